@@ -1,0 +1,2 @@
+//! The `farbus` command.
+fn main() {}
