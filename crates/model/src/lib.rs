@@ -1,1 +1,36 @@
-//! Placeholder replaced by the first commit of this room.
+//! # The ground floor: words and contracts
+//!
+//! **This room is** the vocabulary that every other room speaks: ids, speeds, descriptors, setup
+//! packets, URBs and their completions, payload buffers, limits, our own [`Instant`], and the
+//! traits by which rooms meet ([`Device`], [`BlockStore`]).
+//!
+//! **It may touch** nothing: no socket, no file, no thread, no clock.
+//!
+//! **It never touches** another farbus crate, nor any third-party one.
+//!
+//! **Enter at** [`Device`]: the one contract that a keyboard made of code, a device behind usbfs
+//! and a device on another machine all keep. Then read [`urb`] for what travels through it.
+//!
+//! **Why** a crate and not a module: contracts change more slowly than what keeps them, and a
+//! crate is the only wall through which an import can never turn round.
+
+pub mod block;
+pub mod definition;
+pub mod descriptor;
+pub mod device;
+pub mod limits;
+pub mod payload;
+pub mod time;
+pub mod trace;
+pub mod urb;
+pub mod usb;
+
+pub use block::{BlockStore, StoreError};
+pub use definition::Definition;
+pub use descriptor::{Descriptors, Endpoint};
+pub use device::{Command, CommandError, Completions, Device};
+pub use limits::Limits;
+pub use payload::{BufferPool, Payload};
+pub use time::Instant;
+pub use urb::{Done, InFlight, IsoPacket, Status, Urb, UrbFlags, UrbId};
+pub use usb::{Direction, EpAddr, Setup, Speed, TransferType};

@@ -1,0 +1,136 @@
+//! The contract of a thing that holds blocks: a file, a block device, memory.
+
+use std::fmt;
+
+/// Bytes at offsets, with a fixed size. Offsets and lengths are bytes; every call lies inside the
+/// size, which the caller has checked (a violation is the caller's bug and may panic).
+pub trait BlockStore: Send {
+    /// Size in bytes.
+    fn size_bytes(&self) -> u64;
+
+    /// Whether writing is refused.
+    fn is_read_only(&self) -> bool;
+
+    /// Fills `to` from `offset`.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the medium fails; `to` is then undefined.
+    fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError>;
+
+    /// Writes `from` at `offset`. Durable only after [`BlockStore::flush`].
+    ///
+    /// # Errors
+    /// [`StoreError`] when the medium fails or has no space.
+    fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError>;
+
+    /// Makes every earlier write durable.
+    ///
+    /// # Errors
+    /// [`StoreError`] when durability cannot be promised.
+    fn flush(&mut self) -> Result<(), StoreError>;
+
+    /// Gives the space back; the range reads as zeros from now on. A store that cannot punch holes
+    /// writes zeros.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the medium fails.
+    fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError>;
+
+    /// Makes the range read as zeros, keeping its space.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the medium fails.
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError>;
+}
+
+/// What went wrong with a medium, in the words a storage command can report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreError {
+    /// The medium could not be read or written there.
+    Medium,
+    /// No space left behind a thinly provisioned store.
+    NoSpace,
+    /// The store refuses writing.
+    ReadOnly,
+    /// The store is not there any more.
+    Gone,
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            StoreError::Medium => "the medium failed",
+            StoreError::NoSpace => "no space left on the medium",
+            StoreError::ReadOnly => "the medium is read-only",
+            StoreError::Gone => "the medium is gone",
+        })
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+/// A store in memory, for tests and scratch disks.
+#[derive(Clone, Debug)]
+pub struct MemoryStore {
+    bytes: Vec<u8>,
+    read_only: bool,
+}
+
+impl MemoryStore {
+    /// A writable store that holds `bytes`.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, read_only: false }
+    }
+
+    /// The same, refusing writes.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.read_only = true;
+        self
+    }
+
+    /// What it holds.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn range(&mut self, offset: u64, len: u64) -> Result<&mut [u8], StoreError> {
+        if self.read_only {
+            return Err(StoreError::ReadOnly);
+        }
+        Ok(&mut self.bytes[offset as usize..(offset + len) as usize])
+    }
+}
+
+impl BlockStore for MemoryStore {
+    fn size_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
+        to.copy_from_slice(&self.bytes[offset as usize..][..to.len()]);
+        Ok(())
+    }
+
+    fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        self.range(offset, from.len() as u64)?.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.write_zeroes(offset, len)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.range(offset, len)?.fill(0);
+        Ok(())
+    }
+}

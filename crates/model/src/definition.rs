@@ -1,0 +1,316 @@
+//! A device, declared: what a gadget's author writes, and the descriptors that follow from it.
+
+use core::time::Duration;
+
+use crate::descriptor::{Configuration, Descriptors, DeviceDescriptor, kind};
+use crate::usb::{Direction, EpAddr, Speed, TransferType};
+
+/// A declared device with one configuration (of value 1).
+#[derive(Clone, Debug)]
+pub struct Definition {
+    speed: Speed,
+    vendor: u16,
+    product: u16,
+    release_bcd: u16,
+    class: [u8; 3],
+    names: [String; 3],
+    interfaces: Vec<InterfaceDefinition>,
+}
+
+/// A declared interface, one alternate setting of it.
+#[derive(Clone, Debug, Default)]
+pub struct InterfaceDefinition {
+    class: [u8; 3],
+    /// Set by [`InterfaceDefinition::alternate_of_previous`].
+    alternate: bool,
+    class_descriptors: Vec<u8>,
+    endpoints: Vec<EndpointDefinition>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct EndpointDefinition {
+    address: EpAddr,
+    kind: TransferType,
+    packet_bytes_max: u16,
+    interval: Duration,
+}
+
+impl Definition {
+    /// A high-speed device with these ids and no interface yet.
+    pub fn new(vendor: u16, product: u16) -> Self {
+        Self {
+            speed: Speed::High,
+            vendor,
+            product,
+            release_bcd: 0x0100,
+            class: [0; 3],
+            names: Default::default(),
+            interfaces: Vec::new(),
+        }
+    }
+
+    /// Runs at `speed`.
+    #[must_use]
+    pub fn speed(mut self, speed: Speed) -> Self {
+        self.speed = speed;
+        self
+    }
+
+    /// Manufacturer, product and serial number; an empty one is left out.
+    #[must_use]
+    pub fn names(mut self, manufacturer: &str, product: &str, serial: &str) -> Self {
+        self.names = [manufacturer, product, serial].map(str::to_owned);
+        self
+    }
+
+    /// Class, subclass, protocol of the device as a whole; 0 leaves it to the interfaces.
+    #[must_use]
+    pub fn class(mut self, class: u8, subclass: u8, protocol: u8) -> Self {
+        self.class = [class, subclass, protocol];
+        self
+    }
+
+    /// Adds an interface.
+    #[must_use]
+    pub fn interface(mut self, interface: InterfaceDefinition) -> Self {
+        self.interfaces.push(interface);
+        self
+    }
+
+    /// The speed it was declared with.
+    pub fn declared_speed(&self) -> Speed {
+        self.speed
+    }
+
+    /// The descriptors that follow.
+    ///
+    /// # Panics
+    /// If they do not fit a configuration descriptor's 16-bit length, or the first interface is
+    /// declared as an alternate: an author's mistake.
+    pub fn build(&self) -> Descriptors {
+        let mut strings = std::collections::BTreeMap::new();
+        let mut index_of = |text: &str| {
+            if text.is_empty() {
+                return 0;
+            }
+            let index = strings.len() as u8 + 1;
+            strings.insert(index, text.to_owned());
+            index
+        };
+        let [manufacturer, product, serial] = [0, 1, 2].map(|at: usize| index_of(&self.names[at]));
+        let is_super = self.speed >= Speed::Super;
+        let device = DeviceDescriptor {
+            usb_bcd: if is_super { 0x0300 } else { 0x0200 },
+            class: self.class,
+            max_packet_0: match self.speed {
+                Speed::Low => 8,
+                Speed::Full | Speed::High => 64,
+                // An exponent (USB 3.2 table 9-11): 512 bytes.
+                Speed::Super | Speed::SuperPlus => 9,
+            },
+            vendor: self.vendor,
+            product: self.product,
+            device_bcd: self.release_bcd,
+            manufacturer_string: manufacturer,
+            product_string: product,
+            serial_string: serial,
+            configurations: 1,
+        };
+        let bytes = self.configuration_bytes();
+        let configuration = Configuration::parse(&bytes).expect("what we declare parses");
+        let bos = if is_super { bos_bytes() } else { Vec::new() };
+        Descriptors { device, configurations: vec![configuration], strings, bos }
+    }
+
+    fn configuration_bytes(&self) -> Vec<u8> {
+        let count = self.interfaces.iter().filter(|interface| !interface.alternate).count() as u8;
+        // Self-powered (bit 6; bit 7 is always one), 2 mA.
+        let mut bytes = vec![9, kind::CONFIGURATION, 0, 0, count, 1, 0, 0xc0, 1];
+        let (mut number, mut alternate) = (0u8, 0u8);
+        for (at, interface) in self.interfaces.iter().enumerate() {
+            match (at, interface.alternate) {
+                (0, true) => panic!("the first interface has none before it"),
+                (0, false) => {}
+                (_, true) => alternate += 1,
+                (_, false) => (number, alternate) = (number + 1, 0),
+            }
+            interface.write(self.speed, number, alternate, &mut bytes);
+        }
+        let total = u16::try_from(bytes.len()).expect("a configuration is at most 65535 bytes");
+        bytes[2..4].copy_from_slice(&total.to_le_bytes());
+        bytes
+    }
+}
+
+impl InterfaceDefinition {
+    /// An interface of this class, subclass and protocol.
+    pub fn new(class: u8, subclass: u8, protocol: u8) -> Self {
+        Self { class: [class, subclass, protocol], ..Self::default() }
+    }
+
+    /// A vendor's own interface (class 0xff).
+    pub fn vendor() -> Self {
+        Self::new(0xff, 0, 0)
+    }
+
+    /// Makes this the next alternate setting of the interface before it.
+    #[must_use]
+    pub fn alternate_of_previous(mut self) -> Self {
+        self.alternate = true;
+        self
+    }
+
+    /// Class-specific descriptors, placed between the interface and its endpoints.
+    #[must_use]
+    pub fn class_descriptors(mut self, bytes: &[u8]) -> Self {
+        self.class_descriptors.extend_from_slice(bytes);
+        self
+    }
+
+    /// Bulk endpoints IN and OUT of the same number.
+    #[must_use]
+    pub fn bulk_pair(self, number: u8) -> Self {
+        self.endpoint(number, Direction::In, TransferType::Bulk, 0, Duration::ZERO).endpoint(
+            number,
+            Direction::Out,
+            TransferType::Bulk,
+            0,
+            Duration::ZERO,
+        )
+    }
+
+    /// An interrupt endpoint with packets of at most `packet_bytes_max`, polled every `interval`.
+    #[must_use]
+    pub fn interrupt(self, number: u8, direction: Direction, packet_bytes_max: u16, interval: Duration) -> Self {
+        self.endpoint(number, direction, TransferType::Interrupt, packet_bytes_max, interval)
+    }
+
+    /// An isochronous endpoint with one packet of at most `packet_bytes_max` every `interval`.
+    #[must_use]
+    pub fn isochronous(self, number: u8, direction: Direction, packet_bytes_max: u16, interval: Duration) -> Self {
+        self.endpoint(number, direction, TransferType::Isochronous, packet_bytes_max, interval)
+    }
+
+    fn endpoint(mut self, number: u8, direction: Direction, kind: TransferType, max: u16, interval: Duration) -> Self {
+        assert!((1..=15).contains(&number), "endpoint numbers are 1 to 15");
+        let address = EpAddr::new(number, direction).expect("checked just now");
+        self.endpoints.push(EndpointDefinition { address, kind, packet_bytes_max: max, interval });
+        self
+    }
+
+    fn write(&self, speed: Speed, number: u8, alternate: u8, bytes: &mut Vec<u8>) {
+        let [class, subclass, protocol] = self.class;
+        let endpoints = self.endpoints.len() as u8;
+        bytes.extend([9, kind::INTERFACE, number, alternate, endpoints, class, subclass, protocol, 0]);
+        bytes.extend(&self.class_descriptors);
+        for endpoint in &self.endpoints {
+            endpoint.write(speed, bytes);
+        }
+    }
+}
+
+impl EndpointDefinition {
+    fn write(&self, speed: Speed, bytes: &mut Vec<u8>) {
+        let max = match self.kind {
+            TransferType::Bulk => speed.bulk_packet_bytes_max(),
+            _ => self.packet_bytes_max,
+        };
+        let attributes = match self.kind {
+            // Asynchronous, data (USB 2.0 table 9-13): no feedback is implied.
+            TransferType::Isochronous => 0x05,
+            kind => kind.as_attributes(),
+        };
+        let [low, high] = max.to_le_bytes();
+        bytes.extend([7, kind::ENDPOINT, self.address.as_byte(), attributes, low, high, self.interval_field(speed)]);
+        if speed >= Speed::Super {
+            let interval_bytes = if self.interval.is_zero() { 0 } else { max };
+            let [low, high] = interval_bytes.to_le_bytes();
+            bytes.extend([6, kind::SS_ENDPOINT_COMPANION, 0, 0, low, high]);
+        }
+    }
+
+    /// `bInterval`, rounded down to what the speed can say: polled at least as often as declared.
+    fn interval_field(&self, speed: Speed) -> u8 {
+        if self.interval.is_zero() {
+            return 0;
+        }
+        let linear = !speed.has_microframes() && self.kind == TransferType::Interrupt;
+        let unit_us = if speed.has_microframes() { 125 } else { 1000 };
+        let units = (self.interval.as_micros() / unit_us).max(1);
+        if linear { units.min(255) as u8 } else { (units.ilog2() + 1).min(16) as u8 }
+    }
+}
+
+/// The binary object store a SuperSpeed device must have (USB 3.2 §9.6.2): USB 2.0 extension and
+/// SuperSpeed capability (full speed and up, no latency of link states claimed).
+fn bos_bytes() -> Vec<u8> {
+    let mut bytes = vec![5, kind::BOS, 22, 0, 2];
+    bytes.extend([7, 16, 2, 0, 0, 0, 0]);
+    bytes.extend([10, 16, 3, 0, 0x0e, 0, 1, 0, 0, 0]);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(speed: Speed) -> Descriptors {
+        Definition::new(0x0525, 0xa4a0)
+            .speed(speed)
+            .names("farbus", "sample", "")
+            .interface(
+                InterfaceDefinition::vendor()
+                    .class_descriptors(&[3, 0x24, 7])
+                    .bulk_pair(1)
+                    .interrupt(2, Direction::In, 8, Duration::from_millis(10))
+                    .isochronous(3, Direction::Out, 192, Duration::from_millis(1)),
+            )
+            .interface(InterfaceDefinition::vendor().alternate_of_previous())
+            .interface(InterfaceDefinition::new(3, 1, 1))
+            .build()
+    }
+
+    #[test]
+    fn what_is_declared_is_what_a_host_reads() {
+        let all = sample(Speed::High);
+        assert_eq!(DeviceDescriptor::parse(&all.device.to_bytes()).unwrap(), all.device);
+        assert_eq!(all.title(), "farbus sample");
+        assert_eq!(all.device.serial_string, 0);
+        let configuration = &all.configurations[0];
+        assert_eq!(configuration.bytes[4], 2, "two interfaces");
+        let shape: Vec<_> = configuration.settings.iter().map(|s| (s.interface, s.alternate)).collect();
+        assert_eq!(shape, [(0, 0), (0, 1), (1, 0)]);
+        let endpoints = &configuration.settings[0].endpoints;
+        assert_eq!(endpoints[0].packet_bytes_max, 512);
+        assert_eq!(endpoints[2].service_interval(Speed::High), Duration::from_millis(8));
+        assert_eq!(endpoints[3].service_interval(Speed::High), Duration::from_millis(1));
+    }
+
+    #[test]
+    fn every_speed_has_its_own_numbers() {
+        assert_eq!(sample(Speed::Full).configurations[0].settings[0].endpoints[0].packet_bytes_max, 64);
+        let all = sample(Speed::Super);
+        assert_eq!(all.configurations[0].settings[0].endpoints[0].packet_bytes_max, 1024);
+        assert_eq!((all.device.max_packet_0, all.bos.len()), (9, usize::from(all.bos[2])));
+        assert_eq!(
+            sample(Speed::Full).configurations[0].settings[0].endpoints[2].service_interval(Speed::Full),
+            Duration::from_millis(10)
+        );
+    }
+
+    #[test]
+    fn selecting_changes_which_endpoints_are_active() {
+        let all = sample(Speed::High);
+        let mut selection = crate::descriptor::Selection::default();
+        let bulk = EpAddr::from_byte(0x81);
+        assert!(selection.endpoint(bulk).is_none());
+        assert!(!selection.select_configuration(&all, 2));
+        assert!(selection.select_configuration(&all, 1));
+        assert!(selection.endpoint(bulk).is_some());
+        assert!(!selection.select_interface(&all, 0, 7));
+        assert!(selection.select_interface(&all, 0, 1));
+        assert_eq!((selection.endpoint(bulk), selection.alternate(0)), (None, 1));
+        selection.clear();
+        assert_eq!(selection.configuration(), 0);
+    }
+}

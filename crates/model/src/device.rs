@@ -1,0 +1,133 @@
+//! The one contract that every device keeps, whatever it is made of.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use crate::descriptor::{Descriptors, Endpoint};
+use crate::payload::BufferPool;
+use crate::time::Instant;
+use crate::urb::{Done, InFlight, UrbId};
+use crate::usb::{EpAddr, Speed};
+
+/// A USB device: one made of code, one behind usbfs, one on another machine.
+///
+/// Sans-IO: it is told what happened and when; it leaves what it has finished in [`Completions`].
+/// Every request given to [`Device::submit`] comes back there exactly once, during that call or any
+/// later one. One endpoint's requests complete in the order in which they were submitted.
+///
+/// | the race | what comes back |
+/// |---|---|
+/// | cancelled before it finished | the request with [`Status::Cancelled`](crate::Status::Cancelled) |
+/// | finished before it was cancelled | the request with its true status; the cancel does nothing |
+/// | cancelled, unknown id | nothing |
+/// | reset or dropped configuration | every request with [`Status::Shutdown`](crate::Status::Shutdown) |
+pub trait Device: Send {
+    /// What the device says of itself; constant while it is attached.
+    fn descriptors(&self) -> &Descriptors;
+
+    /// The speed it runs at.
+    fn speed(&self) -> Speed;
+
+    /// The active configuration's value, 0 when unconfigured.
+    fn configuration(&self) -> u8;
+
+    /// The endpoint at `address` under the active configuration and alternate settings.
+    fn endpoint(&self, address: EpAddr) -> Option<&Endpoint>;
+
+    /// Starts a request. May finish it at once.
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions);
+
+    /// Withdraws a request. May finish it at once or later.
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions);
+
+    /// Port reset (USB 2.0 §7.1.7.5): withdraws every request and forgets configuration,
+    /// alternate settings and halts.
+    fn reset(&mut self, now: Instant, done: &mut Completions);
+
+    /// When [`Device::handle_timeout`] wants to be called, if at all.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The moment of [`Device::poll_timeout`] has come.
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        let _ = (now, done);
+    }
+
+    /// Something its owner, not its user, asks of it: type this, eject that.
+    ///
+    /// # Errors
+    /// [`CommandError`] when this device does not know the command or refuses it.
+    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+        let _ = (now, done);
+        Err(CommandError::unknown(command))
+    }
+}
+
+/// What an owner may ask of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// A keyboard: type this text.
+    Type(String),
+    /// Removable storage: take the medium out, or put it back.
+    Eject,
+    /// Put the medium back.
+    Insert,
+    /// Make everything durable that was acknowledged; sent before a device is withdrawn.
+    Sync,
+}
+
+/// Why a [`Command`] was not carried out; a sentence for a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandError(pub String);
+
+impl CommandError {
+    /// This device has no such command.
+    pub fn unknown(command: &Command) -> Self {
+        let verb = match command {
+            Command::Type(_) => "type",
+            Command::Eject => "eject",
+            Command::Insert => "insert",
+            Command::Sync => "sync",
+        };
+        Self(format!("this device does not know '{verb}'"))
+    }
+}
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for CommandError {}
+
+/// Where a device leaves finished requests, and the buffers it fills for IN data.
+#[derive(Debug)]
+pub struct Completions {
+    queue: VecDeque<Done>,
+    /// Buffers for IN data; whoever consumes a [`Done`] recycles its payload here.
+    pub pool: BufferPool,
+}
+
+impl Completions {
+    /// An empty one over `pool`.
+    pub fn new(pool: BufferPool) -> Self {
+        Self { queue: VecDeque::new(), pool }
+    }
+
+    /// A device's side: this request is finished.
+    pub fn push(&mut self, done: Done) {
+        self.queue.push_back(done);
+    }
+
+    /// The asker's side: the next finished request, oldest first.
+    pub fn pop(&mut self) -> Option<Done> {
+        self.queue.pop_front()
+    }
+
+    /// Whether nothing is waiting to be read.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+}

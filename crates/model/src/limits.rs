@@ -1,0 +1,66 @@
+//! Every limit, in one place. Constants say how the number was found.
+
+/// Packets in one isochronous URB: what Linux and usbip-win2 accept (kernel `USBIP_MAX_ISO_PACKETS`).
+pub const ISO_PACKETS_MAX: u32 = 1024;
+
+/// Bytes of one URB's buffer. Linux's usbfs and usb-storage stay far below; usbip peers agree on nothing.
+/// Sixteen MiB is what the largest known client (a scanner driver's bulk read) asks for, doubled.
+pub const URB_BYTES_MAX: u32 = 16 << 20;
+
+/// What one session may hold. Summed by [`Limits::bytes_max`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests in flight or queued. Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64.
+    pub urbs_in_flight_max: usize,
+    /// OUT bytes held by requests that a device has not taken yet.
+    pub out_bytes_held_max: usize,
+    /// Reply bytes waiting for a peer that reads slowly, beyond which no further request is started.
+    /// At least as much as a socket buffer takes at once (4 MiB by default on Linux) keeps it fed.
+    pub reply_bytes_backlog: usize,
+    /// Replies waiting; a peer that keeps sending and never reads is cut off here.
+    pub replies_backlog_max: usize,
+    /// Receive buffer: large enough that 32 requests of 4 KiB arrive in one read.
+    pub receive_bytes: usize,
+    /// Idle buffers kept for reuse.
+    pub pool_bytes: usize,
+}
+
+impl Limits {
+    /// The default of a session.
+    pub const DEFAULT: Limits = Limits {
+        urbs_in_flight_max: 4096,
+        out_bytes_held_max: 32 << 20,
+        reply_bytes_backlog: 8 << 20,
+        replies_backlog_max: 16384,
+        receive_bytes: 256 << 10,
+        pool_bytes: 4 << 20,
+    };
+
+    /// The most memory a session's payloads can take: every holder, line by line.
+    pub const fn bytes_max(&self) -> usize {
+        // Bytes received and not yet understood, and one large payload being received.
+        self.receive_bytes + URB_BYTES_MAX as usize
+            // Requests that wait for credit or for the device.
+            + self.out_bytes_held_max
+            // Replies: the backlog, and the one request that overshoots it.
+            + self.reply_bytes_backlog + URB_BYTES_MAX as usize
+            // Idle buffers.
+            + self.pool_bytes
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_is_bounded() {
+        assert!(Limits::DEFAULT.bytes_max() < 80 << 20, "{}", Limits::DEFAULT.bytes_max());
+    }
+}

@@ -1,0 +1,269 @@
+//! The bytes of a transfer, and where they live, so that they are copied once and not twice.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The data of one URB. Cheap to move; says nothing about direction.
+#[derive(Clone, Debug, Default)]
+pub enum Payload {
+    /// No data.
+    #[default]
+    Empty,
+    /// Bytes of its own, usually from a [`BufferPool`].
+    Bytes(Vec<u8>),
+    /// A window on a buffer that others look at too: what a link received, not copied out.
+    Shared(Shared),
+    /// A fixed pattern, repeated: costs no memory whatever its length.
+    Pattern(Pattern),
+}
+
+/// A window on a shared buffer.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    chunk: Arc<[u8]>,
+    start: usize,
+    len: usize,
+}
+
+/// `unit`, repeated from its start until `len` bytes are made. `unit` is never empty.
+#[derive(Clone, Copy, Debug)]
+pub struct Pattern {
+    unit: &'static [u8],
+    len: usize,
+}
+
+impl Payload {
+    /// A window on `chunk`.
+    ///
+    /// # Panics
+    /// If `range` does not lie in `chunk`.
+    pub fn shared(chunk: &Arc<[u8]>, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= chunk.len(), "a window lies in its chunk");
+        if range.is_empty() {
+            return Payload::Empty;
+        }
+        Payload::Shared(Shared { chunk: Arc::clone(chunk), start: range.start, len: range.len() })
+    }
+
+    /// `len` bytes of `unit` repeated.
+    ///
+    /// # Panics
+    /// If `unit` is empty.
+    pub fn pattern(unit: &'static [u8], len: usize) -> Self {
+        assert!(!unit.is_empty(), "a pattern has a unit");
+        if len == 0 { Payload::Empty } else { Payload::Pattern(Pattern { unit, len }) }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Payload::Empty => 0,
+            Payload::Bytes(bytes) => bytes.len(),
+            Payload::Shared(shared) => shared.len,
+            Payload::Pattern(pattern) => pattern.len,
+        }
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Keeps the first `len` bytes; does nothing if there are fewer.
+    pub fn truncate(&mut self, len: usize) {
+        match self {
+            Payload::Empty => {}
+            Payload::Bytes(bytes) => bytes.truncate(len),
+            Payload::Shared(shared) => shared.len = shared.len.min(len),
+            Payload::Pattern(pattern) => pattern.len = pattern.len.min(len),
+        }
+    }
+
+    /// The bytes as runs of memory, in order: one for all kinds but a pattern.
+    pub fn runs(&self) -> impl Iterator<Item = &[u8]> {
+        let (unit, mut left): (&[u8], usize) = match self {
+            Payload::Empty => (&[], 0),
+            Payload::Bytes(bytes) => (bytes, bytes.len()),
+            Payload::Shared(s) => (&s.chunk[s.start..s.start + s.len], s.len),
+            Payload::Pattern(p) => (p.unit, p.len),
+        };
+        std::iter::from_fn(move || {
+            let run = &unit[..unit.len().min(left)];
+            left -= run.len();
+            (!run.is_empty()).then_some(run)
+        })
+    }
+
+    /// The bytes in one piece; copies only a pattern longer than its unit.
+    pub fn contiguous(&self) -> Cow<'_, [u8]> {
+        match self {
+            Payload::Empty => Cow::Borrowed(&[]),
+            Payload::Bytes(bytes) => Cow::Borrowed(bytes),
+            Payload::Shared(s) => Cow::Borrowed(&s.chunk[s.start..s.start + s.len]),
+            Payload::Pattern(p) if p.len <= p.unit.len() => Cow::Borrowed(&p.unit[..p.len]),
+            Payload::Pattern(_) => Cow::Owned(self.runs().flatten().copied().collect()),
+        }
+    }
+
+    /// Copies the bytes to the start of `to` and says how many; stops where either ends.
+    pub fn copy_to(&self, to: &mut [u8]) -> usize {
+        let mut at = 0;
+        for run in self.runs() {
+            let n = run.len().min(to.len() - at);
+            to[at..at + n].copy_from_slice(&run[..n]);
+            at += n;
+        }
+        at
+    }
+
+    /// The bytes as a vector of their own, without a copy where they already are one.
+    pub fn into_vec(self) -> Vec<u8> {
+        match self {
+            Payload::Bytes(bytes) => bytes,
+            other => other.contiguous().into_owned(),
+        }
+    }
+
+    /// Takes the first `n` bytes off and returns them; the rest stays. Windows and patterns are
+    /// split without a copy (a pattern only where the cut falls on a unit's end).
+    pub fn split_front(&mut self, n: usize) -> Payload {
+        if n >= self.len() {
+            return std::mem::take(self);
+        }
+        match self {
+            Payload::Shared(s) => {
+                let front = Payload::shared(&s.chunk, s.start..s.start + n);
+                s.start += n;
+                s.len -= n;
+                front
+            }
+            Payload::Pattern(p) if n.is_multiple_of(p.unit.len()) => {
+                p.len -= n;
+                Payload::pattern(p.unit, n)
+            }
+            other => {
+                let all: Arc<[u8]> = other.contiguous().into_owned().into();
+                *other = Payload::shared(&all, n..all.len());
+                Payload::shared(&all, 0..n)
+            }
+        }
+    }
+}
+
+impl From<Vec<u8>> for Payload {
+    fn from(bytes: Vec<u8>) -> Self {
+        if bytes.is_empty() { Payload::Empty } else { Payload::Bytes(bytes) }
+    }
+}
+
+impl From<&[u8]> for Payload {
+    fn from(bytes: &[u8]) -> Self {
+        bytes.to_vec().into()
+    }
+}
+
+impl PartialEq for Payload {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.contiguous() == other.contiguous()
+    }
+}
+
+/// Buffers that come back: the data path allocates while it warms up and then no more.
+///
+/// Bounded by bytes kept, so that one burst of large transfers is not paid for for ever.
+#[derive(Debug)]
+pub struct BufferPool {
+    free: Vec<Vec<u8>>,
+    kept_bytes: usize,
+    kept_bytes_max: usize,
+}
+
+impl BufferPool {
+    /// A pool that keeps at most `kept_bytes_max` bytes of idle buffers.
+    pub fn new(kept_bytes_max: usize) -> Self {
+        Self { free: Vec::new(), kept_bytes: 0, kept_bytes_max }
+    }
+
+    /// A buffer of exactly `len` bytes. Its content is whatever an earlier transfer on the same
+    /// engine left there (or zeros): overwrite all of it, or truncate to what was written.
+    pub fn take(&mut self, len: usize) -> Vec<u8> {
+        // The last one put back is the one still in the cache.
+        let fits = self.free.iter().rposition(|buffer| buffer.capacity() >= len);
+        let mut buffer = match fits {
+            Some(at) => self.free.swap_remove(at),
+            None => self.free.pop().unwrap_or_default(),
+        };
+        self.kept_bytes -= buffer.capacity();
+        if buffer.capacity() < len {
+            // Growing would copy the stale content; a fresh, zeroed one does not.
+            return vec![0; len];
+        }
+        buffer.resize(len, 0);
+        buffer
+    }
+
+    /// Gives a buffer back.
+    pub fn put(&mut self, buffer: Vec<u8>) {
+        let bytes = buffer.capacity();
+        if bytes > 0 && self.kept_bytes + bytes <= self.kept_bytes_max {
+            self.kept_bytes += bytes;
+            self.free.push(buffer);
+        }
+    }
+
+    /// Gives a payload's buffer back, if it has one of its own.
+    pub fn recycle(&mut self, payload: Payload) {
+        if let Payload::Bytes(buffer) = payload {
+            self.put(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: &[u8] = &[1, 2, 3];
+
+    #[test]
+    fn a_pattern_is_its_unit_repeated() {
+        let payload = Payload::pattern(UNIT, 7);
+        assert_eq!(payload.runs().map(<[u8]>::len).collect::<Vec<_>>(), [3, 3, 1]);
+        assert_eq!(payload.contiguous().as_ref(), [1, 2, 3, 1, 2, 3, 1]);
+        let mut out = [0; 5];
+        assert_eq!(payload.copy_to(&mut out), 5);
+        assert_eq!(out, [1, 2, 3, 1, 2]);
+    }
+
+    #[test]
+    fn every_kind_splits_and_truncates_alike() {
+        let chunk: Arc<[u8]> = vec![9, 1, 2, 3, 1, 2, 3, 9].into();
+        let kinds = [Payload::from(vec![1, 2, 3, 1, 2, 3]), Payload::shared(&chunk, 1..7), Payload::pattern(UNIT, 6)];
+        for payload in kinds {
+            for cut in 0..=7 {
+                let mut rest = payload.clone();
+                let front = rest.split_front(cut);
+                assert_eq!(front.len(), cut.min(6));
+                assert_eq!([front.into_vec(), rest.into_vec()].concat(), [1, 2, 3, 1, 2, 3]);
+                let mut short = payload.clone();
+                short.truncate(cut);
+                assert_eq!(short.into_vec(), &[1, 2, 3, 1, 2, 3][..cut.min(6)]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_pool_hands_the_same_memory_out_again_and_keeps_its_bound() {
+        let mut pool = BufferPool::new(100);
+        let first = pool.take(64);
+        let at = first.as_ptr();
+        pool.put(first);
+        let second = pool.take(32);
+        assert_eq!((second.as_ptr(), second.len()), (at, 32));
+        pool.put(second);
+        pool.put(vec![0; 1000]);
+        assert!(pool.kept_bytes <= 100);
+        assert_eq!(pool.take(1000).len(), 1000);
+    }
+}

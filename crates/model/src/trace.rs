@@ -1,0 +1,100 @@
+//! The corridor's taps: who passed where, when. A fixed ring, written without allocation.
+
+use crate::time::Instant;
+
+/// Where on the corridor a request was seen. The order is the order of the journey.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Stage {
+    /// Its bytes came off the link.
+    Received,
+    /// It was given to the device.
+    Submitted,
+    /// The device finished it.
+    Completed,
+    /// Its reply was handed to the link.
+    Replied,
+    /// It was withdrawn.
+    Unlinked,
+}
+
+impl Stage {
+    /// The name in a printed trace.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Stage::Received => "received",
+            Stage::Submitted => "submitted",
+            Stage::Completed => "completed",
+            Stage::Replied => "replied",
+            Stage::Unlinked => "unlinked",
+        }
+    }
+}
+
+/// One tap: the same key at every stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tap {
+    /// The request, by the wire's sequence number.
+    pub key: u64,
+    /// The endpoint's address byte.
+    pub endpoint: u8,
+    /// Where.
+    pub stage: Stage,
+    /// When.
+    pub at: Instant,
+}
+
+/// The last taps of one engine; older ones are overwritten.
+#[derive(Debug)]
+pub struct Ring {
+    taps: Vec<Tap>,
+    capacity: usize,
+    next: usize,
+    written: u64,
+}
+
+impl Ring {
+    /// A ring of `capacity` taps (rounded up to a power of two).
+    pub fn new(capacity: usize) -> Self {
+        let capacity = capacity.next_power_of_two();
+        Self { taps: Vec::with_capacity(capacity), capacity, next: 0, written: 0 }
+    }
+
+    /// Notes one tap.
+    pub fn tap(&mut self, key: u64, endpoint: u8, stage: Stage, at: Instant) {
+        let tap = Tap { key, endpoint, stage, at };
+        if self.taps.len() < self.capacity {
+            self.taps.push(tap);
+        } else {
+            self.taps[self.next] = tap;
+        }
+        self.next = (self.next + 1) & (self.capacity - 1);
+        self.written += 1;
+    }
+
+    /// What it still holds, oldest first.
+    pub fn taps(&self) -> impl Iterator<Item = &Tap> {
+        let start = if self.taps.len() < self.capacity { 0 } else { self.next };
+        self.taps[start..].iter().chain(&self.taps[..start])
+    }
+
+    /// Taps written since the start, overwritten ones included.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_keeps_the_newest() {
+        let mut ring = Ring::new(4);
+        for key in 0..6 {
+            ring.tap(key, 0x81, Stage::Received, Instant::from_nanos(key));
+        }
+        assert_eq!(ring.taps().map(|tap| tap.key).collect::<Vec<_>>(), [2, 3, 4, 5]);
+        assert_eq!(ring.written(), 6);
+    }
+}

@@ -1,0 +1,308 @@
+//! The request that travels: submitted once, answered exactly once.
+//!
+//! A request has three shapes and each step consumes the one before it:
+//!
+//! | shape | who holds it | next |
+//! |---|---|---|
+//! | [`Urb`] | the asker, or a queue in front of the device | [`Urb::launch`] |
+//! | [`InFlight`] | the device | [`InFlight::done`] and its shorthands |
+//! | [`Done`] | the asker again | read it |
+//!
+//! An [`InFlight`] that is dropped unanswered is our own bug: it panics where debug assertions are
+//! on, and elsewhere its id is left with [`take_lost`], which the engine turns into a cancelled
+//! completion, counted and logged.
+
+use std::cell::RefCell;
+
+use crate::payload::Payload;
+use crate::usb::{Direction, EpAddr, Setup};
+
+/// Names a request among those in flight on one device. Chosen by the asker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UrbId(pub u64);
+
+/// What the asker wants done differently (the stable USBIP_URB_* bits that carry meaning for a device).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UrbFlags {
+    /// A short IN transfer is an error.
+    pub short_not_ok: bool,
+    /// Isochronous: as soon as possible rather than at `start_frame`.
+    pub iso_asap: bool,
+    /// Bulk OUT: end with a zero-length packet if the last one is full.
+    pub zero_packet: bool,
+}
+
+/// One packet of an isochronous URB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IsoPacket {
+    /// Where the packet lies in the asker's buffer, bytes.
+    pub offset: u32,
+    /// Room (IN) or size (OUT), bytes.
+    pub length: u32,
+    /// Bytes moved.
+    pub actual: u32,
+    /// How this packet ended.
+    pub status: Status,
+}
+
+/// A request block: one transfer asked of one endpoint.
+#[derive(Clone, Debug)]
+pub struct Urb {
+    /// The asker's name for it.
+    pub id: UrbId,
+    /// Where it goes.
+    pub endpoint: EpAddr,
+    /// Direction of the data, the setup packet's for control.
+    pub direction: Direction,
+    /// Bytes the asker sends, or has room for.
+    pub length: u32,
+    /// The bytes to send; empty for IN. Isochronous OUT: the whole buffer, packets at their offsets.
+    pub payload: Payload,
+    /// Control only; all zeros elsewhere.
+    pub setup: Setup,
+    /// Isochronous only; empty elsewhere.
+    pub iso: Vec<IsoPacket>,
+    /// Isochronous without [`UrbFlags::iso_asap`]: the frame to start in.
+    pub start_frame: u32,
+    /// The polling interval that the asker states, in (micro)frames; 0 for control and bulk.
+    pub interval: u32,
+    /// Wishes.
+    pub flags: UrbFlags,
+}
+
+impl Urb {
+    /// A control request; `payload` is its OUT data stage (of `setup.length` bytes) or empty.
+    pub fn control(id: UrbId, setup: Setup, payload: Payload) -> Self {
+        let length = u32::from(setup.length);
+        Self { setup, payload, ..Self::plain(id, EpAddr::CONTROL, setup.direction(), length) }
+    }
+
+    /// A bulk or interrupt OUT transfer.
+    pub fn data_out(id: UrbId, endpoint: EpAddr, payload: Payload) -> Self {
+        let length = u32::try_from(payload.len()).expect("a URB's length fits 32 bits");
+        Self { payload, ..Self::plain(id, endpoint, Direction::Out, length) }
+    }
+
+    /// A bulk or interrupt IN transfer with room for `length` bytes.
+    pub fn data_in(id: UrbId, endpoint: EpAddr, length: u32) -> Self {
+        Self::plain(id, endpoint, Direction::In, length)
+    }
+
+    fn plain(id: UrbId, endpoint: EpAddr, direction: Direction, length: u32) -> Self {
+        Self {
+            id,
+            endpoint,
+            direction,
+            length,
+            payload: Payload::Empty,
+            setup: Setup::default(),
+            iso: Vec::new(),
+            start_frame: 0,
+            interval: 0,
+            flags: UrbFlags::default(),
+        }
+    }
+
+    /// Hands the request to a device: from here on it has to be answered.
+    pub fn launch(self) -> InFlight {
+        InFlight { urb: Some(self) }
+    }
+}
+
+/// A request that a device holds and owes an answer to.
+#[derive(Debug)]
+pub struct InFlight {
+    /// `None` only after it was answered.
+    urb: Option<Urb>,
+}
+
+impl std::ops::Deref for InFlight {
+    type Target = Urb;
+
+    fn deref(&self) -> &Urb {
+        self.urb.as_ref().expect("an unanswered request holds its URB")
+    }
+}
+
+impl InFlight {
+    /// Takes the OUT data out, leaving none; the length stays.
+    pub fn take_payload(&mut self) -> Payload {
+        std::mem::take(&mut self.urb.as_mut().expect("an unanswered request holds its URB").payload)
+    }
+
+    /// Answers with `status`, `actual` bytes moved and (IN) those bytes.
+    ///
+    /// # Panics
+    /// If more moved than was asked for, or IN data does not match `actual`: a device's bug.
+    pub fn done(mut self, status: Status, actual: u32, payload: Payload) -> Done {
+        let urb = self.urb.take().expect("an unanswered request holds its URB");
+        assert!(actual <= urb.length, "{:?}: moved {actual} of {} bytes", urb.endpoint, urb.length);
+        match urb.direction {
+            Direction::In => assert_eq!(payload.len(), actual as usize, "IN data is what moved"),
+            Direction::Out => assert!(payload.is_empty(), "an OUT transfer returns no data"),
+        }
+        Done {
+            id: urb.id,
+            endpoint: urb.endpoint,
+            direction: urb.direction,
+            setup: urb.setup,
+            length: urb.length,
+            status,
+            actual,
+            payload,
+            iso: urb.iso,
+            start_frame: urb.start_frame,
+            error_count: 0,
+        }
+    }
+
+    /// IN succeeded with these bytes.
+    pub fn answer(self, payload: Payload) -> Done {
+        let actual = u32::try_from(payload.len()).expect("a URB's length fits 32 bits");
+        self.done(Status::Ok, actual, payload)
+    }
+
+    /// OUT succeeded: all of it was taken.
+    pub fn accept(self) -> Done {
+        let actual = self.length;
+        self.done(Status::Ok, actual, Payload::Empty)
+    }
+
+    /// It failed and nothing moved.
+    pub fn fail(self, status: Status) -> Done {
+        self.done(status, 0, Payload::Empty)
+    }
+
+    /// Answers an isochronous request: its packets with their `actual` and `status`, and for IN
+    /// the packets' data one behind the other without the gaps.
+    ///
+    /// # Panics
+    /// If the packets' count changed or their sum does not match the data: a device's bug.
+    pub fn done_iso(self, packets: Vec<IsoPacket>, payload: Payload) -> Done {
+        assert_eq!(packets.len(), self.iso.len(), "as many packets come back as were sent");
+        let actual = packets.iter().map(|packet| packet.actual).sum();
+        let error_count = packets.iter().filter(|packet| packet.status != Status::Ok).count();
+        let mut done = self.done(Status::Ok, actual, payload);
+        done.iso = packets;
+        done.error_count = error_count as u32;
+        done
+    }
+
+    /// Takes the request back from a device that never began it (a queue's privilege).
+    pub fn recall(mut self) -> Urb {
+        self.urb.take().expect("an unanswered request holds its URB")
+    }
+}
+
+thread_local! {
+    /// Ids of requests dropped unanswered on this thread. An engine and its device share a thread.
+    static LOST: RefCell<Vec<UrbId>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if let Some(urb) = self.urb.take() {
+            LOST.with_borrow_mut(|lost| lost.push(urb.id));
+            debug_assert!(std::thread::panicking(), "{:?} on {:?} was dropped unanswered", urb.id, urb.endpoint);
+        }
+    }
+}
+
+/// The requests dropped unanswered on this thread since the last call. Always empty unless a
+/// device has a bug; allocates nothing then.
+pub fn take_lost() -> Vec<UrbId> {
+    LOST.with_borrow_mut(std::mem::take)
+}
+
+/// An answered request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Done {
+    /// The asker's name for it.
+    pub id: UrbId,
+    /// Where it went.
+    pub endpoint: EpAddr,
+    /// Direction of the data.
+    pub direction: Direction,
+    /// Control only.
+    pub setup: Setup,
+    /// Bytes asked for.
+    pub length: u32,
+    /// How it ended.
+    pub status: Status,
+    /// Bytes moved.
+    pub actual: u32,
+    /// The bytes that came IN. Isochronous: packets one behind the other, without gaps.
+    pub payload: Payload,
+    /// Isochronous only.
+    pub iso: Vec<IsoPacket>,
+    /// Isochronous: the frame it started in.
+    pub start_frame: u32,
+    /// Isochronous: packets that failed.
+    pub error_count: u32,
+}
+
+/// How a transfer ended. These are values and not errors: a stall is something a device says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// All is well; fewer bytes than asked for may have moved.
+    #[default]
+    Ok,
+    /// The endpoint is halted, or a control request was refused (STALL handshake).
+    Stall,
+    /// IN ended early and the asker had said that this is an error.
+    Short,
+    /// The device sent more than there was room for (babble).
+    Overflow,
+    /// The transaction failed on the bus: bit stuffing, no answer, wrong PID.
+    Protocol,
+    /// Checksum error.
+    Crc,
+    /// Memory or controller could not keep up: data under- or overrun.
+    DataRate,
+    /// The device did not answer in time.
+    TimedOut,
+    /// Withdrawn by the asker.
+    Cancelled,
+    /// Withdrawn because the device was reset, shut down or its endpoint disabled.
+    Shutdown,
+    /// The device is no longer there.
+    Gone,
+    /// The request itself makes no sense for this endpoint.
+    Invalid,
+    /// No credit: the limits of the session do not allow one more request now.
+    NoCredit,
+    /// Isochronous: the packet was not transferred in its interval.
+    IsoMissed,
+    /// A failure that has none of these names.
+    Other,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn urb(id: u64) -> InFlight {
+        Urb::data_in(UrbId(id), EpAddr::from_byte(0x81), 8).launch()
+    }
+
+    #[test]
+    fn an_answer_consumes_the_request() {
+        let done = urb(1).answer(vec![1, 2, 3].into());
+        assert_eq!((done.id, done.status, done.actual), (UrbId(1), Status::Ok, 3));
+        assert_eq!(urb(2).fail(Status::Stall).status, Status::Stall);
+        assert!(take_lost().is_empty());
+    }
+
+    #[test]
+    fn a_request_dropped_unanswered_is_found() {
+        let dropped = std::panic::catch_unwind(|| drop(urb(7)));
+        assert_eq!(dropped.is_err(), cfg!(debug_assertions));
+        assert_eq!(take_lost(), [UrbId(7)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "moved 9 of 8")]
+    fn a_device_cannot_answer_more_than_was_asked() {
+        urb(1).answer(vec![0; 9].into());
+    }
+}
