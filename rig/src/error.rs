@@ -1,0 +1,120 @@
+//! What can go wrong in the rig, and whose trouble it is.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Shorthand for the rig's results.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a case, or the rig itself, could not go on.
+#[derive(Debug)]
+pub enum Error {
+    /// Host packages are missing and the rig was not told to install them.
+    Prerequisites {
+        /// What is missing, as `package (path)`.
+        missing: Vec<String>,
+        /// The exact line that would mend it.
+        line: String,
+    },
+    /// A file or process operation on the host failed.
+    Io {
+        /// What was being attempted.
+        doing: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A host tool ran and reported failure.
+    Tool {
+        /// The command line.
+        command: String,
+        /// What it said, and its status.
+        said: String,
+    },
+    /// A host file is not what its name promises.
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// The rule it breaks.
+        rule: &'static str,
+    },
+    /// The guest's script ended with a status other than zero.
+    GuestFailed {
+        /// The script's exit status.
+        status: i32,
+        /// The end of what it printed.
+        tail: String,
+    },
+    /// The guest stopped without finishing its script: a panic, an oops, or QEMU itself.
+    GuestDied {
+        /// The end of the kernel's console.
+        console: String,
+        /// The end of what the script printed.
+        tail: String,
+    },
+    /// The guest did not come to the expected point in time and was killed.
+    GuestTimeout {
+        /// What was being waited for.
+        awaiting: String,
+        /// How long the machine was given.
+        after: Duration,
+        /// The end of what the script printed, and of the console.
+        tail: String,
+    },
+    /// A farbus process on the host did not do its part.
+    Farbus {
+        /// What was asked of it.
+        asked: String,
+        /// What it did instead.
+        said: String,
+    },
+    /// Everything ran, and the outcome is not the one that the case demands.
+    Expectation(String),
+    /// The case cannot run here, for this reason.
+    Skip(String),
+}
+
+impl Error {
+    /// Wraps an operating system error with what was being attempted.
+    pub fn io(doing: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let doing = doing.into();
+        move |source| Self::Io { doing, source }
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Prerequisites { missing, line } => write!(
+                f,
+                "the rig needs packages that are not here: {}\ntype:\n    {line}\nor let the rig do it (as root): FARBUS_INSTALL=1",
+                missing.join(", ")
+            ),
+            Self::Io { doing, source } => write!(f, "{doing}: {source}"),
+            Self::Tool { command, said } => write!(f, "`{command}` failed: {said}"),
+            Self::Format { path, rule } => write!(f, "{}: {rule}", path.display()),
+            Self::GuestFailed { status, tail } => {
+                write!(f, "the guest's script ended with status {status}; last lines:\n{tail}")
+            }
+            Self::GuestDied { console, tail } => {
+                write!(f, "the guest died before its script ended; last lines:\n{tail}\nconsole:\n{console}")
+            }
+            Self::GuestTimeout { awaiting, after, tail } => write!(
+                f,
+                "the guest did not reach \"{awaiting}\" within {:.0} s; last lines:\n{tail}",
+                after.as_secs_f64()
+            ),
+            Self::Farbus { asked, said } => write!(f, "farbus, asked to {asked}: {said}"),
+            Self::Expectation(what) => write!(f, "{what}"),
+            Self::Skip(why) => write!(f, "skipped: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

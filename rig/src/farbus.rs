@@ -1,0 +1,219 @@
+//! farbus as a user meets it on the host: started by its command line, watched, and cut short.
+
+use crate::{Error, Result, tool};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// How long `farbus share` may take to say where it listens, on a machine that is busy compiling.
+const READY_WITHIN: Duration = Duration::from_secs(10);
+
+/// The program and the folder that its instances meet in.
+pub struct Farbus {
+    program: PathBuf,
+    runtime: PathBuf,
+    log: PathBuf,
+}
+
+/// A running `farbus share`. Dropping it kills it.
+pub struct Share {
+    child: Child,
+    farbus: Farbus,
+    port: u16,
+    announced: Vec<String>,
+}
+
+impl Farbus {
+    /// Prepares a runtime folder of its own, so that cases do not meet each other or the user's farbus.
+    pub fn new(program: PathBuf, runtime: &Path, logs: &Path, name: &str) -> Result<Self> {
+        std::fs::create_dir_all(runtime).map_err(Error::io(format!("create {}", runtime.display())))?;
+        Ok(Self { program, runtime: runtime.into(), log: logs.join(format!("{name}.share.log")) })
+    }
+
+    /// Starts `farbus share WHAT...` on a free port of the loopback and waits until it listens.
+    pub fn share(self, what: &[String]) -> Result<Share> {
+        let mut child = self
+            .command()
+            .arg("share")
+            .args(what)
+            .args(["--listen", "127.0.0.1:0"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(Error::io(format!("start {}", self.program.display())))?;
+        let lines = match follow(&mut child, &self.log) {
+            Ok(lines) => lines,
+            Err(error) => {
+                end(&mut child);
+                return Err(error);
+            }
+        };
+        match announcement(&lines) {
+            Ok((port, announced)) => Ok(Share { child, farbus: self, port, announced }),
+            Err(said) => {
+                end(&mut child);
+                Err(Error::Farbus { asked: format!("share {}", what.join(" ")), said })
+            }
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env("XDG_RUNTIME_DIR", &self.runtime);
+        command
+    }
+}
+
+impl Share {
+    /// The port it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What it printed up to being ready.
+    pub fn announced(&self) -> &[String] {
+        &self.announced
+    }
+
+    /// `farbus list --json` against it.
+    pub fn list(&self) -> Result<serde_json::Value> {
+        let address = format!("127.0.0.1:{}", self.port);
+        let text = tool::text(self.farbus.command().args(["list", &address, "--json"]))?;
+        serde_json::from_str(&text).map_err(|error| Error::Farbus {
+            asked: "list --json".into(),
+            said: format!("what it printed is not JSON ({error}): {text}"),
+        })
+    }
+
+    /// `farbus type DEVICE TEXT`.
+    pub fn type_text(&self, device: &str, text: &str) -> Result<()> {
+        tool::output(self.farbus.command().args(["type", device, text])).map(drop)
+    }
+
+    /// Kills it as the kernel would: no farewell on the link.
+    pub fn cut(&mut self) {
+        end(&mut self.child);
+    }
+
+    /// Ctrl-C; returns how it ended, or nothing if it did not end within the time.
+    pub fn interrupt(&mut self, within: Duration) -> Result<Option<ExitStatus>> {
+        self.signal(Signal::INT)?;
+        let start = Instant::now();
+        while start.elapsed() < within {
+            if let Some(status) = self.child.try_wait().map_err(Error::io("wait for farbus share"))? {
+                return Ok(Some(status));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(None)
+    }
+
+    /// Stops the process in its tracks: the link stays up and says nothing.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Whether it still runs; a server that crashed under a case must not pass for a quiet one.
+    pub fn still_runs(&mut self) -> Result<()> {
+        match self.child.try_wait().map_err(Error::io("look after farbus share"))? {
+            None => Ok(()),
+            Some(status) => Err(Error::Farbus {
+                asked: "share until told otherwise".into(),
+                said: format!(
+                    "it ended ({status}); last lines:\n{}",
+                    tool::tail(&std::fs::read_to_string(&self.farbus.log).unwrap_or_default(), 20)
+                ),
+            }),
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).map_err(|errno| Error::io("signal farbus share")(errno.into()))
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+fn end(child: &mut Child) {
+    // Both fail only when the child has ended and been waited for.
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// Collects both streams into the log and hands out the lines.
+fn follow(child: &mut Child, log: &Path) -> Result<Receiver<String>> {
+    let file = File::create(log).map_err(Error::io(format!("create {}", log.display())))?;
+    let (sender, lines) = channel();
+    let stdout = child.stdout.take().expect("piped");
+    let stderr = child.stderr.take().expect("piped");
+    for stream in [Box::new(stdout) as Box<dyn std::io::Read + Send>, Box::new(stderr)] {
+        let sender = sender.clone();
+        let mut file = file.try_clone().map_err(Error::io("share a log file"))?;
+        std::thread::spawn(move || {
+            for line in BufReader::new(stream).lines().map_while(std::io::Result::ok) {
+                // The log is a convenience, and nobody listens any more once the server is ready.
+                let _ = file.write_all(format!("{line}\n").as_bytes());
+                let _ = sender.send(line);
+            }
+        });
+    }
+    Ok(lines)
+}
+
+/// Reads until the line that says where it listens.
+fn announcement(lines: &Receiver<String>) -> std::result::Result<(u16, Vec<String>), String> {
+    let start = Instant::now();
+    let mut announced = Vec::new();
+    loop {
+        let left = READY_WITHIN.saturating_sub(start.elapsed());
+        match lines.recv_timeout(left) {
+            Ok(line) => {
+                let port = port_in(&line);
+                announced.push(line);
+                if let Some(port) = port {
+                    return Ok((port, announced));
+                }
+            }
+            Err(_) => {
+                return Err(format!(
+                    "no \"listening on ADDR:PORT\" within {} s; it printed: {}",
+                    READY_WITHIN.as_secs(),
+                    announced.join("\n")
+                ));
+            }
+        }
+    }
+}
+
+fn port_in(line: &str) -> Option<u16> {
+    let (_, after) = line.split_once("listening on ")?;
+    let address = after.split([' ', ',']).next()?;
+    address.trim_end_matches('.').rsplit_once(':')?.1.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_port() {
+        assert_eq!(port_in("listening on 127.0.0.1:3240"), Some(3240));
+        assert_eq!(port_in("farbus: listening on [::1]:41234 (loopback only)"), Some(41234));
+        assert_eq!(port_in("1-1 disk 64 MiB"), None);
+    }
+}

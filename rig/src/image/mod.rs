@@ -1,0 +1,8 @@
+//! What a guest is made of: the kernel, its modules, and a root file system in memory.
+
+pub mod cpio;
+pub mod kernel;
+pub mod libraries;
+pub mod modules;
+pub mod root;
+pub mod testusb;

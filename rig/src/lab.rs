@@ -1,0 +1,184 @@
+//! The bench that a case works at: machines to boot, farbus to start, a scratch folder, a place for logs.
+
+use crate::farbus::{Farbus, Share};
+use crate::image::kernel::{Kernel, write_whole};
+use crate::image::{root::Base, testusb};
+use crate::machine::{Guest, Spec};
+use crate::{Error, Result, prerequisites};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How the guest reaches the host's loopback under QEMU's user networking.
+pub const HOST_SEEN_FROM_GUEST: &str = "10.0.2.2";
+
+/// What every case needs and none changes.
+pub struct Workshop {
+    kernel: PathBuf,
+    base: Base,
+    farbus: Option<PathBuf>,
+    scratch: PathBuf,
+    logs: PathBuf,
+    /// How many passes the repeating cases make.
+    pub times: u32,
+}
+
+/// A workshop with one case in it.
+pub struct Lab<'a> {
+    workshop: &'a Workshop,
+    name: &'static str,
+    boots: std::cell::Cell<u32>,
+}
+
+/// Who attaches the device in the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Client {
+    /// The distribution's `usbip attach`.
+    Stock,
+    /// `farbus attach --via kernel`.
+    Farbus,
+}
+
+/// One machine to boot, in the terms of a case.
+pub struct Boot<'a> {
+    /// The shell script that is its work; the words of `guest/prelude.sh` are defined in it.
+    pub script: &'a str,
+    /// Kernel modules to load, by name; what they need comes along.
+    pub modules: &'a [&'a str],
+    /// Who attaches.
+    pub client: Client,
+    /// The exporter's port on the host's loopback, or on the guest's own if there is none on the host.
+    pub port: Option<u16>,
+    /// Further `NAME=value` lines for the script.
+    pub variables: &'a [(&'a str, String)],
+    /// Longest life of the machine.
+    pub patience: Duration,
+    /// Keep a capture of the network traffic.
+    pub capture: Option<PathBuf>,
+}
+
+impl Default for Boot<'_> {
+    fn default() -> Self {
+        Self {
+            script: "",
+            modules: &[],
+            client: Client::Stock,
+            port: None,
+            variables: &[],
+            patience: Duration::from_secs(90),
+            capture: None,
+        }
+    }
+}
+
+impl Workshop {
+    /// Checks or installs what is needed, and prepares kernel, programs and folders.
+    pub fn open(farbus: Option<PathBuf>, logs: Option<PathBuf>, times: u32) -> Result<Self> {
+        prerequisites::ensure()?;
+        let cache = target_folder().join("rig");
+        let scratch = cache.join(format!("scratch-{}", std::process::id()));
+        let logs = logs.unwrap_or_else(|| cache.join("logs"));
+        for folder in [&cache, &scratch, &logs] {
+            std::fs::create_dir_all(folder).map_err(Error::io(format!("create {}", folder.display())))?;
+        }
+        let farbus = farbus.or_else(beside_us);
+        let kernel = Kernel::find()?;
+        let testusb = testusb::build(&cache)?;
+        let base = Base::build(&kernel, &testusb, farbus.as_deref())?;
+        Ok(Self { kernel: kernel.uncompressed(&cache)?, base, farbus, scratch, logs, times })
+    }
+
+    /// A bench for the case of this name.
+    pub fn lab(&self, name: &'static str) -> Lab<'_> {
+        Lab { workshop: self, name, boots: std::cell::Cell::new(0) }
+    }
+
+    /// Where the logs go.
+    pub fn logs(&self) -> &Path {
+        &self.logs
+    }
+}
+
+impl Drop for Workshop {
+    fn drop(&mut self) {
+        // Images are made anew each time; what cannot be removed now is in the target folder anyway.
+        let _ = std::fs::remove_dir_all(&self.scratch);
+    }
+}
+
+impl Lab<'_> {
+    /// How many passes a repeating case makes.
+    pub fn times(&self) -> u32 {
+        self.workshop.times
+    }
+
+    /// Boots a machine for this case.
+    pub fn boot(&self, boot: &Boot) -> Result<Guest> {
+        let number = self.boots.replace(self.boots.get() + 1);
+        let name = if number == 0 { self.name.to_owned() } else { format!("{}.{number}", self.name) };
+        let root = self.scratch(&format!("{name}.cpio"));
+        write_whole(&root, &self.workshop.base.image(&script(boot), boot.modules)?)?;
+        Guest::boot(&Spec {
+            kernel: &self.workshop.kernel,
+            root: &root,
+            patience: boot.patience,
+            logs: &self.workshop.logs,
+            name: &name,
+            capture: boot.capture.clone(),
+        })
+    }
+
+    /// The farbus under test, or the reason to skip.
+    pub fn farbus(&self) -> Result<Farbus> {
+        let program = self.workshop.farbus.clone().ok_or_else(|| {
+            Error::Skip("no farbus program: build it (cargo build --release -p farbus) or give --farbus PATH".into())
+        })?;
+        Farbus::new(program, &self.scratch("run"), &self.workshop.logs, self.name)
+    }
+
+    /// `farbus share` on the host's loopback, ready for connections.
+    pub fn share(&self, what: &[String]) -> Result<Share> {
+        self.farbus()?.share(what)
+    }
+
+    /// A file of this case that goes away after the run.
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        self.workshop.scratch.join(format!("{}.{name}", self.name))
+    }
+
+    /// A file of this case that stays with the logs.
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.workshop.logs.join(format!("{}.{name}", self.name))
+    }
+}
+
+fn script(boot: &Boot) -> String {
+    let client = match boot.client {
+        Client::Stock => "stock",
+        Client::Farbus => "farbus",
+    };
+    let (exporter, port) = match boot.port {
+        Some(port) => (HOST_SEEN_FROM_GUEST, port),
+        None => ("127.0.0.1", 3240),
+    };
+    let mut text = format!("CLIENT={client}\nEXPORTER={exporter}\nPORT={port}\n");
+    for (name, value) in boot.variables {
+        text += &format!("{name}='{value}'\n");
+    }
+    text + ". /rig/prelude\n" + boot.script
+}
+
+/// The cargo target folder that this program was built into; cargo marks it with a tag file.
+fn target_folder() -> PathBuf {
+    let own = std::env::current_exe().unwrap_or_default();
+    own.ancestors()
+        .find(|folder| folder.join("CACHEDIR.TAG").exists())
+        .map(Path::to_path_buf)
+        .or_else(|| std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from))
+        .unwrap_or_else(|| "target".into())
+}
+
+/// The farbus that cargo put beside this program.
+fn beside_us() -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok()?.with_file_name("farbus");
+    beside.is_file().then_some(beside)
+}

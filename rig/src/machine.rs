@@ -1,0 +1,324 @@
+//! A running guest: QEMU as a child process, its two serial lines, and the clock it must beat.
+//!
+//! The first line is the kernel's console and only kept for the post-mortem. The second carries the case's
+//! output, one line at a time; lines that begin with `@rig ` are for the host: `up T`, `say WORDS`, `exit N`.
+
+use crate::{Error, Result, tool};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// What a log keeps of one guest; a kernel in a printk loop must not fill the disk.
+const LOG_BYTES_MAX: usize = 1 << 20;
+
+/// How much of a log goes into an error.
+const TAIL_LINES: usize = 40;
+
+/// What machine to build.
+pub struct Spec<'a> {
+    /// The uncompressed kernel.
+    pub kernel: &'a Path,
+    /// The root file system, as a file.
+    pub root: &'a Path,
+    /// Whole life of the machine; then it is killed.
+    pub patience: Duration,
+    /// Where to keep its console and output, as `NAME.console.log` and `NAME.output.log`.
+    pub logs: &'a Path,
+    /// A name for its logs.
+    pub name: &'a str,
+    /// Record the network traffic to this file.
+    pub capture: Option<PathBuf>,
+}
+
+/// A running machine. Dropping it cuts its power.
+pub struct Guest {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    console: Log,
+    output: Log,
+    born: Instant,
+    patience: Duration,
+    booted_in: Option<f64>,
+}
+
+/// What a script left behind when it ended with status zero.
+#[derive(Debug)]
+pub struct Report {
+    /// All that it printed, markers excepted.
+    pub output: String,
+    /// The guest's own clock when the script started, in seconds since boot.
+    pub booted_in_s: f64,
+}
+
+impl Guest {
+    /// Starts a machine; its script runs as soon as the kernel is up.
+    pub fn boot(spec: &Spec) -> Result<Self> {
+        let mut child = qemu(spec)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(Error::io("start qemu-system-x86_64"))?;
+        let console = Log::create(spec.logs.join(format!("{}.console.log", spec.name)))?;
+        let output = Log::create(spec.logs.join(format!("{}.output.log", spec.name)))?;
+        let (sender, lines) = channel();
+        let (stdout, stderr) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+        std::thread::spawn({
+            let output = output.clone();
+            move || follow(stdout, &output, Some(&sender))
+        });
+        std::thread::spawn({
+            let console = console.clone();
+            move || follow(stderr, &console, None)
+        });
+        Ok(Self {
+            stdin: child.stdin.take(),
+            child,
+            lines,
+            console,
+            output,
+            born: Instant::now(),
+            patience: spec.patience,
+            booted_in: None,
+        })
+    }
+
+    /// Waits until the script says `word`; what follows the word on the line is returned.
+    pub fn await_word(&mut self, word: &str) -> Result<String> {
+        loop {
+            match self.next(word)? {
+                Mark::Say(said) if said == word => return Ok(String::new()),
+                Mark::Say(said) => {
+                    if let Some(rest) = said.strip_prefix(word).and_then(|rest| rest.strip_prefix(' ')) {
+                        return Ok(rest.to_owned());
+                    }
+                }
+                Mark::Exit(0) => {
+                    return Err(Error::Expectation(format!("the guest's script ended well without saying \"{word}\"")));
+                }
+                Mark::Exit(status) => return Err(self.failed(status)),
+            }
+        }
+    }
+
+    /// Gives the script the word that it awaits.
+    pub fn tell(&mut self, word: &str) -> Result<()> {
+        let stdin = self.stdin.as_mut().expect("open while the guest lives");
+        stdin.write_all(format!("{word}\n").as_bytes()).map_err(Error::io("write to the guest's serial line"))
+    }
+
+    /// Waits for the script's end and turns the machine off.
+    pub fn finish(mut self) -> Result<Report> {
+        loop {
+            match self.next("end of script")? {
+                Mark::Say(_) => {}
+                Mark::Exit(0) => {
+                    return Ok(Report { output: self.output.text(), booted_in_s: self.booted_in.unwrap_or_default() });
+                }
+                Mark::Exit(status) => return Err(self.failed(status)),
+            }
+        }
+    }
+
+    /// Pulls the plug.
+    pub fn cut_power(self) {
+        drop(self);
+    }
+
+    /// What the script has printed so far.
+    pub fn output(&self) -> String {
+        self.output.text()
+    }
+
+    fn next(&mut self, awaiting: &str) -> Result<Mark> {
+        loop {
+            let left = self.patience.saturating_sub(self.born.elapsed());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => match parse(&line) {
+                    Some(Line::Up(seconds)) => self.booted_in = Some(seconds),
+                    Some(Line::Mark(mark)) => return Ok(mark),
+                    None => {}
+                },
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(Error::GuestTimeout {
+                        awaiting: awaiting.to_owned(),
+                        after: self.patience,
+                        tail: self.output.tail() + "\nconsole: " + &self.console.tail(),
+                    });
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    // The console's reader may be a line behind.
+                    std::thread::sleep(Duration::from_millis(100));
+                    return Err(Error::GuestDied { console: self.console.tail(), tail: self.output.tail() });
+                }
+            }
+        }
+    }
+
+    fn failed(&self, status: i32) -> Error {
+        Error::GuestFailed { status, tail: self.output.tail() }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Both fail only when QEMU has already ended and been waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A line that is addressed to the host.
+#[derive(Debug, PartialEq)]
+enum Line {
+    Up(f64),
+    Mark(Mark),
+}
+
+#[derive(Debug, PartialEq)]
+enum Mark {
+    Say(String),
+    Exit(i32),
+}
+
+fn parse(line: &str) -> Option<Line> {
+    let (verb, rest) = line.strip_prefix("@rig ")?.split_once(' ')?;
+    match verb {
+        "up" => Some(Line::Up(rest.parse().ok()?)),
+        "say" => Some(Line::Mark(Mark::Say(rest.to_owned()))),
+        "exit" => Some(Line::Mark(Mark::Exit(rest.parse().ok()?))),
+        _ => None,
+    }
+}
+
+/// The machine: one emulated processor (two are slower in everything under multi-threaded TCG), a microvm
+/// because it boots a second faster than q35, no firmware menus, two serial lines and one network card.
+fn qemu(spec: &Spec) -> Command {
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args(["-M", "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=off,auto-kernel-cmdline=off"])
+        .args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", "512"])
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+        .arg("-kernel")
+        .arg(spec.kernel)
+        .arg("-initrd")
+        .arg(spec.root)
+        .args(["-append", &command_line()])
+        // The console goes to our end of QEMU's own standard error, so its complaints land beside the kernel's.
+        .args(["-chardev", "file,id=console,path=/dev/fd/2", "-device", "isa-serial,chardev=console"])
+        .args(["-chardev", "stdio,id=case,signal=off", "-device", "isa-serial,chardev=case"])
+        .args(["-netdev", "user,id=net", "-device", "virtio-net-device,netdev=net"]);
+    if let Some(file) = &spec.capture {
+        qemu.args(["-object", &format!("filter-dump,id=capture,netdev=net,maxlen=1048576,file={}", file.display())]);
+    }
+    qemu
+}
+
+/// What each word is for: an oops ends the machine and QEMU with it; preempt=full because tests of unlinking
+/// livelock a single processor without it; the rest is boot time.
+fn command_line() -> String {
+    format!(
+        "console=ttyS0 loglevel=1 preempt=full oops=panic panic=-1 reboot=t rdinit=/init random.trust_cpu=on \
+         cryptomgr.notests security=none audit=0 nokaslr mitigations=off tsc=reliable tsc_early_khz={}",
+        clock_khz()
+    )
+}
+
+/// The rate of the time stamp counter, which emulation passes through from the host. A microvm with ACPI has
+/// nothing to measure it against and hangs unless it is told.
+fn clock_khz() -> u32 {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let mhz = text
+        .lines()
+        .find(|line| line.starts_with("cpu MHz"))
+        .and_then(|line| line.split(':').nth(1)?.trim().parse::<f64>().ok());
+    (mhz.unwrap_or(2000.0) * 1000.0) as u32
+}
+
+/// A bounded record of a stream, on disk and in memory.
+#[derive(Clone)]
+struct Log(Arc<Mutex<LogInner>>);
+
+struct LogInner {
+    file: File,
+    text: String,
+    full: bool,
+}
+
+impl Log {
+    fn create(path: PathBuf) -> Result<Self> {
+        let file = File::create(&path).map_err(Error::io(format!("create {}", path.display())))?;
+        Ok(Self(Arc::new(Mutex::new(LogInner { file, text: String::new(), full: false }))))
+    }
+
+    fn push(&self, line: &str) {
+        let mut log = self.0.lock().expect("no panic while held");
+        if log.full {
+            return;
+        }
+        log.full = log.text.len() + line.len() >= LOG_BYTES_MAX;
+        let line = if log.full { "(cut here: the log is full)\n" } else { line };
+        log.text.push_str(line);
+        // The log on disk is a convenience; the verdict comes from memory.
+        let _ = log.file.write_all(line.as_bytes());
+    }
+
+    fn text(&self) -> String {
+        let log = self.0.lock().expect("no panic while held");
+        log.text.lines().filter(|line| parse(line).is_none()).map(|line| line.to_owned() + "\n").collect()
+    }
+
+    fn tail(&self) -> String {
+        tool::tail(&self.0.lock().expect("no panic while held").text, TAIL_LINES)
+    }
+}
+
+/// Reads a stream to its end, line by line with a bound on each, so that it never blocks the machine.
+fn follow(stream: impl Read, log: &Log, lines: Option<&Sender<String>>) {
+    const LINE_BYTES_MAX: u64 = 1 << 16;
+    let mut reader = BufReader::new(stream);
+    let mut bytes = Vec::new();
+    loop {
+        bytes.clear();
+        match reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let line = String::from_utf8_lossy(&bytes).trim_end_matches(['\r', '\n']).to_owned();
+        log.push(&format!("{line}\n"));
+        if let Some(lines) = lines {
+            // The receiver goes away when the case is over; draining on keeps QEMU from blocking.
+            let _ = lines.send(line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_marked_lines_are_for_the_host() {
+        assert_eq!(parse("@rig exit 3"), Some(Line::Mark(Mark::Exit(3))));
+        assert_eq!(parse("@rig say read 12 MB"), Some(Line::Mark(Mark::Say("read 12 MB".into()))));
+        assert_eq!(parse("@rig up 1.25"), Some(Line::Up(1.25)));
+        assert_eq!(parse("exit 3"), None);
+        assert_eq!(parse("@rig exit soon"), None);
+    }
+
+    #[test]
+    fn a_log_stops_at_its_bound() {
+        let path = std::env::temp_dir().join(format!("farbus-rig-log-{}", std::process::id()));
+        let log = Log::create(path.clone()).unwrap();
+        for _ in 0..40 {
+            log.push(&("x".repeat(1 << 16) + "\n"));
+        }
+        assert!(log.text().len() <= LOG_BYTES_MAX + 64);
+        assert!(log.tail().ends_with("(cut here: the log is full)"));
+        std::fs::remove_file(path).unwrap();
+    }
+}

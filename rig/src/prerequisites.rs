@@ -1,0 +1,114 @@
+//! What the host must have before a machine can be built, and how it gets there.
+
+use crate::{Error, Result, image::kernel, tool};
+use std::path::Path;
+use std::process::Command;
+
+/// A Debian package and how to see that it is here.
+struct Need {
+    package: &'static str,
+    present: fn() -> bool,
+    shown_by: &'static str,
+}
+
+/// One entry for each thing that the rig runs or copies.
+const NEEDS: &[Need] = &[
+    need("qemu-system-x86", "qemu-system-x86_64", || on_path("qemu-system-x86_64")),
+    need("linux-image-amd64", "/boot/vmlinuz-6.1.*-amd64 with its modules", || kernel::Kernel::find().is_ok()),
+    need("linux-source-6.1", kernel::SOURCE_ARCHIVE, || exists(kernel::SOURCE_ARCHIVE)),
+    need("busybox-static", "a static busybox", || exists("/usr/share/doc/busybox-static") && on_path("busybox")),
+    need("usbip", "usbip", || on_path("usbip")),
+    need("usbutils", "usbreset", || on_path("usbreset")),
+    need("eject", "eject", || on_path("eject")),
+    need("e2fsprogs", "mkfs.ext4, e2fsck, debugfs", || on_path("mkfs.ext4") && on_path("e2fsck") && on_path("debugfs")),
+    need("tshark", "tshark", || on_path("tshark")),
+    need("xz-utils", "xz", || on_path("xz")),
+    need("tar", "tar", || on_path("tar")),
+    need("gcc", "gcc", || on_path("gcc")),
+    need("libc6-dev", "libc.a", || exists("/usr/lib/x86_64-linux-gnu/libc.a")),
+];
+
+const fn need(package: &'static str, shown_by: &'static str, present: fn() -> bool) -> Need {
+    Need { package, present, shown_by }
+}
+
+/// Makes sure that everything is here: installs what is missing if this is root and `CI=true` or
+/// `FARBUS_INSTALL=1` says so, and refuses with the exact line to type otherwise.
+pub fn ensure() -> Result<()> {
+    let missing = missing();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !(rustix::process::geteuid().is_root() && told_to_install()) {
+        return Err(refusal(&missing));
+    }
+    eprintln!("rig: installing {}", packages(&missing).join(" "));
+    tool::output(Command::new("apt-get").args(["update", "-q"]))?;
+    tool::output(
+        Command::new("apt-get")
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .args(["install", "-q", "-y", "--no-install-recommends"])
+            .args(packages(&missing)),
+    )?;
+    // The package manager's success is not ours: what was missing must now be seen.
+    let missing = self::missing();
+    if missing.is_empty() { Ok(()) } else { Err(refusal(&missing)) }
+}
+
+fn missing() -> Vec<&'static Need> {
+    NEEDS.iter().filter(|need| !(need.present)()).collect()
+}
+
+fn packages(missing: &[&Need]) -> Vec<&'static str> {
+    missing.iter().map(|need| need.package).collect()
+}
+
+fn refusal(missing: &[&Need]) -> Error {
+    Error::Prerequisites {
+        missing: missing.iter().map(|need| format!("{} ({})", need.package, need.shown_by)).collect(),
+        line: format!("apt-get update && apt-get install -y --no-install-recommends {}", packages(missing).join(" ")),
+    }
+}
+
+fn told_to_install() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true")
+        || std::env::var("FARBUS_INSTALL").is_ok_and(|value| value == "1")
+}
+
+/// Finds a tool as a shell would, and in the administrator's folders besides: an ordinary user's `PATH` lacks
+/// them on Debian, yet `mkfs.ext4` and `usbip` are there and need no rights for what the rig does with them.
+pub fn which(name: &str) -> Option<std::path::PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(Into::into))
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+}
+
+fn on_path(name: &str) -> bool {
+    which(name).is_some()
+}
+
+fn exists(path: &str) -> bool {
+    Path::new(path).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_names_the_exact_line() {
+        let error = refusal(&[&NEEDS[0], &NEEDS[4]]);
+        assert!(
+            error.to_string().contains("apt-get install -y --no-install-recommends qemu-system-x86 usbip"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn shells_are_found() {
+        assert!(which("sh").is_some());
+        assert!(which("no-such-tool-anywhere").is_none());
+    }
+}

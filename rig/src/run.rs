@@ -1,0 +1,100 @@
+//! Runs cases one after the other and keeps the score.
+
+use crate::cases::Case;
+use crate::lab::Workshop;
+use crate::{Error, Result};
+use std::io::Write as _;
+use std::time::Instant;
+
+/// How a run ended.
+#[derive(Default, Debug, PartialEq, Eq)]
+pub struct Score {
+    /// Proofs that held.
+    pub passed: u32,
+    /// Proofs that did not.
+    pub failed: u32,
+    /// Proofs that could not be tried.
+    pub skipped: u32,
+}
+
+impl Score {
+    /// Whether the run as a whole is good: a skipped proof is no proof, unless the caller knows about it.
+    pub fn is_good(&self, allow_skip: bool) -> bool {
+        self.failed == 0 && (self.skipped == 0 || allow_skip)
+    }
+}
+
+impl std::fmt::Display for Score {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+}
+
+/// The cases that the names choose: all for none. A name that ends in `*` chooses all that begin so.
+pub fn select(all: Vec<Case>, names: &[String]) -> Result<Vec<Case>> {
+    let fits = |case: &Case, name: &String| match name.strip_suffix('*') {
+        Some(start) => case.name.starts_with(start),
+        None => case.name == name,
+    };
+    if let Some(unknown) = names.iter().find(|name| !all.iter().any(|case| fits(case, name))) {
+        return Err(Error::Expectation(format!("no case is called {unknown}; `farbus-rig list` shows them all")));
+    }
+    Ok(all.into_iter().filter(|case| names.is_empty() || names.iter().any(|name| fits(case, name))).collect())
+}
+
+/// Runs the cases in order, one line each as it ends.
+pub fn run(workshop: &Workshop, cases: &[Case]) -> Score {
+    let mut score = Score::default();
+    for case in cases {
+        print!("{:<24} ", case.name);
+        // The name stands there while the case runs; without a terminal nobody misses it.
+        let _ = std::io::stdout().flush();
+        let start = Instant::now();
+        let outcome = (case.run)(&workshop.lab(case.name));
+        let seconds = start.elapsed().as_secs_f64();
+        match outcome {
+            Ok(note) => {
+                score.passed += 1;
+                println!("ok      {seconds:6.1} s  {note}");
+            }
+            Err(Error::Skip(why)) => {
+                score.skipped += 1;
+                println!("SKIPPED {seconds:6.1} s  {why}");
+            }
+            Err(error) => {
+                score.failed += 1;
+                println!("FAILED  {seconds:6.1} s  {}", error.to_string().replace('\n', "\n    "));
+            }
+        }
+    }
+    score
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases;
+
+    #[test]
+    fn names_choose() {
+        let chosen = select(cases::all(), &["smoke".into(), "kernel-*".into()]).unwrap();
+        let names: Vec<&str> = chosen.iter().map(|case| case.name).collect();
+        assert_eq!(names, ["smoke", "kernel-self"]);
+        assert!(select(cases::all(), &["nonesuch".into()]).is_err());
+        assert_eq!(select(cases::all(), &[]).unwrap().len(), cases::all().len());
+    }
+
+    #[test]
+    fn case_names_are_unique() {
+        let names: std::collections::BTreeSet<_> = cases::all().iter().map(|case| case.name).collect();
+        assert_eq!(names.len(), cases::all().len());
+    }
+
+    #[test]
+    fn a_skip_is_not_a_pass() {
+        let score = Score { passed: 3, failed: 0, skipped: 1 };
+        assert!(!score.is_good(false));
+        assert!(score.is_good(true));
+        assert_eq!(score.to_string(), "3 passed, 0 failed, 1 skipped");
+    }
+}
