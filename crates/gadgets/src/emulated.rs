@@ -1,0 +1,613 @@
+//! The frame that turns a declared gadget into a device: chapter 9, halts, queues, pace.
+//!
+//! **Pace.** Bulk and control move as soon as both sides are ready. Interrupt and isochronous
+//! endpoints move one packet each service interval, as they would on a bus: a recorder that reads
+//! an isochronous microphone gets a second of sound a second (U8). Slots follow each other without
+//! drift for as long as URBs are queued.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use farbus_model::descriptor::{self, Selection, kind};
+use farbus_model::usb::{Recipient, RequestKind, request};
+use farbus_model::{
+    BufferPool, Command, CommandError, Completions, Definition, Descriptors, Device, Direction, Endpoint, EpAddr,
+    InFlight, Instant, IsoPacket, Payload, Setup, Speed, Status, TransferType, UrbId,
+};
+
+/// What a gadget does, endpoint by endpoint. Only what it needs has to be written.
+pub trait Function: Send {
+    /// The host wants up to `room` bytes from an IN endpoint. Fewer end the transfer (short packet).
+    fn send(&mut self, endpoint: EpAddr, room: usize, cx: &mut Context<'_>) -> Sent {
+        let _ = (endpoint, room, cx);
+        Sent::Nak
+    }
+
+    /// The host sends one transfer (isochronous: one packet) to an OUT endpoint. On
+    /// [`Received::Nak`] it is offered again after the function's state may have changed.
+    fn receive(&mut self, endpoint: EpAddr, payload: &Payload, cx: &mut Context<'_>) -> Received {
+        let _ = (endpoint, payload, cx);
+        Received::Stall
+    }
+
+    /// A class or vendor request, or a standard one to an interface that chapter 9 leaves to the
+    /// class (such as the HID report descriptor). `data` is the OUT data stage.
+    fn control(&mut self, setup: Setup, data: &[u8], cx: &mut Context<'_>) -> Control {
+        let _ = (setup, data, cx);
+        Control::Stall
+    }
+
+    /// The host selected a configuration (0: none) or an alternate setting: endpoints start afresh.
+    fn selected(&mut self, selection: &Selection, cx: &mut Context<'_>) {
+        let _ = (selection, cx);
+    }
+
+    /// The host wants to clear this endpoint's halt. `false` keeps it halted.
+    fn clear_halt(&mut self, endpoint: EpAddr, cx: &mut Context<'_>) -> bool {
+        let _ = (endpoint, cx);
+        true
+    }
+
+    /// The bus was reset: forget everything that a host told.
+    fn reset(&mut self, cx: &mut Context<'_>) {
+        let _ = cx;
+    }
+
+    /// When [`Function::handle_timeout`] wants to be called.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    /// That moment has come.
+    fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+        let _ = cx;
+    }
+
+    /// The owner asks for something.
+    ///
+    /// # Errors
+    /// [`CommandError`] when it is unknown or refused.
+    fn command(&mut self, command: &Command, cx: &mut Context<'_>) -> Result<(), CommandError> {
+        let _ = cx;
+        Err(CommandError::unknown(command))
+    }
+}
+
+/// What a function may use while it is called.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// Now.
+    pub now: Instant,
+    /// Buffers for IN data.
+    pub pool: &'a mut BufferPool,
+    halts: &'a mut u32,
+}
+
+impl Context<'_> {
+    /// Halts `endpoint`: it answers STALL until the host clears it (and the function lets it).
+    pub fn halt(&mut self, endpoint: EpAddr) {
+        *self.halts |= 1 << endpoint.index();
+    }
+
+    /// Lifts a halt without the host's asking.
+    pub fn unhalt(&mut self, endpoint: EpAddr) {
+        *self.halts &= !(1 << endpoint.index());
+    }
+}
+
+/// A function's answer to a wish for data.
+#[derive(Debug)]
+pub enum Sent {
+    /// These bytes, at most as many as there is room for.
+    Data(Payload),
+    /// Nothing now.
+    Nak,
+    /// The endpoint halts.
+    Stall,
+}
+
+/// A function's answer to data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// All taken.
+    Accepted,
+    /// Not now.
+    Nak,
+    /// The endpoint halts.
+    Stall,
+}
+
+/// A function's answer to a control request.
+#[derive(Debug)]
+pub enum Control {
+    /// OUT: done.
+    Ack,
+    /// IN: these bytes (cut to what the host asked for).
+    Data(Payload),
+    /// Refused.
+    Stall,
+}
+
+/// A device made of a definition and a function.
+#[derive(Debug)]
+pub struct Emulated<F> {
+    descriptors: Descriptors,
+    speed: Speed,
+    function: F,
+    selection: Selection,
+    pipes: [Pipe; 32],
+    /// Bit n: the endpoint of index n is halted.
+    halts: u32,
+    /// Bit n: the queue of index n is not empty.
+    waiting: u32,
+}
+
+#[derive(Debug, Default)]
+struct Pipe {
+    queue: VecDeque<InFlight>,
+    /// Periodic endpoints: the first moment that no earlier packet occupies.
+    free_at: Instant,
+}
+
+/// How far the first request of a queue got.
+enum Step {
+    /// Answered; the next may try.
+    Done,
+    /// It waits: for the function, or for its time.
+    Waits,
+}
+
+impl<F: Function> Emulated<F> {
+    /// The device that `definition` declares, doing what `function` does.
+    pub fn new(definition: &Definition, function: F) -> Self {
+        Self {
+            descriptors: definition.build(),
+            speed: definition.declared_speed(),
+            function,
+            selection: Selection::default(),
+            pipes: Default::default(),
+            halts: 0,
+            waiting: 0,
+        }
+    }
+
+    /// The function, for its owner to look at.
+    pub fn function(&self) -> &F {
+        &self.function
+    }
+
+    fn with_function<T>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions,
+        act: impl FnOnce(&mut F, &Selection, &mut Context<'_>) -> T,
+    ) -> T {
+        let mut cx = Context { now, pool: &mut done.pool, halts: &mut self.halts };
+        act(&mut self.function, &self.selection, &mut cx)
+    }
+
+    fn is_halted(&self, endpoint: EpAddr) -> bool {
+        self.halts & 1 << endpoint.index() != 0
+    }
+
+    /// Serves every queue until none moves: one endpoint's progress may be what another waits for.
+    fn serve(&mut self, now: Instant, done: &mut Completions) {
+        loop {
+            let mut moved = false;
+            let mut left = self.waiting;
+            while left != 0 {
+                let index = left.trailing_zeros() as usize;
+                left &= left - 1;
+                moved |= self.serve_pipe(index, now, done);
+            }
+            if !moved || self.waiting == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Serves one queue; says whether anything was answered.
+    fn serve_pipe(&mut self, index: usize, now: Instant, done: &mut Completions) -> bool {
+        let mut moved = false;
+        while let Some(urb) = self.pipes[index].queue.pop_front() {
+            match self.step(urb, now, done) {
+                Step::Done => moved = true,
+                Step::Waits => break,
+            }
+        }
+        self.note_waiting(index);
+        moved
+    }
+
+    fn note_waiting(&mut self, index: usize) {
+        let bit = 1 << index;
+        if self.pipes[index].queue.is_empty() { self.waiting &= !bit } else { self.waiting |= bit }
+    }
+
+    /// Tries the request that is first in its queue; puts it back there if it has to wait.
+    fn step(&mut self, urb: InFlight, now: Instant, done: &mut Completions) -> Step {
+        let address = urb.endpoint;
+        if self.is_halted(address) {
+            done.push(urb.fail(Status::Stall));
+            return Step::Done;
+        }
+        let Some(endpoint) = self.selection.endpoint(address).copied() else {
+            done.push(urb.fail(Status::Invalid));
+            return Step::Done;
+        };
+        match endpoint.kind {
+            TransferType::Isochronous => self.step_isochronous(urb, &endpoint, now, done),
+            TransferType::Interrupt if now < self.pipes[address.index()].free_at => self.wait(urb),
+            _ => self.step_data(urb, &endpoint, now, done),
+        }
+    }
+
+    fn wait(&mut self, urb: InFlight) -> Step {
+        self.pipes[urb.endpoint.index()].queue.push_front(urb);
+        Step::Waits
+    }
+
+    /// Waits for the function rather than for the bus: there is no moment to wake up at.
+    fn wait_for_function(&mut self, urb: InFlight) -> Step {
+        self.pipes[urb.endpoint.index()].free_at = Instant::ZERO;
+        self.wait(urb)
+    }
+
+    /// A bulk or interrupt transfer.
+    fn step_data(&mut self, urb: InFlight, endpoint: &Endpoint, now: Instant, done: &mut Completions) -> Step {
+        let (address, room) = (urb.endpoint, urb.length as usize);
+        let answer = match urb.direction {
+            Direction::In => match self.with_function(now, done, |f, _, cx| f.send(address, room, cx)) {
+                Sent::Data(payload) => urb.answer(payload),
+                Sent::Nak => return self.wait_for_function(urb),
+                Sent::Stall => self.halt(urb),
+            },
+            Direction::Out => match self.with_function(now, done, |f, _, cx| f.receive(address, &urb.payload, cx)) {
+                Received::Accepted => urb.accept(),
+                Received::Nak => return self.wait_for_function(urb),
+                Received::Stall => self.halt(urb),
+            },
+        };
+        if endpoint.kind == TransferType::Interrupt {
+            let packets = answer.actual.div_ceil(endpoint.interval_bytes_max().max(1)).max(1);
+            self.pipes[address.index()].free_at = now + endpoint.service_interval(self.speed) * packets;
+        }
+        done.push(answer);
+        Step::Done
+    }
+
+    fn halt(&mut self, urb: InFlight) -> farbus_model::Done {
+        self.halts |= 1 << urb.endpoint.index();
+        urb.fail(Status::Stall)
+    }
+
+    /// An isochronous transfer: answered when its last packet's interval has passed.
+    fn step_isochronous(&mut self, urb: InFlight, endpoint: &Endpoint, now: Instant, done: &mut Completions) -> Step {
+        let pipe = &mut self.pipes[urb.endpoint.index()];
+        let span = endpoint.service_interval(self.speed) * urb.iso.len() as u32;
+        if now < pipe.free_at + span {
+            return self.wait(urb);
+        }
+        let start = pipe.free_at;
+        pipe.free_at = start + span;
+        let mut done_urb = self.move_packets(urb, now, done);
+        done_urb.start_frame = frame_number(start, self.speed);
+        done.push(done_urb);
+        Step::Done
+    }
+
+    fn move_packets(&mut self, urb: InFlight, now: Instant, done: &mut Completions) -> farbus_model::Done {
+        let address = urb.endpoint;
+        let mut packets = urb.iso.clone();
+        match urb.direction {
+            Direction::In => {
+                let mut data = done.pool.take(urb.length as usize);
+                let mut at = 0;
+                for packet in &mut packets {
+                    let room = packet.length as usize;
+                    let sent = self.with_function(now, done, |f, _, cx| f.send(address, room, cx));
+                    let Sent::Data(payload) = sent else { continue };
+                    let moved = payload.copy_to(&mut data[at..at + room]);
+                    packet.actual = moved as u32;
+                    at += moved;
+                    done.pool.recycle(payload);
+                }
+                data.truncate(at);
+                urb.done_iso(packets, data.into())
+            }
+            Direction::Out => {
+                let all = urb.payload.clone();
+                for packet in &mut packets {
+                    let payload = packet_of(&all, packet);
+                    let received = self.with_function(now, done, |f, _, cx| f.receive(address, &payload, cx));
+                    if received == Received::Accepted {
+                        packet.actual = packet.length;
+                    }
+                }
+                urb.done_iso(packets, Payload::Empty)
+            }
+        }
+    }
+
+    /// The due moment of the first request of a periodic queue.
+    fn due(&self, index: usize) -> Option<Instant> {
+        let pipe = &self.pipes[index];
+        let urb = pipe.queue.front()?;
+        let endpoint = self.selection.endpoint(urb.endpoint)?;
+        match endpoint.kind {
+            TransferType::Isochronous => {
+                Some(pipe.free_at + endpoint.service_interval(self.speed) * urb.iso.len() as u32)
+            }
+            TransferType::Interrupt if pipe.free_at > Instant::ZERO => Some(pipe.free_at),
+            _ => None,
+        }
+    }
+
+    fn withdraw_all(&mut self, status: Status, done: &mut Completions) {
+        for index in 0..self.pipes.len() {
+            self.withdraw(index, status, done);
+        }
+    }
+
+    fn withdraw(&mut self, index: usize, status: Status, done: &mut Completions) {
+        for urb in self.pipes[index].queue.drain(..) {
+            done.push(urb.fail(status));
+        }
+        self.note_waiting(index);
+    }
+
+    /// Control requests are answered at once.
+    fn submit_control(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+        let setup = urb.setup;
+        let data = urb.take_payload();
+        let answer = match setup.kind() {
+            RequestKind::Standard => self.standard_request(now, setup, done),
+            _ => None,
+        };
+        let answer = answer
+            .unwrap_or_else(|| self.with_function(now, done, |f, _, cx| f.control(setup, &data.contiguous(), cx)));
+        let finished = match (answer, urb.direction) {
+            (Control::Ack, Direction::Out) => urb.accept(),
+            (Control::Ack, Direction::In) => urb.answer(Payload::Empty),
+            (Control::Data(mut payload), Direction::In) => {
+                payload.truncate(urb.length as usize);
+                urb.answer(payload)
+            }
+            (Control::Data(_), Direction::Out) | (Control::Stall, _) => urb.fail(Status::Stall),
+        };
+        done.push(finished);
+    }
+
+    /// Chapter 9 (USB 2.0 §9.4). `None` leaves the request to the function.
+    fn standard_request(&mut self, now: Instant, setup: Setup, done: &mut Completions) -> Option<Control> {
+        let endpoint = descriptor::endpoint_of_index(setup.index);
+        Some(match (setup.request, setup.recipient()) {
+            (request::GET_DESCRIPTOR, Recipient::Device) => self.get_descriptor(setup),
+            (request::GET_CONFIGURATION, Recipient::Device) => bytes(&[self.selection.configuration()]),
+            (request::SET_CONFIGURATION, Recipient::Device) => self.set_configuration(now, setup.value as u8, done),
+            // The bus numbers devices, not the gadget: harmless here.
+            (request::SET_ADDRESS, Recipient::Device) => Control::Ack,
+            (request::SET_SEL | request::SET_ISOCH_DELAY, Recipient::Device) => Control::Ack,
+            // Self-powered, no remote wake-up.
+            (request::GET_STATUS, Recipient::Device) => bytes(&[1, 0]),
+            (request::SET_FEATURE | request::CLEAR_FEATURE, Recipient::Device) => match setup.value {
+                request::DEVICE_REMOTE_WAKEUP => Control::Ack,
+                _ => Control::Stall,
+            },
+            (request::GET_STATUS, Recipient::Interface) if self.has_interface(setup.index) => bytes(&[0, 0]),
+            (request::GET_INTERFACE, Recipient::Interface) if self.has_interface(setup.index) => {
+                bytes(&[self.selection.alternate(setup.index as u8)])
+            }
+            (request::SET_INTERFACE, Recipient::Interface) => self.set_interface(now, setup, done),
+            (request::GET_STATUS, Recipient::Endpoint) if self.has_endpoint(endpoint) => {
+                bytes(&[u8::from(self.is_halted(endpoint)), 0])
+            }
+            (request::CLEAR_FEATURE, Recipient::Endpoint) if setup.value == request::ENDPOINT_HALT => {
+                self.clear_halt(now, endpoint, done)
+            }
+            (request::SET_FEATURE, Recipient::Endpoint) if setup.value == request::ENDPOINT_HALT => {
+                self.set_halt(endpoint, done)
+            }
+            // What a class defines under a standard code: HID's report descriptor.
+            (request::GET_DESCRIPTOR | request::SET_DESCRIPTOR, Recipient::Interface) => return None,
+            _ => Control::Stall,
+        })
+    }
+
+    fn has_interface(&self, index: u16) -> bool {
+        let active = self.descriptors.configuration(self.selection.configuration());
+        active.is_some_and(|c| c.interfaces().any(|i| u16::from(i.interface) == index))
+    }
+
+    fn has_endpoint(&self, endpoint: EpAddr) -> bool {
+        endpoint.is_control() || self.selection.endpoint(endpoint).is_some()
+    }
+
+    fn get_descriptor(&self, setup: Setup) -> Control {
+        let [index, kind] = setup.value.to_le_bytes();
+        let all = &self.descriptors;
+        match kind {
+            kind::DEVICE => bytes(&all.device.to_bytes()),
+            kind::CONFIGURATION => match all.configurations.get(usize::from(index)) {
+                Some(configuration) => bytes(&configuration.bytes),
+                None => Control::Stall,
+            },
+            kind::STRING if index == 0 => {
+                let [low, high] = descriptor::LANGUAGE_EN_US.to_le_bytes();
+                bytes(&[4, kind::STRING, low, high])
+            }
+            kind::STRING => match all.string(index) {
+                Some(text) => bytes(&descriptor::string_to_bytes(text)),
+                None => Control::Stall,
+            },
+            kind::BOS if !all.bos.is_empty() => bytes(&all.bos),
+            // A high-speed device that also ran at full speed would have a qualifier; ours has one
+            // speed, and STALL says so (USB 2.0 §9.6.2).
+            _ => Control::Stall,
+        }
+    }
+
+    fn set_configuration(&mut self, now: Instant, value: u8, done: &mut Completions) -> Control {
+        if !self.selection.select_configuration(&self.descriptors, value) {
+            return Control::Stall;
+        }
+        self.withdraw_all(Status::Shutdown, done);
+        self.halts = 0;
+        self.restart_pace(now);
+        self.with_function(now, done, |f, selection, cx| f.selected(selection, cx));
+        Control::Ack
+    }
+
+    fn set_interface(&mut self, now: Instant, setup: Setup, done: &mut Completions) -> Control {
+        let (interface, alternate) = (setup.index as u8, setup.value as u8);
+        let before = self.interface_endpoints(interface);
+        if !self.selection.select_interface(&self.descriptors, interface, alternate) {
+            return Control::Stall;
+        }
+        // The interface's endpoints start afresh (USB 2.0 §9.1.1.5), whichever setting they were in.
+        for endpoint in before.into_iter().chain(self.interface_endpoints(interface)) {
+            self.withdraw(endpoint.index(), Status::Shutdown, done);
+            self.halts &= !(1 << endpoint.index());
+            self.pipes[endpoint.index()].free_at = now;
+        }
+        self.with_function(now, done, |f, selection, cx| f.selected(selection, cx));
+        Control::Ack
+    }
+
+    fn interface_endpoints(&self, interface: u8) -> Vec<EpAddr> {
+        let active = self.descriptors.configuration(self.selection.configuration());
+        let setting = active.and_then(|c| c.setting(interface, self.selection.alternate(interface)));
+        setting.map_or_else(Vec::new, |s| s.endpoints.iter().map(|e| e.address).collect())
+    }
+
+    fn clear_halt(&mut self, now: Instant, endpoint: EpAddr, done: &mut Completions) -> Control {
+        if !self.has_endpoint(endpoint) {
+            return Control::Stall;
+        }
+        if self.with_function(now, done, |f, _, cx| f.clear_halt(endpoint, cx)) {
+            self.halts &= !(1 << endpoint.index());
+        }
+        Control::Ack
+    }
+
+    fn set_halt(&mut self, endpoint: EpAddr, done: &mut Completions) -> Control {
+        if endpoint.is_control() || !self.has_endpoint(endpoint) {
+            return Control::Stall;
+        }
+        self.halts |= 1 << endpoint.index();
+        self.withdraw(endpoint.index(), Status::Stall, done);
+        Control::Ack
+    }
+
+    fn restart_pace(&mut self, now: Instant) {
+        for pipe in &mut self.pipes {
+            pipe.free_at = now;
+        }
+    }
+}
+
+impl<F: Function> Device for Emulated<F> {
+    fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    fn speed(&self) -> Speed {
+        self.speed
+    }
+
+    fn configuration(&self) -> u8 {
+        self.selection.configuration()
+    }
+
+    fn endpoint(&self, address: EpAddr) -> Option<&Endpoint> {
+        self.selection.endpoint(address)
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        if urb.endpoint.is_control() {
+            self.submit_control(now, urb, done);
+        } else {
+            let index = urb.endpoint.index();
+            let pipe = &mut self.pipes[index];
+            if !pipe.queue.is_empty() {
+                pipe.queue.push_back(urb);
+                return;
+            }
+            // A periodic endpoint that stood idle begins a new schedule now.
+            let isochronous = !urb.iso.is_empty();
+            if isochronous && pipe.free_at < now {
+                pipe.free_at = now;
+            }
+            if let Step::Waits = self.step(urb, now, done) {
+                self.waiting |= 1 << index;
+                return;
+            }
+        }
+        if self.waiting != 0 {
+            self.serve(now, done);
+        }
+    }
+
+    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
+        for index in 0..self.pipes.len() {
+            let queue = &mut self.pipes[index].queue;
+            if let Some(at) = queue.iter().position(|urb| urb.id == id) {
+                let urb = queue.remove(at).expect("its position was found just now");
+                done.push(urb.fail(Status::Cancelled));
+                self.note_waiting(index);
+                return;
+            }
+        }
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        self.withdraw_all(Status::Shutdown, done);
+        self.selection.clear();
+        self.halts = 0;
+        self.with_function(now, done, |f, _, cx| f.reset(cx));
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let mut first = self.function.poll_timeout();
+        let mut left = self.waiting;
+        while left != 0 {
+            let due = self.due(left.trailing_zeros() as usize);
+            left &= left - 1;
+            first = match (first, due) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        }
+        first
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        if self.function.poll_timeout().is_some_and(|at| at <= now) {
+            self.with_function(now, done, |f, _, cx| f.handle_timeout(cx));
+        }
+        self.serve(now, done);
+    }
+
+    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+        let result = self.with_function(now, done, |f, _, cx| f.command(command, cx));
+        self.serve(now, done);
+        result
+    }
+}
+
+fn bytes(data: &[u8]) -> Control {
+    Control::Data(data.into())
+}
+
+fn packet_of(all: &Payload, packet: &IsoPacket) -> Payload {
+    let mut rest = all.clone();
+    rest.split_front(packet.offset as usize);
+    rest.truncate(packet.length as usize);
+    rest
+}
+
+/// The frame (full speed) or microframe (high speed and up) number of a moment, 31 bits as the wire carries it.
+fn frame_number(at: Instant, speed: Speed) -> u32 {
+    let unit = if speed.has_microframes() { Duration::from_micros(125) } else { Duration::from_millis(1) };
+    (at.as_nanos() / unit.as_nanos() as u64) as u32 & 0x7fff_ffff
+}

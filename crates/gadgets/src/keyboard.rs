@@ -1,0 +1,211 @@
+//! A keyboard that types what it is told (HID 1.11, boot protocol).
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use farbus_model::definition::InterfaceDefinition;
+use farbus_model::usb::{Recipient, RequestKind, request};
+use farbus_model::{Command, CommandError, Definition, Direction, EpAddr, Payload, Setup, Speed};
+
+use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
+
+/// Key events that may wait for a host: two a character, so 8,192 characters.
+const EVENTS_MAX: usize = 16384;
+/// HID class descriptor type (HID 1.11 §7.1).
+const DESCRIPTOR_HID: u8 = 0x21;
+/// HID report descriptor type.
+const DESCRIPTOR_REPORT: u8 = 0x22;
+/// HID class requests (HID 1.11 §7.2).
+const GET_REPORT: u8 = 1;
+const GET_IDLE: u8 = 2;
+const GET_PROTOCOL: u8 = 3;
+const SET_REPORT: u8 = 9;
+const SET_IDLE: u8 = 10;
+const SET_PROTOCOL: u8 = 11;
+
+/// Left shift in a report's modifier byte.
+const SHIFT: u8 = 0x02;
+
+/// The boot keyboard's report descriptor (HID 1.11 appendix B.1): modifiers, a reserved byte, five
+/// LEDs, six keys.
+const REPORT_DESCRIPTOR: [u8; 63] = [
+    0x05, 0x01, 0x09, 0x06, 0xa1, 0x01, 0x05, 0x07, 0x19, 0xe0, 0x29, 0xe7, 0x15, 0x00, 0x25, 0x01, 0x75, 0x01, 0x95,
+    0x08, 0x81, 0x02, 0x95, 0x01, 0x75, 0x08, 0x81, 0x01, 0x95, 0x05, 0x75, 0x01, 0x05, 0x08, 0x19, 0x01, 0x29, 0x05,
+    0x91, 0x02, 0x95, 0x01, 0x75, 0x03, 0x91, 0x01, 0x95, 0x06, 0x75, 0x08, 0x15, 0x00, 0x25, 0x65, 0x05, 0x07, 0x19,
+    0x00, 0x29, 0x65, 0x81, 0x00, 0xc0,
+];
+
+type Report = [u8; 8];
+
+/// A keyboard.
+#[derive(Debug, Default)]
+pub struct Keyboard {
+    events: VecDeque<Report>,
+    held: Report,
+    leds: u8,
+    idle: u8,
+    protocol: u8,
+}
+
+impl Keyboard {
+    /// The device, ready to be shared.
+    pub fn device() -> Emulated<Self> {
+        let [low, high] = (REPORT_DESCRIPTOR.len() as u16).to_le_bytes();
+        let hid = [9, DESCRIPTOR_HID, 0x11, 0x01, 0, 1, DESCRIPTOR_REPORT, low, high];
+        // Class 3, boot interface, keyboard.
+        let interface = InterfaceDefinition::new(3, 1, 1).class_descriptors(&hid).interrupt(
+            1,
+            Direction::In,
+            8,
+            Duration::from_millis(2),
+        );
+        let definition =
+            Definition::new(0x0525, 0xa4ac).speed(Speed::Full).names("farbus", "keyboard", "0").interface(interface);
+        Emulated::new(&definition, Self { protocol: 1, ..Self::default() })
+    }
+
+    /// The LEDs that the host lit (bit 0 Num, 1 Caps, 2 Scroll).
+    pub fn leds(&self) -> u8 {
+        self.leds
+    }
+
+    fn type_text(&mut self, text: &str) -> Result<(), CommandError> {
+        let mut events = Vec::new();
+        for character in text.chars() {
+            let (modifiers, key) = key_of(character)
+                .ok_or_else(|| CommandError(format!("there is no key for {character:?} on a US keyboard")))?;
+            events.push([modifiers, 0, key, 0, 0, 0, 0, 0]);
+            events.push(Report::default());
+        }
+        if self.events.len() + events.len() > EVENTS_MAX {
+            let free = (EVENTS_MAX - self.events.len()) / 2;
+            return Err(CommandError(format!("the host has not read what was typed: room for {free} characters")));
+        }
+        self.events.extend(events);
+        Ok(())
+    }
+}
+
+impl Function for Keyboard {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
+        match self.events.pop_front() {
+            Some(report) => {
+                self.held = report;
+                Sent::Data(report[..room.min(8)].into())
+            }
+            None => Sent::Nak,
+        }
+    }
+
+    fn receive(&mut self, _endpoint: EpAddr, _payload: &Payload, _cx: &mut Context<'_>) -> Received {
+        Received::Stall
+    }
+
+    fn control(&mut self, setup: Setup, data: &[u8], _cx: &mut Context<'_>) -> Control {
+        let [_, high] = setup.value.to_le_bytes();
+        match (setup.kind(), setup.recipient(), setup.request) {
+            (RequestKind::Standard, Recipient::Interface, request::GET_DESCRIPTOR) if high == DESCRIPTOR_REPORT => {
+                Control::Data(REPORT_DESCRIPTOR.as_slice().into())
+            }
+            (RequestKind::Class, Recipient::Interface, GET_REPORT) => Control::Data(self.held.as_slice().into()),
+            (RequestKind::Class, Recipient::Interface, GET_IDLE) => Control::Data([self.idle].as_slice().into()),
+            (RequestKind::Class, Recipient::Interface, GET_PROTOCOL) => {
+                Control::Data([self.protocol].as_slice().into())
+            }
+            (RequestKind::Class, Recipient::Interface, SET_REPORT) => {
+                self.leds = data.first().copied().unwrap_or(self.leds);
+                Control::Ack
+            }
+            (RequestKind::Class, Recipient::Interface, SET_IDLE) => {
+                self.idle = high;
+                Control::Ack
+            }
+            (RequestKind::Class, Recipient::Interface, SET_PROTOCOL) => {
+                self.protocol = setup.value as u8;
+                Control::Ack
+            }
+            _ => Control::Stall,
+        }
+    }
+
+    fn reset(&mut self, _cx: &mut Context<'_>) {
+        // What was typed and not read stays: the typist did not see the bus reset.
+        *self = Self { events: std::mem::take(&mut self.events), protocol: 1, ..Self::default() };
+    }
+
+    fn command(&mut self, command: &Command, _cx: &mut Context<'_>) -> Result<(), CommandError> {
+        match command {
+            Command::Type(text) => self.type_text(text),
+            Command::Sync => Ok(()),
+            other => Err(CommandError::unknown(other)),
+        }
+    }
+}
+
+/// Modifiers and usage id (HID Usage Tables, page 7) of a character on a US keyboard.
+fn key_of(character: char) -> Option<(u8, u8)> {
+    const PLAIN: &str = "-=[]\\\0;'`,./";
+    const SHIFTED: &str = "_+{}|\0:\"~<>?";
+    const DIGITS: &str = "1234567890";
+    const OVER_DIGITS: &str = "!@#$%^&*()";
+    let at = |row: &str, first: u8| row.find(character).map(|position| first + position as u8);
+    Some(match character {
+        'a'..='z' => (0, 0x04 + (character as u8 - b'a')),
+        'A'..='Z' => (SHIFT, 0x04 + (character as u8 - b'A')),
+        '\n' | '\r' => (0, 0x28),
+        '\u{1b}' => (0, 0x29),
+        '\u{8}' => (0, 0x2a),
+        '\t' => (0, 0x2b),
+        ' ' => (0, 0x2c),
+        '\0' => return None,
+        _ => {
+            let plain = at(DIGITS, 0x1e).or_else(|| at(PLAIN, 0x2d)).map(|key| (0, key));
+            let shifted = || at(OVER_DIGITS, 0x1e).or_else(|| at(SHIFTED, 0x2d)).map(|key| (SHIFT, key));
+            return plain.or_else(shifted);
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farbus_model::{BufferPool, Completions, Device, Instant, Urb, UrbId};
+
+    #[test]
+    fn every_printable_ascii_character_has_a_key_of_its_own() {
+        let mut keys: Vec<_> = (' '..='~').map(|c| key_of(c).unwrap_or_else(|| panic!("no key for {c:?}"))).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), 95);
+        assert_eq!(key_of('?'), Some((SHIFT, 0x38)));
+        assert_eq!(key_of('é'), None);
+    }
+
+    #[test]
+    fn a_waiting_host_gets_the_keys_at_the_polling_interval() {
+        let mut keyboard = Keyboard::device();
+        let mut done = Completions::new(BufferPool::new(0));
+        let setup = Setup::set_configuration(1);
+        keyboard.submit(Instant::ZERO, Urb::control(UrbId(0), setup, Payload::Empty).launch(), &mut done);
+        done.pop();
+        let mut now = Instant::from_nanos(1);
+        let submit = |keyboard: &mut Emulated<Keyboard>, now, id, done: &mut Completions| {
+            keyboard.submit(now, Urb::data_in(UrbId(id), EpAddr::from_byte(0x81), 8).launch(), done);
+        };
+        submit(&mut keyboard, now, 1, &mut done);
+        assert!(done.is_empty() && keyboard.poll_timeout().is_none(), "an idle keyboard waits for its typist alone");
+        keyboard.command(now, &Command::Type("aB".into()), &mut done).unwrap();
+        let mut reports = vec![done.pop().unwrap().payload.into_vec()];
+        for id in 2..=4 {
+            submit(&mut keyboard, now, id, &mut done);
+            assert!(done.is_empty());
+            now = keyboard.poll_timeout().unwrap();
+            keyboard.handle_timeout(now, &mut done);
+            reports.push(done.pop().unwrap().payload.into_vec());
+        }
+        let keys: Vec<_> = reports.iter().map(|r| (r[0], r[2])).collect();
+        assert_eq!(keys, [(0, 4), (0, 0), (SHIFT, 5), (0, 0)]);
+        assert!(keyboard.command(now, &Command::Type("é".into()), &mut done).is_err());
+        assert!(keyboard.command(now, &Command::Type("x".repeat(9000)), &mut done).is_err());
+    }
+}

@@ -1,0 +1,1 @@
+//! Bulk-Only mass storage.
