@@ -1,2 +1,169 @@
-//! Entry point.
-fn main() {}
+//! This room is where farbus is timed: every speed target, against its peers and the machine's
+//! limits, as ratios within one run.
+//!
+//! It may touch everything outside: processes, sockets, clocks, `/proc`. It never shares code with
+//! `farbus-wire`, because its load generator is also a witness. Enter at [`benchmarks`]; the journey of
+//! a figure is [`load`] (one side under load), [`contest`] (sides in turns), [`report`] (held against
+//! its target). Why so: absolute figures of a shared machine say little, ratios of interleaved
+//! rounds say what is asked.
+
+mod benchmarks;
+mod contest;
+mod lab;
+mod load;
+mod peers;
+mod placement;
+mod probe;
+mod report;
+mod stats;
+mod usbip;
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+
+use crate::{
+    benchmarks::Benchmark,
+    contest::Rules,
+    lab::{Lab, Subject},
+    peers::Kind,
+    placement::Placement,
+};
+
+/// Measures every speed target of farbus and says where it stands.
+///
+/// Ends with 1 when a target is missed and with 2 when something could not be measured.
+#[derive(Parser)]
+#[command(
+    name = "farbus-bench",
+    after_help = "Examples:
+  farbus-bench list
+  farbus-bench --only round-trip --only deep --quick
+  farbus-bench --markdown > table.md
+  farbus-bench --subject ref              what this machine lets anyone reach
+  farbus-bench --only survey --json survey.json"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Action>,
+    /// Run this benchmark only; may be given several times
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// Shorter slices, five rounds, fewer URBs
+    #[arg(long)]
+    quick: bool,
+    /// Write all samples to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Print a Markdown table instead of one for the terminal
+    #[arg(long)]
+    markdown: bool,
+    /// The farbus command [default: the one beside this binary]
+    #[arg(long, value_name = "PATH")]
+    farbus: Option<PathBuf>,
+    /// Which server is held against the targets
+    #[arg(long, value_enum, default_value = "farbus")]
+    subject: Subject,
+    /// Which CPUs client and servers are kept on, alike for all servers
+    #[arg(long, value_enum, default_value = "free")]
+    pin: Placement,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Name the benchmarks and their targets
+    List,
+    /// Serve as one of the peers
+    #[command(hide = true)]
+    Peer { kind: Kind },
+}
+
+fn main() -> ExitCode {
+    match Arguments::parse().run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("farbus-bench: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+impl Arguments {
+    fn run(self) -> Result<ExitCode> {
+        match self.command {
+            Some(Action::List) => {
+                for Benchmark { name, target, .. } in &benchmarks::ALL {
+                    println!("{name:<12} {target}");
+                }
+                Ok(ExitCode::SUCCESS)
+            }
+            Some(Action::Peer { kind }) => peers::serve(kind).map(|()| ExitCode::SUCCESS),
+            None => self.measure(),
+        }
+    }
+
+    fn measure(self) -> Result<ExitCode> {
+        let chosen = self.chosen()?;
+        let lab = Lab {
+            subject: self.subject,
+            farbus: match self.farbus {
+                Some(path) => path,
+                None => std::env::current_exe()?.with_file_name("farbus"),
+            },
+            placement: self.pin,
+            rules: if self.quick { QUICK } else { THOROUGH },
+            quick: self.quick,
+        };
+        lab.placement.place_client()?;
+
+        let mut findings = Vec::new();
+        let mut unmeasured = 0;
+        for benchmark in chosen {
+            eprintln!("{}: {}", benchmark.name, benchmark.target);
+            match (benchmark.run)(&lab) {
+                Ok(found) => findings.extend(found),
+                Err(error) => {
+                    eprintln!("{} could not be measured: {error:#}", benchmark.name);
+                    unmeasured += 1;
+                }
+            }
+        }
+
+        let mut machine = report::machine();
+        machine["placement"] = format!("{:?}", lab.placement).to_lowercase().into();
+        let subject = lab.subject_name();
+        if let Some(path) = &self.json {
+            let text = serde_json::to_string_pretty(&report::for_programs(subject, &machine, &findings))?;
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        if self.markdown {
+            print!("{}", report::for_markdown(subject, &machine, &findings));
+        } else {
+            print!("{}", report::for_terminal(subject, &findings));
+        }
+        Ok(if unmeasured > 0 {
+            ExitCode::from(2)
+        } else {
+            ExitCode::from(u8::from(findings.iter().any(report::Finding::missed)))
+        })
+    }
+
+    fn chosen(&self) -> Result<Vec<&'static Benchmark>> {
+        let known = |name: &String| benchmarks::ALL.iter().any(|benchmark| benchmark.name == name);
+        if let Some(unknown) = self.only.iter().find(|name| !known(name)) {
+            bail!("there is no benchmark {unknown}; `farbus-bench list` names them");
+        }
+        let asked_for = |benchmark: &&Benchmark| match self.only.as_slice() {
+            [] => benchmark.by_default,
+            names => names.iter().any(|name| name == benchmark.name),
+        };
+        Ok(benchmarks::ALL.iter().filter(asked_for).collect())
+    }
+}
+
+/// Slices of 25 ms are long against a wake-up and short against a change of the machine; what is
+/// foreign in a quiet machine (interrupts, this one's own timers) stays below a tenth of a CPU.
+const THOROUGH: Rules =
+    Rules { rounds: 9, slices: 12, slice: Duration::from_millis(25), foreign_max: 0.15, redo_max: 9 };
+const QUICK: Rules = Rules { rounds: 5, slices: 4, slice: Duration::from_millis(25), foreign_max: 0.15, redo_max: 5 };

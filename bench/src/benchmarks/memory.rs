@@ -1,0 +1,75 @@
+//! The resident set of a server with one device, and whether it grows.
+
+use anyhow::Result;
+
+use crate::{
+    lab::Lab,
+    load::Until,
+    probe::resident_kib,
+    report::{Finding, Quantity},
+    stats::{Spread, Target},
+    usbip::{Direction, Transfer},
+};
+
+pub const NAME: &str = "memory";
+
+const RESIDENT_MIB_MAX: f64 = 10.0;
+/// "No growth" with room for a few pages that happen to be touched late; a leak of one byte a URB
+/// would be a hundred and fifty times as much.
+const GROWTH_KIB_MAX: f64 = 64.0;
+/// Enough for every buffer to have been used and every pool to have filled.
+const WARM_UP_URBS: u64 = 100_000;
+const STEPS: u64 = 10;
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    let subject = lab.subject()?;
+    let pid = subject.pid();
+    let resident = |what: &str, kib: u64| {
+        let mib = Quantity::new(Spread::once(kib as f64 / 1024.0), "MiB");
+        Finding::absolute(NAME, what.to_owned(), mib, Target::AtMost(RESIDENT_MIB_MAX))
+    };
+    let mut findings = vec![resident("sharing one device", resident_kib(pid)?)];
+
+    let urbs = if lab.quick { 200_000 } else { 10_000_000 };
+    let transfers = Direction::BOTH.map(|direction| Transfer::bulk(direction, 64));
+    let mut client = subject.attach()?;
+    for transfer in &transfers {
+        client.run(transfer, 32, Until::Urbs(WARM_UP_URBS / 2))?;
+    }
+    let before = resident_kib(pid)?;
+    let mut course = vec![before];
+    for _ in 0..STEPS {
+        for transfer in &transfers {
+            client.run(transfer, 32, Until::Urbs(urbs / STEPS / 2))?;
+        }
+        course.push(resident_kib(pid)?);
+    }
+    let after = course[course.len() - 1];
+    let growth = Quantity::new(Spread::once(after as f64 - before as f64), "KiB");
+    let course: Vec<String> = course.iter().map(u64::to_string).collect();
+    findings.push(
+        Finding::absolute(
+            NAME,
+            format!("growth over {urbs} URBs of 64 B × 32"),
+            growth,
+            Target::AtMost(GROWTH_KIB_MAX),
+        )
+        .with_detail(format!("resident KiB, start to end: {}", course.join(" "))),
+    );
+
+    for transfer in Direction::BOTH.map(|direction| Transfer::bulk(direction, 128 * 1024)) {
+        client.run(&transfer, 32, Until::Urbs(2_000))?;
+    }
+    findings.push(resident("after 128 KiB × 32 both ways", resident_kib(pid)?));
+
+    drop(client);
+    let connections = if lab.quick { 100 } else { 1000 };
+    subject.attach()?;
+    let before = resident_kib(pid)?;
+    for _ in 0..connections {
+        subject.attach()?;
+    }
+    let growth = Quantity::new(Spread::once(resident_kib(pid)? as f64 - before as f64), "KiB");
+    findings.push(Finding::absolute(NAME, format!("growth over {connections} attachments"), growth, Target::Context));
+    Ok(findings)
+}

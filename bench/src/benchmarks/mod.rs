@@ -1,0 +1,106 @@
+//! One file for each group of targets.
+
+mod cpu;
+mod deep;
+mod memory;
+mod round_trip;
+mod storage;
+mod survey;
+mod syscalls;
+mod throughput;
+
+use anyhow::Result;
+
+use crate::{contest::Contest, lab::Lab, report::Finding};
+
+pub struct Benchmark {
+    pub name: &'static str,
+    pub target: &'static str,
+    /// Benchmarks without a target run only when they are asked for.
+    pub by_default: bool,
+    pub run: fn(&Lab) -> Result<Vec<Finding>>,
+}
+
+pub const ALL: [Benchmark; 8] = [
+    Benchmark {
+        name: round_trip::NAME,
+        target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
+        by_default: true,
+        run: round_trip::run,
+    },
+    Benchmark {
+        name: syscalls::NAME,
+        target: "at most 2.1 system calls a URB one at a time, under 0.5 at 4 KiB x 32",
+        by_default: true,
+        run: syscalls::run,
+    },
+    Benchmark {
+        name: deep::NAME,
+        target: "4 KiB x 32: at least 5 (IN) and 3 (OUT) times the usbip crate 0.9",
+        by_default: true,
+        run: deep::run,
+    },
+    Benchmark {
+        name: throughput::NAME,
+        target: "128 KiB x 32: at least 0.80 of one bare TCP stream with 128 KiB writes",
+        by_default: true,
+        run: throughput::run,
+    },
+    Benchmark {
+        name: cpu::NAME,
+        target: "server CPU a GB at 64 KiB: at most 1.3 times the bare sender's (IN) and receiver's (OUT)",
+        by_default: true,
+        run: cpu::run,
+    },
+    Benchmark {
+        name: memory::NAME,
+        target: "under 10 MiB resident with one device; no growth over ten million URBs",
+        by_default: true,
+        run: memory::run,
+    },
+    Benchmark {
+        name: storage::NAME,
+        target: "disk through the user-space host, 128 KiB reads one at a time: at least 0.60 of nbdkit memory",
+        by_default: true,
+        run: storage::run,
+    },
+    Benchmark {
+        name: survey::NAME,
+        target: "none: all sizes and depths against ref and the usbip crate, with latencies",
+        by_default: false,
+        run: survey::run,
+    },
+];
+
+/// `64 B`, `4 KiB`, `1 MiB`.
+fn size(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..0x10_0000 => format!("{} KiB", bytes / 1024),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+/// The p50 and p99 of a side, and how disturbed the contest was.
+fn latencies(contest: &Contest, side: usize) -> String {
+    let sum = contest.sum(side);
+    format!("p50 {:.1} µs, p99 {:.1} µs, {}", sum.latency_us(50.0), sum.latency_us(99.0), disturbance(contest))
+}
+
+fn disturbance(contest: &Contest) -> String {
+    let load = contest.foreign.median() * 100.0;
+    match contest.redone {
+        0 => format!("other load {load:.0} % of a CPU"),
+        redone => format!("other load {load:.0} % of a CPU, {redone} rounds done again"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_named_in_the_unit_that_fits() {
+        assert_eq!([64, 4096, 65536, 1 << 20].map(size), ["64 B", "4 KiB", "64 KiB", "1 MiB"]);
+    }
+}

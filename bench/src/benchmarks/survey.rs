@@ -1,0 +1,63 @@
+//! The whole table, without targets: where a change helps and where it costs.
+
+use anyhow::Result;
+
+use super::{latencies, size};
+use crate::{
+    contest::{Contest, Share, Side},
+    lab::{Lab, Subject},
+    load::Until,
+    peers::Kind,
+    report::{Finding, Quantity},
+    stats::Target,
+    usbip::{Direction, GET_STATUS, Transfer},
+};
+
+pub const NAME: &str = "survey";
+const SIZES: [usize; 7] = [64, 512, 4096, 16384, 65536, 131_072, 1 << 20];
+const DEPTHS: [usize; 3] = [1, 4, 32];
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    let subject = lab.subject()?;
+    let mut client = subject.attach()?;
+    let mut findings = Vec::new();
+    for kind in [Kind::Ref, Kind::Crate] {
+        let peer = lab.peer(kind)?;
+        let mut peer_client = peer.attach()?;
+        let mut cell = |what: String, transfer: Transfer, depth: usize| {
+            let contest = Contest::hold(
+                &lab.rules,
+                &mut [
+                    Side::new(subject.pid(), |slice| client.run(&transfer, depth, Until::Elapsed(slice))),
+                    Side::new(peer.pid(), |slice| peer_client.run(&transfer, depth, Until::Elapsed(slice))),
+                ],
+            )?;
+            let by_count = transfer.bytes <= 64;
+            let unit = if by_count { "k/s" } else { "MB/s" };
+            let rate = |share: &Share| match by_count {
+                true => share.tally.urbs_per_second() / 1e3,
+                false => share.tally.bytes_per_second() / 1e6,
+            };
+            let [ours, theirs] = [0, 1].map(|side| Quantity::new(contest.figures(side, rate), unit));
+            let finding = Finding::ratio(NAME, what, ours, (peer.name, theirs), Target::Context);
+            let detail = format!("{}; {}: {}", latencies(&contest, 0), peer.name, latencies(&contest, 1));
+            anyhow::Ok(finding.with_detail(detail))
+        };
+        // The crate does not know GET_STATUS and would stop.
+        if kind == Kind::Ref && lab.subject != Subject::Crate {
+            for depth in DEPTHS {
+                let transfer = Transfer::control(Direction::In, GET_STATUS, 2);
+                findings.push(cell(format!("control × {depth}"), transfer, depth)?);
+            }
+        }
+        for direction in Direction::BOTH {
+            for depth in DEPTHS {
+                for bytes in SIZES {
+                    let what = format!("{} {} × {depth}", direction.name(), size(bytes));
+                    findings.push(cell(what, Transfer::bulk(direction, bytes), depth)?);
+                }
+            }
+        }
+    }
+    Ok(findings)
+}

@@ -1,0 +1,151 @@
+//! Several servers measured against each other in turns.
+//!
+//! The machine changes under a benchmark: a neighbour compiles, the hypervisor throttles, the
+//! scheduler finds another placement. So a round gives each side many short slices in turn, and
+//! rounds are compared pair by pair; a round in which something else took the machine is done again.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::{load::Tally, probe, stats::Spread};
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    pub rounds: usize,
+    pub slices: usize,
+    pub slice: Duration,
+    /// The share of one CPU that others may use before a round is done again.
+    pub foreign_max: f64,
+    /// How many rounds may be done again, in all, before they count as they are.
+    pub redo_max: usize,
+}
+
+impl Rules {
+    /// For gigabytes a second: fewer, longer slices, so that filling and draining the queue and the
+    /// clock of CPU time (which may lag by a tick) do not count.
+    pub fn with_long_slices(mut self) -> Self {
+        self.slices = self.slices.div_ceil(4);
+        self.slice *= 8;
+        self
+    }
+}
+
+/// One server under load.
+pub struct Side<'a> {
+    pub server: u32,
+    pub run: Box<dyn FnMut(Duration) -> Result<Tally> + 'a>,
+}
+
+impl<'a> Side<'a> {
+    pub fn new(server: u32, run: impl FnMut(Duration) -> Result<Tally> + 'a) -> Self {
+        Self { server, run: Box::new(run) }
+    }
+}
+
+/// What one side did in one round.
+#[derive(Clone)]
+pub struct Share {
+    pub tally: Tally,
+    pub server_cpu_seconds: f64,
+}
+
+impl Share {
+    fn nothing() -> Self {
+        Self { tally: Tally::nothing(), server_cpu_seconds: 0.0 }
+    }
+
+    pub fn cpu_seconds_per_gb(&self) -> f64 {
+        self.server_cpu_seconds / (self.tally.bytes as f64 / 1e9)
+    }
+}
+
+pub struct Contest {
+    /// For each side, its share of each round.
+    sides: Vec<Vec<Share>>,
+    /// Foreign load in the rounds that count.
+    pub foreign: Spread,
+    pub redone: usize,
+}
+
+impl Contest {
+    pub fn hold(rules: &Rules, sides: &mut [Side<'_>]) -> Result<Self> {
+        let servers: Vec<u32> = sides.iter().map(|side| side.server).collect();
+        for side in &mut *sides {
+            (side.run)(rules.slice)?;
+        }
+        let mut kept: Vec<Vec<Share>> = vec![Vec::new(); sides.len()];
+        let mut foreign = Vec::new();
+        let mut redone = 0;
+        while foreign.len() < rules.rounds {
+            let others = probe::Foreign::begin(&servers)?;
+            let round = hold_round(rules, sides)?;
+            let share = others.share(&servers)?;
+            if share > rules.foreign_max && redone < rules.redo_max {
+                redone += 1;
+                continue;
+            }
+            foreign.push(share);
+            for (kept, share) in kept.iter_mut().zip(round) {
+                kept.push(share);
+            }
+        }
+        Ok(Self { sides: kept, foreign: Spread::new(foreign), redone })
+    }
+
+    /// One figure of one side, round by round.
+    pub fn figures(&self, side: usize, figure: impl Fn(&Share) -> f64) -> Spread {
+        Spread::new(self.sides[side].iter().map(figure).collect())
+    }
+
+    /// All rounds of one side taken together, for its latencies.
+    pub fn sum(&self, side: usize) -> Tally {
+        let mut sum = Tally::nothing();
+        for share in &self.sides[side] {
+            sum.add(&share.tally);
+        }
+        sum
+    }
+}
+
+fn hold_round(rules: &Rules, sides: &mut [Side<'_>]) -> Result<Vec<Share>> {
+    let mut round = vec![Share::nothing(); sides.len()];
+    for slice in 0..rules.slices {
+        // A B, B A, A B, …: whoever comes second after a disturbance is not always the same.
+        let mut order: Vec<usize> = (0..sides.len()).collect();
+        if slice % 2 == 1 {
+            order.reverse();
+        }
+        for at in order {
+            let cpu_before = probe::cpu_seconds(sides[at].server)?;
+            let tally = (sides[at].run)(rules.slice)?;
+            round[at].server_cpu_seconds += probe::cpu_seconds(sides[at].server)? - cpu_before;
+            round[at].tally.add(&tally);
+        }
+    }
+    Ok(round)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_take_turns_and_every_round_counts_once() {
+        let order = std::cell::RefCell::new(String::new());
+        let rules = Rules { rounds: 2, slices: 2, slice: Duration::ZERO, foreign_max: f64::INFINITY, redo_max: 0 };
+        let side = |name: char, urbs: u64| {
+            let order = &order;
+            Side::new(std::process::id(), move |_| {
+                order.borrow_mut().push(name);
+                Ok(Tally { urbs, seconds: 1.0, ..Tally::nothing() })
+            })
+        };
+        let contest = Contest::hold(&rules, &mut [side('a', 3), side('b', 5)]).expect("held");
+        // The first pair warms up.
+        assert_eq!(*order.borrow(), "ab".to_owned() + "abba" + "abba");
+        assert_eq!(contest.figures(1, |share| share.tally.urbs as f64).samples, [10.0, 10.0]);
+        assert_eq!(contest.sum(0).urbs, 12);
+    }
+}

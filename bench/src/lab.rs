@@ -1,0 +1,61 @@
+//! What every benchmark is given: the servers, the rules and the client's own place.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+
+use crate::{
+    contest::Rules,
+    peers::{Kind, Server},
+    placement::Placement,
+};
+
+/// The server that is held against the targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Subject {
+    Farbus,
+    /// The reference server: shows which targets this machine lets anyone reach.
+    Ref,
+    /// The `usbip` crate.
+    Crate,
+}
+
+pub struct Lab {
+    pub subject: Subject,
+    pub farbus: PathBuf,
+    pub placement: Placement,
+    pub rules: Rules,
+    pub quick: bool,
+}
+
+impl Lab {
+    pub fn subject_name(&self) -> &'static str {
+        match self.subject {
+            Subject::Farbus => "farbus",
+            Subject::Ref => "ref",
+            Subject::Crate => "usbip crate",
+        }
+    }
+
+    /// The subject, serving its source/sink device.
+    pub fn subject(&self) -> Result<Server> {
+        match self.subject {
+            Subject::Farbus => {
+                if !self.farbus.exists() {
+                    bail!(
+                        "{} does not exist: build it (cargo build --release -p farbus) or name it with --farbus",
+                        self.farbus.display()
+                    );
+                }
+                Server::farbus(&self.farbus, "zero", self.placement)
+            }
+            Subject::Ref => self.peer(Kind::Ref),
+            Subject::Crate => self.peer(Kind::Crate),
+        }
+    }
+
+    pub fn peer(&self, kind: Kind) -> Result<Server> {
+        Server::of_this_binary(kind, self.placement)
+    }
+}

@@ -1,0 +1,209 @@
+//! The load generator: one thread that keeps a number of like transfers in flight.
+
+use std::{
+    collections::VecDeque,
+    io::{IoSlice, Write},
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+
+use crate::usbip::{self, Direction, HEADER_BYTES, Replies, Transfer};
+
+/// Large enough to take dozens of small replies in one receive, small enough to stay in the
+/// second-level cache of the processor while they are taken apart.
+pub const RECEIVE_BYTES: usize = 256 * 1024;
+
+/// The most transfers kept in flight; what vhci and `usbtest` use is far below.
+pub const DEPTH_MAX: usize = 64;
+
+/// When a run ends.
+#[derive(Clone, Copy, Debug)]
+pub enum Until {
+    Elapsed(Duration),
+    Urbs(u64),
+}
+
+/// What a run did.
+#[derive(Clone)]
+pub struct Tally {
+    pub urbs: u64,
+    pub bytes: u64,
+    pub seconds: f64,
+    /// From the submission of a transfer to the receive that completed it.
+    pub latency_ns: Histogram<u64>,
+}
+
+impl Tally {
+    pub fn nothing() -> Self {
+        // From 1 ns to 100 s, with three digits.
+        let latency_ns = Histogram::new_with_bounds(1, 100_000_000_000, 3).expect("bounds in order");
+        Self { urbs: 0, bytes: 0, seconds: 0.0, latency_ns }
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        self.urbs += other.urbs;
+        self.bytes += other.bytes;
+        self.seconds += other.seconds;
+        self.latency_ns.add(&other.latency_ns).expect("like bounds");
+    }
+
+    pub fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.seconds
+    }
+
+    pub fn urbs_per_second(&self) -> f64 {
+        self.urbs as f64 / self.seconds
+    }
+
+    pub fn latency_us(&self, percentile: f64) -> f64 {
+        self.latency_ns.value_at_percentile(percentile) as f64 / 1000.0
+    }
+}
+
+/// An imported and configured device.
+pub struct Client {
+    stream: TcpStream,
+    devid: u32,
+    next_seqnum: u32,
+    receive: Vec<u8>,
+}
+
+impl Client {
+    pub fn attach(address: SocketAddr, busid: &str) -> Result<Self> {
+        let mut stream = TcpStream::connect(address).with_context(|| format!("no server at {address}"))?;
+        stream.set_nodelay(true)?;
+        // Anything here takes milliseconds; a server that lost a request should fail the run, not hang it.
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        let devid = usbip::import(&mut stream, busid)?;
+        let mut client = Self { stream, devid, next_seqnum: 1, receive: vec![0; RECEIVE_BYTES] };
+        client
+            .run(&Transfer::control(Direction::Out, usbip::SET_CONFIGURATION_1, 0), 1, Until::Urbs(1))
+            .context("the device did not take its configuration")?;
+        Ok(client)
+    }
+
+    /// Keeps `depth` of `transfer` in flight and waits for the last before it returns.
+    pub fn run(&mut self, transfer: &Transfer, depth: usize, until: Until) -> Result<Tally> {
+        assert!((1..=DEPTH_MAX).contains(&depth), "a depth of {depth}");
+        if depth == 1 { self.run_one_at_a_time(transfer, until) } else { self.run_deep(transfer, depth, until) }
+    }
+
+    fn run_one_at_a_time(&mut self, transfer: &Transfer, until: Until) -> Result<Tally> {
+        let mut request = transfer.header(self.devid).to_vec();
+        request.resize(HEADER_BYTES + transfer.bytes_out(), 0);
+        if self.receive.len() < HEADER_BYTES + transfer.bytes_in() {
+            self.receive.resize(HEADER_BYTES + transfer.bytes_in(), 0);
+        }
+        let mut tally = Tally::nothing();
+        let began = Instant::now();
+        let mut now = began;
+        while wants_more(until, now - began, tally.urbs) {
+            let seqnum = self.take_seqnums(1);
+            usbip::set_seqnum(&mut request, seqnum);
+            usbip::exchange(&mut self.stream, &request, &mut self.receive, transfer, seqnum)?;
+            let done = Instant::now();
+            tally.latency_ns.saturating_record((done - now).as_nanos() as u64);
+            tally.urbs += 1;
+            now = done;
+        }
+        tally.bytes = tally.urbs * transfer.bytes as u64;
+        tally.seconds = (now - began).as_secs_f64();
+        Ok(tally)
+    }
+
+    fn run_deep(&mut self, transfer: &Transfer, depth: usize, until: Until) -> Result<Tally> {
+        let mut tally = Tally::nothing();
+        let mut submissions = Submissions::new(transfer, self.devid);
+        let mut replies = Replies::new(*transfer, self.next_seqnum);
+        let mut submitted_at = VecDeque::with_capacity(depth);
+        let mut submitted = 0;
+
+        let began = Instant::now();
+        let mut now = began;
+        let mut room = depth;
+        loop {
+            let wanted = match until {
+                Until::Elapsed(limit) if now - began >= limit => 0,
+                Until::Elapsed(_) => room,
+                Until::Urbs(limit) => room.min(usize::try_from(limit - submitted).unwrap_or(usize::MAX)),
+            };
+            if wanted > 0 {
+                let seqnum = self.take_seqnums(wanted);
+                submissions.send(&mut self.stream, seqnum, wanted)?;
+                submitted_at.extend(std::iter::repeat_n(now, wanted));
+                submitted += wanted as u64;
+            }
+            if submitted_at.is_empty() {
+                break;
+            }
+            let received = usbip::read_some(&mut self.stream, &mut self.receive)?;
+            room = replies.feed(&self.receive[..received])?;
+            now = Instant::now();
+            for submitted_at in submitted_at.drain(..room) {
+                tally.latency_ns.saturating_record((now - submitted_at).as_nanos() as u64);
+            }
+            tally.urbs += room as u64;
+        }
+        tally.bytes = tally.urbs * transfer.bytes as u64;
+        tally.seconds = (now - began).as_secs_f64();
+        Ok(tally)
+    }
+
+    /// The first of `count` sequence numbers in a row.
+    fn take_seqnums(&mut self, count: usize) -> u32 {
+        let first = self.next_seqnum;
+        self.next_seqnum = first.wrapping_add(count as u32);
+        first
+    }
+}
+
+fn wants_more(until: Until, elapsed: Duration, urbs: u64) -> bool {
+    match until {
+        Until::Elapsed(limit) => elapsed < limit,
+        Until::Urbs(limit) => urbs < limit,
+    }
+}
+
+/// Commands that differ in their sequence numbers only, sent many at a time.
+struct Submissions {
+    headers: Vec<u8>,
+    payload: Vec<u8>,
+}
+
+impl Submissions {
+    fn new(transfer: &Transfer, devid: u32) -> Self {
+        let headers = transfer.header(devid).repeat(DEPTH_MAX);
+        Self { headers, payload: vec![0; transfer.bytes_out()] }
+    }
+
+    fn send(&mut self, stream: &mut TcpStream, first_seqnum: u32, count: usize) -> Result<()> {
+        let headers = &mut self.headers[..count * HEADER_BYTES];
+        for (header, seqnum) in headers.chunks_exact_mut(HEADER_BYTES).zip((0..).map(|n| first_seqnum.wrapping_add(n)))
+        {
+            usbip::set_seqnum(header, seqnum);
+        }
+        if self.payload.is_empty() {
+            stream.write_all(headers)?;
+            return Ok(());
+        }
+        // All commands share one payload: what a driver would send is not what is measured.
+        let mut slices = [IoSlice::new(&[]); 2 * DEPTH_MAX];
+        for (pair, header) in slices.chunks_exact_mut(2).zip(headers.chunks_exact(HEADER_BYTES)) {
+            pair[0] = IoSlice::new(header);
+            pair[1] = IoSlice::new(&self.payload);
+        }
+        write_all_vectored(stream, &mut slices[..2 * count])
+    }
+}
+
+/// `Write::write_all_vectored`, which the standard library does not offer on stable yet.
+pub fn write_all_vectored(stream: &mut TcpStream, mut slices: &mut [IoSlice<'_>]) -> Result<()> {
+    while !slices.is_empty() {
+        let written = stream.write_vectored(slices)?;
+        IoSlice::advance_slices(&mut slices, written);
+    }
+    Ok(())
+}

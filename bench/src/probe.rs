@@ -1,0 +1,202 @@
+//! What a process costs, read from outside.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+
+/// CPU time of all threads of a process.
+///
+/// From `schedstat`, which counts nanoseconds; `stat` counts hundredths of a second. Threads that
+/// have ended are not in it, so both readings belong inside the life of a connection.
+pub fn cpu_seconds(pid: u32) -> Result<f64> {
+    let mut nanoseconds = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task")).context("the server is gone")? {
+        // A thread may end between the listing and the reading.
+        let Ok(schedstat) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
+        nanoseconds += schedstat.split_whitespace().next().and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+    }
+    Ok(nanoseconds as f64 / 1e9)
+}
+
+/// The resident set of a process (VmRSS).
+pub fn resident_kib(pid: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("the server is gone")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    Ok(line.trim().trim_end_matches("kB").trim().parse()?)
+}
+
+/// How busy the machine is with what is not ours.
+pub struct Foreign {
+    busy_seconds: f64,
+    ours_seconds: f64,
+    at: std::time::Instant,
+}
+
+impl Foreign {
+    pub fn begin(servers: &[u32]) -> Result<Self> {
+        Ok(Self {
+            busy_seconds: machine_busy_seconds()?,
+            ours_seconds: ours_seconds(servers)?,
+            at: std::time::Instant::now(),
+        })
+    }
+
+    /// The share of one CPU that neither this process nor `servers` used since the beginning;
+    /// interrupts and time stolen by the hypervisor count as foreign.
+    pub fn share(&self, servers: &[u32]) -> Result<f64> {
+        let busy = machine_busy_seconds()? - self.busy_seconds;
+        let ours = ours_seconds(servers)? - self.ours_seconds;
+        Ok((busy - ours).max(0.0) / self.at.elapsed().as_secs_f64())
+    }
+}
+
+fn ours_seconds(servers: &[u32]) -> Result<f64> {
+    let mut seconds = cpu_seconds(std::process::id())?;
+    for &server in servers {
+        seconds += cpu_seconds(server)?;
+    }
+    Ok(seconds)
+}
+
+fn machine_busy_seconds() -> Result<f64> {
+    let stat = fs::read_to_string("/proc/stat")?;
+    let fields: Vec<f64> = stat
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|field| field.parse().ok())
+        .collect();
+    ensure!(fields.len() >= 8, "the first line of /proc/stat is not what it was");
+    // user, nice, system, (idle, iowait), irq, softirq, steal; in hundredths of a second.
+    Ok([0, 1, 2, 5, 6, 7].map(|at| fields[at]).iter().sum::<f64>() / 100.0)
+}
+
+/// Counts the system calls of a process from another one.
+pub enum SyscallCounter {
+    /// A tracepoint, which costs the process well under a microsecond a call.
+    Perf(Child, PathBuf),
+    /// Stops the process at every call; the count is as good, the batching it sees is not.
+    Strace(Child, PathBuf),
+}
+
+impl SyscallCounter {
+    pub fn perf(pid: u32) -> Result<Self> {
+        let report = report_path("perf");
+        let child = Command::new("perf")
+            .args(["stat", "-x,", "-e", "raw_syscalls:sys_enter", "-o"])
+            .arg(&report)
+            .args(["-p", &pid.to_string()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("perf is not installed")?;
+        Self::Perf(child, report).settled()
+    }
+
+    pub fn strace(pid: u32) -> Result<Self> {
+        let report = report_path("strace");
+        let child = Command::new("strace")
+            .args(["-f", "-c", "-U", "calls,name", "-o"])
+            .arg(&report)
+            .args(["-p", &pid.to_string()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("strace is not installed")?;
+        Self::Strace(child, report).settled()
+    }
+
+    /// Neither says when it has attached to the last thread; both take some tens of milliseconds.
+    fn settled(mut self) -> Result<Self> {
+        thread::sleep(Duration::from_millis(500));
+        let (Self::Perf(child, _) | Self::Strace(child, _)) = &mut self;
+        ensure!(
+            child.try_wait()?.is_none(),
+            "the tracer could not attach (root, or kernel.yama.ptrace_scope=0, is needed)"
+        );
+        Ok(self)
+    }
+
+    /// Detaches; returns the calls by name, where the tracer knows the names.
+    pub fn finish(self) -> Result<Calls> {
+        let (Self::Perf(child, report) | Self::Strace(child, report)) = &self;
+        let pid = rustix::process::Pid::from_child(child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
+        let by_perf = matches!(self, Self::Perf(..));
+        let report = report.clone();
+        let (Self::Perf(mut child, _) | Self::Strace(mut child, _)) = self;
+        child.wait()?;
+        let text = fs::read_to_string(&report).context("the tracer left no report")?;
+        let _ = fs::remove_file(&report);
+        if by_perf { parse_perf(&text) } else { parse_strace(&text) }
+    }
+}
+
+fn report_path(tool: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("farbus-bench-{}-{tool}", std::process::id()))
+}
+
+#[derive(Debug, PartialEq)]
+pub struct Calls {
+    pub total: u64,
+    pub by_name: Vec<(String, u64)>,
+}
+
+/// `perf stat -x,`: the count is the first field of the line that names the event.
+fn parse_perf(text: &str) -> Result<Calls> {
+    let line = text.lines().find(|line| line.contains("sys_enter")).context("perf counted nothing")?;
+    let count = line.split(',').next().unwrap_or_default();
+    let total = count.parse().with_context(|| format!("perf says {count:?}"))?;
+    Ok(Calls { total, by_name: Vec::new() })
+}
+
+/// `strace -c -U calls,name`: two columns between lines of dashes, then a total.
+fn parse_strace(text: &str) -> Result<Calls> {
+    let mut by_name = Vec::new();
+    for line in text.lines() {
+        let mut fields = line.split_whitespace();
+        if let (Some(calls), Some(name), None) = (fields.next(), fields.next(), fields.next())
+            && let Ok(calls) = calls.parse::<u64>()
+            && name != "total"
+        {
+            by_name.push((name.to_owned(), calls));
+        }
+    }
+    Ok(Calls { total: by_name.iter().map(|(_, calls)| calls).sum(), by_name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_used_cpu_and_memory() {
+        let pid = std::process::id();
+        assert!(cpu_seconds(pid).expect("readable") >= 0.0);
+        assert!(resident_kib(pid).expect("readable") > 100);
+        assert!(cpu_seconds(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn the_count_is_read_from_what_perf_writes() {
+        let text = "# started on Sat Nov 21\n\n4001234,,raw_syscalls:sys_enter,1000,100.00,,\n";
+        assert_eq!(parse_perf(text).expect("a count").total, 4_001_234);
+        assert!(parse_perf("<not counted>,,raw_syscalls:sys_enter,0,100.00,,").is_err());
+    }
+
+    #[test]
+    fn the_calls_are_read_from_what_strace_writes() {
+        let text = "    calls syscall\n--------- ----------------\n    10001 recvfrom\n    10000 sendmsg\n--------- ----------------\n    20001 total\n";
+        let calls = parse_strace(text).expect("calls");
+        assert_eq!(calls.total, 20_001);
+        assert_eq!(calls.by_name[1], ("sendmsg".to_owned(), 10_000));
+    }
+}

@@ -1,0 +1,253 @@
+//! Findings, and the three ways they are written: for a terminal, for a document, for a program.
+
+use std::fmt::Write;
+
+use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
+use serde_json::{Value, json};
+
+use crate::stats::{Spread, Target};
+
+/// One line of the report.
+#[derive(Clone)]
+pub struct Finding {
+    pub benchmark: &'static str,
+    pub what: String,
+    /// What the subject did.
+    pub ours: Quantity,
+    /// What it is compared with, and how that is called.
+    pub other: Option<(&'static str, Quantity)>,
+    /// What is held against the target: a ratio of the two where there are two.
+    pub judged: Spread,
+    pub target: Target,
+    /// What else was seen: latencies, calls by name, the load of others.
+    pub detail: String,
+}
+
+/// A spread with its unit.
+#[derive(Clone)]
+pub struct Quantity {
+    pub spread: Spread,
+    pub unit: &'static str,
+}
+
+impl Quantity {
+    pub fn new(spread: Spread, unit: &'static str) -> Self {
+        Self { spread, unit }
+    }
+
+    fn shown(&self) -> String {
+        format!("{} {}", figure(self.spread.median()), self.unit)
+    }
+}
+
+impl Finding {
+    /// A comparison, judged by its ratio.
+    pub fn ratio(
+        benchmark: &'static str,
+        what: String,
+        ours: Quantity,
+        other: (&'static str, Quantity),
+        target: Target,
+    ) -> Self {
+        let judged = Spread::ratio(&ours.spread, &other.1.spread);
+        Self { benchmark, what, ours, other: Some(other), judged, target, detail: String::new() }
+    }
+
+    /// A figure judged as it is.
+    pub fn absolute(benchmark: &'static str, what: String, ours: Quantity, target: Target) -> Self {
+        let judged = ours.spread.clone();
+        Self { benchmark, what, ours, other: None, judged, target, detail: String::new() }
+    }
+
+    pub fn with_detail(mut self, detail: String) -> Self {
+        self.detail = detail;
+        self
+    }
+
+    pub fn missed(&self) -> bool {
+        self.margin().is_some_and(|margin| margin < 0.0)
+    }
+
+    fn margin(&self) -> Option<f64> {
+        self.target.margin(self.judged.median())
+    }
+
+    fn target_shown(&self) -> String {
+        match self.target {
+            Target::AtLeast(least) => format!("≥ {}", figure(least)),
+            Target::AtMost(most) => format!("≤ {}", figure(most)),
+            Target::Context => "–".to_owned(),
+        }
+    }
+
+    fn verdict(&self) -> String {
+        match self.margin() {
+            None => "–".to_owned(),
+            Some(margin) if margin < 0.0 => format!("MISS by {:.0} %", (-margin * 100.0).max(1.0)),
+            Some(margin) => format!("PASS by {:.0} %", margin * 100.0),
+        }
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let other =
+            self.other.as_ref().map_or("–".to_owned(), |(name, quantity)| format!("{name}: {}", quantity.shown()));
+        let spread = &self.judged;
+        let judged = if spread.samples.len() == 1 {
+            figure(spread.median())
+        } else {
+            format!("{} ({}..{})", figure(spread.median()), figure(spread.min()), figure(spread.max()))
+        };
+        [
+            self.benchmark.to_owned(),
+            self.what.clone(),
+            self.ours.shown(),
+            other,
+            judged,
+            self.target_shown(),
+            self.verdict(),
+        ]
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "benchmark": self.benchmark,
+            "what": self.what,
+            "unit": self.ours.unit,
+            "ours": self.ours.spread.samples,
+            "other": self.other.as_ref().map(|(name, quantity)| json!({"name": name, "samples": quantity.spread.samples})),
+            "judged": {"median": self.judged.median(), "min": self.judged.min(), "max": self.judged.max()},
+            "target": match self.target {
+                Target::AtLeast(least) => json!({"at_least": least}),
+                Target::AtMost(most) => json!({"at_most": most}),
+                Target::Context => Value::Null,
+            },
+            "margin": self.margin(),
+            "missed": self.missed(),
+            "detail": self.detail,
+        })
+    }
+}
+
+fn headings(subject: &str) -> [String; 7] {
+    ["benchmark", "what", subject, "compared with", "ratio or value (min..max)", "target", "verdict"].map(str::to_owned)
+}
+
+pub fn for_terminal(subject: &str, findings: &[Finding]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_header(headings(subject));
+    for finding in findings {
+        let [benchmark, what, ours, other, judged, target, verdict] = finding.cells();
+        let verdict = match finding.margin() {
+            Some(margin) if margin < 0.0 => Cell::new(verdict).fg(Color::Red),
+            Some(_) => Cell::new(verdict).fg(Color::Green),
+            None => Cell::new(verdict),
+        };
+        table.add_row([benchmark, what, ours, other, judged, target].map(Cell::new).into_iter().chain([verdict]));
+    }
+    let mut text = table.to_string();
+    text.push('\n');
+    push_details(&mut text, findings, "");
+    let _ = writeln!(text, "{}", summary(findings));
+    text
+}
+
+pub fn for_markdown(subject: &str, machine: &Value, findings: &[Finding]) -> String {
+    let mut text = String::new();
+    let _ = writeln!(text, "{}\n", machine_line(machine));
+    let _ = writeln!(text, "| {} |", headings(subject).join(" | "));
+    let _ = writeln!(text, "|{}", "---|".repeat(7));
+    for finding in findings {
+        let _ = writeln!(text, "| {} |", finding.cells().join(" | "));
+    }
+    let _ = writeln!(text, "\n{}\n", summary(findings));
+    push_details(&mut text, findings, "- ");
+    text
+}
+
+pub fn for_programs(subject: &str, machine: &Value, findings: &[Finding]) -> Value {
+    json!({
+        "subject": subject,
+        "machine": machine,
+        "findings": findings.iter().map(Finding::json).collect::<Vec<_>>(),
+    })
+}
+
+fn push_details(text: &mut String, findings: &[Finding], bullet: &str) {
+    for finding in findings.iter().filter(|finding| !finding.detail.is_empty()) {
+        let _ = writeln!(text, "{bullet}{} {}: {}", finding.benchmark, finding.what, finding.detail);
+    }
+}
+
+fn summary(findings: &[Finding]) -> String {
+    let judged = findings.iter().filter(|finding| finding.target != Target::Context).count();
+    let missed = findings.iter().filter(|finding| finding.missed()).count();
+    format!("{} of {judged} targets met, {missed} missed.", judged - missed)
+}
+
+/// What a reader of figures has to know about where they come from.
+pub fn machine() -> Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+    json!({
+        "cpu": model.trim_start_matches(['\t', ' ', ':']),
+        "cpus": std::thread::available_parallelism().map_or(0, usize::from),
+        "kernel": read("/proc/sys/kernel/osrelease").trim(),
+    })
+}
+
+fn machine_line(machine: &Value) -> String {
+    let text = |key: &str| machine[key].as_str().unwrap_or("unknown").to_owned();
+    format!(
+        "{} CPUs ({}), Linux {}, loopback, placement {}; 1 MB = 10^6 bytes. Ratios are medians of interleaved rounds, pair by pair.",
+        machine["cpus"],
+        text("cpu"),
+        text("kernel"),
+        text("placement"),
+    )
+}
+
+/// Three significant digits, which is more than the spread allows.
+fn figure(value: f64) -> String {
+    let magnitude = value.abs();
+    if magnitude >= 100.0 || magnitude == 0.0 {
+        format!("{value:.0}")
+    } else if magnitude >= 10.0 {
+        format!("{value:.1}")
+    } else {
+        format!("{value:.2}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(ours: f64, target: Target) -> Finding {
+        Finding::ratio(
+            "deep",
+            "IN".to_owned(),
+            Quantity::new(Spread::new(vec![ours; 5]), "MB/s"),
+            ("ref", Quantity::new(Spread::new(vec![100.0; 5]), "MB/s")),
+            target,
+        )
+    }
+
+    #[test]
+    fn a_verdict_says_by_how_much() {
+        assert_eq!(finding(120.0, Target::AtLeast(0.8)).verdict(), "PASS by 50 %");
+        assert_eq!(finding(60.0, Target::AtLeast(0.8)).verdict(), "MISS by 25 %");
+        assert_eq!(finding(79.99, Target::AtLeast(0.8)).verdict(), "MISS by 1 %");
+        assert_eq!(finding(60.0, Target::Context).verdict(), "–");
+    }
+
+    #[test]
+    fn the_summary_counts_promises_only() {
+        let findings =
+            [finding(60.0, Target::AtLeast(0.8)), finding(90.0, Target::AtLeast(0.8)), finding(1.0, Target::Context)];
+        assert_eq!(summary(&findings), "1 of 2 targets met, 1 missed.");
+        assert!(for_markdown("farbus", &machine(), &findings).contains("| MISS by 25 % |"));
+        assert_eq!(for_programs("farbus", &machine(), &findings)["findings"][0]["missed"], true);
+    }
+}

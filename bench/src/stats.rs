@@ -1,0 +1,102 @@
+//! Medians with their spread, and what it takes to meet a target.
+
+/// A set of repeated measurements of one quantity, reduced to what is printed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spread {
+    /// The measurements, in the order they were taken.
+    pub samples: Vec<f64>,
+}
+
+impl Spread {
+    /// # Panics
+    /// When there is no sample: a benchmark that measured nothing is a bug in the benchmark.
+    pub fn new(samples: Vec<f64>) -> Self {
+        assert!(!samples.is_empty(), "a spread needs at least one sample");
+        Self { samples }
+    }
+
+    pub fn once(value: f64) -> Self {
+        Self::new(vec![value])
+    }
+
+    /// Pair by pair, so that a drift of the machine that both sides saw falls out.
+    pub fn ratio(above: &Self, below: &Self) -> Self {
+        assert_eq!(above.samples.len(), below.samples.len(), "only paired samples have a ratio");
+        let pairs = above.samples.iter().zip(&below.samples);
+        Self::new(pairs.map(|(above, below)| above / below).collect())
+    }
+
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
+    }
+
+    pub fn min(&self) -> f64 {
+        self.samples.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    pub fn max(&self) -> f64 {
+        self.samples.iter().copied().fold(f64::NEG_INFINITY, f64::max)
+    }
+}
+
+/// What a measured value has to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    AtLeast(f64),
+    AtMost(f64),
+    /// Printed for context; nothing is promised.
+    Context,
+}
+
+impl Target {
+    /// How far on the good side of the target the value is, as a share of the target;
+    /// negative is a miss. `None` where nothing is promised.
+    pub fn margin(self, value: f64) -> Option<f64> {
+        match self {
+            Self::AtLeast(least) => Some(value / least - 1.0),
+            // A limit of zero has no share: a hit is "exactly on it", a miss is the excess itself.
+            Self::AtMost(0.0) => Some(-value),
+            Self::AtMost(most) => Some(1.0 - value / most),
+            Self::Context => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_one_or_the_mean_of_the_two_middle_ones() {
+        assert_eq!(Spread::new(vec![9.0, 1.0, 5.0]).median(), 5.0);
+        assert_eq!(Spread::new(vec![9.0, 1.0, 5.0, 7.0]).median(), 6.0);
+        assert_eq!(Spread::once(3.0).median(), 3.0);
+    }
+
+    #[test]
+    fn the_ends_of_a_spread_are_its_extremes_not_its_first_and_last() {
+        let spread = Spread::new(vec![4.0, 9.0, 1.0, 5.0]);
+        assert_eq!((spread.min(), spread.max()), (1.0, 9.0));
+    }
+
+    #[test]
+    fn a_drift_that_both_sides_saw_falls_out_of_the_ratio() {
+        let ours = Spread::new(vec![90.0, 45.0, 9.0]);
+        let theirs = Spread::new(vec![100.0, 50.0, 10.0]);
+        let ratio = Spread::ratio(&ours, &theirs);
+        assert!((ratio.min() - 0.9).abs() < 1e-12 && (ratio.max() - 0.9).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_margin_is_positive_on_the_good_side_of_either_kind_of_target() {
+        assert_eq!(Target::AtLeast(2.0).margin(3.0), Some(0.5));
+        assert_eq!(Target::AtLeast(2.0).margin(1.0), Some(-0.5));
+        assert_eq!(Target::AtMost(2.0).margin(1.0), Some(0.5));
+        assert_eq!(Target::AtMost(2.0).margin(3.0), Some(-0.5));
+        assert_eq!(Target::AtMost(0.0).margin(0.0), Some(0.0));
+        assert_eq!(Target::Context.margin(3.0), None);
+    }
+}
