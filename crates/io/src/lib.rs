@@ -1,1 +1,18 @@
-//! Placeholder replaced by the first commit of this room.
+//! # The only room with an outside
+//!
+//! **This room is** where farbus meets the world: [`store`] keeps blocks in files and block devices,
+//! [`frontend`] shows a device to programs that know nothing of USB, [`sys`] speaks to the kernel.
+//!
+//! **It may touch** the world: files, sockets, mounts, threads, the kernel's switches.
+//!
+//! **It never touches** a protocol's bytes nor a device's meaning: it moves blocks and descriptors for
+//! rooms that understand them. Error numbers are spoken in [`sys`] and nowhere above it.
+//!
+//! **Enter at** `store::FileStore`, the smallest way in, then `frontend::fuse::DiskMount`.
+//!
+//! **Why** one room: everything a test cannot make up is behind one door, so all other rooms run in a
+//! simulator as they are.
+
+pub mod frontend;
+pub mod store;
+pub mod sys;

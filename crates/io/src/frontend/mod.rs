@@ -1,0 +1,1 @@
+//! How a device is shown to programs on this machine.

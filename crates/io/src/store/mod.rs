@@ -1,0 +1,1 @@
+//! Where blocks are kept: implementations of the model's [`BlockStore`](farbus_model::BlockStore).

@@ -1,0 +1,1 @@
+//! The kernel's own doors, and the only place where its error numbers are spoken.
