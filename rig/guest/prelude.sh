@@ -70,3 +70,49 @@ usb_device() {
 
 # A folder's node for programs that want the device itself.
 usb_node() { printf '/dev/bus/usb/%03d/%03d' "$(cat "$1/busnum")" "$(cat "$1/devnum")"; }
+
+# The USB interface that a SCSI disk hangs on.
+usb_interface_of() {
+  folder=$(realpath "/sys/block/$1/device")
+  until [ -e "$folder/bInterfaceNumber" ]; do
+    folder=$(dirname "$folder")
+    [ "$folder" = / ] && fail "$1 is not below a USB interface"
+  done
+  echo "$folder"
+}
+
+# write_tree FOLDER: files of many sizes with a manifest, as the host checks it.
+write_tree() {
+  mkdir -p "$1/a/b/c" "$1/many" || fail "mkdir on the disk"
+  index=0
+  for size in 0 1 511 512 4095 4096 4097 65536 1000000 3145735; do
+    head -c $size /dev/urandom >"$1/a/b/c/size-$size" || fail "write $size bytes"
+    while [ $index -lt $((${#size} * 5)) ]; do
+      head -c $((index * 131)) /dev/urandom >"$1/many/$index" || fail "write a small file"
+      index=$((index + 1))
+    done
+  done
+  (cd "$1" && find . -type f | sort | xargs sha256sum >/run/manifest) || fail "checksums"
+  cp /run/manifest "$1/MANIFEST" && sync || fail "manifest"
+}
+
+elapsed() { awk "BEGIN { printf \"%.2f\", $2 - $1 }"; }
+
+# test_all DEVICE: one pass of testusb. Its own defaults (1000 rounds of each) are for hardware; here a round
+# trip costs up to a millisecond of emulation. Each test says what it needs:
+test_all() {
+  # 0 to 8, 17 to 20: single and scattered bulk, fixed and varied, aligned and not. -v is a multiple of the
+  # packet size because 4 and 8 would otherwise ask for a short packet that never comes.
+  for number in 0 1 2 3 4 5 6 7 8 17 18 19 20 27 28 29; do
+    testusb -D "$1" -t $number -c 32 -s 2048 -g 8 -v 512
+  done
+  # Control: standard requests, sixteen queued, vendor write and read back.
+  testusb -D "$1" -t 9 -c 8
+  testusb -D "$1" -t 10 -c 8 -g 16
+  for number in 14 21; do testusb -D "$1" -t $number -c 16 -s 512 -v 33; done
+  # Unlink of one and of queued transfers; halt set and cleared.
+  for number in 11 12 13 24; do testusb -D "$1" -t $number -c 32 -s 2048 -g 8; done
+  # Isochronous and interrupt.
+  for number in 15 16 22 23; do testusb -D "$1" -t $number -c 8 -s 2048 -g 4; done
+  for number in 25 26; do testusb -D "$1" -t $number -c 16 -s 512; done
+}

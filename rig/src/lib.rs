@@ -17,6 +17,7 @@
 //! and none can spoil the next.
 
 pub mod cases;
+pub mod disk;
 pub mod error;
 pub mod farbus;
 pub mod image;
@@ -25,5 +26,6 @@ pub mod machine;
 pub mod prerequisites;
 pub mod run;
 pub mod tool;
+pub mod wire;
 
 pub use error::{Error, Result};

@@ -66,7 +66,7 @@ fn try_cases(
     log_dir: Option<PathBuf>,
     allow_skip: bool,
 ) -> Result<bool> {
-    let chosen = run::select(cases::all(), names)?;
+    let chosen = run::select(names)?;
     let workshop = Workshop::open(farbus, log_dir, times)?;
     let score = run::run(&workshop, &chosen);
     println!("logs: {}", workshop.logs().display());

@@ -1,6 +1,6 @@
 //! Runs cases one after the other and keeps the score.
 
-use crate::cases::Case;
+use crate::cases::{self, Case};
 use crate::lab::Workshop;
 use crate::{Error, Result};
 use std::io::Write as _;
@@ -31,19 +31,19 @@ impl std::fmt::Display for Score {
 }
 
 /// The cases that the names choose: all for none. A name that ends in `*` chooses all that begin so.
-pub fn select(all: Vec<Case>, names: &[String]) -> Result<Vec<Case>> {
+pub fn select(names: &[String]) -> Result<Vec<&'static Case>> {
     let fits = |case: &Case, name: &String| match name.strip_suffix('*') {
         Some(start) => case.name.starts_with(start),
         None => case.name == name,
     };
-    if let Some(unknown) = names.iter().find(|name| !all.iter().any(|case| fits(case, name))) {
+    if let Some(unknown) = names.iter().find(|name| !cases::all().any(|case| fits(case, name))) {
         return Err(Error::Expectation(format!("no case is called {unknown}; `farbus-rig list` shows them all")));
     }
-    Ok(all.into_iter().filter(|case| names.is_empty() || names.iter().any(|name| fits(case, name))).collect())
+    Ok(cases::all().filter(|case| names.is_empty() || names.iter().any(|name| fits(case, name))).collect())
 }
 
 /// Runs the cases in order, one line each as it ends.
-pub fn run(workshop: &Workshop, cases: &[Case]) -> Score {
+pub fn run(workshop: &Workshop, cases: &[&Case]) -> Score {
     let mut score = Score::default();
     for case in cases {
         print!("{:<24} ", case.name);
@@ -73,21 +73,20 @@ pub fn run(workshop: &Workshop, cases: &[Case]) -> Score {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases;
 
     #[test]
     fn names_choose() {
-        let chosen = select(cases::all(), &["smoke".into(), "kernel-*".into()]).unwrap();
+        let chosen = select(&["smoke".into(), "kernel-*".into()]).unwrap();
         let names: Vec<&str> = chosen.iter().map(|case| case.name).collect();
         assert_eq!(names, ["smoke", "kernel-self"]);
-        assert!(select(cases::all(), &["nonesuch".into()]).is_err());
-        assert_eq!(select(cases::all(), &[]).unwrap().len(), cases::all().len());
+        assert!(select(&["nonesuch".into()]).is_err());
+        assert_eq!(select(&[]).unwrap().len(), cases::all().count());
     }
 
     #[test]
     fn case_names_are_unique() {
-        let names: std::collections::BTreeSet<_> = cases::all().iter().map(|case| case.name).collect();
-        assert_eq!(names.len(), cases::all().len());
+        let names: std::collections::BTreeSet<_> = cases::all().map(|case| case.name).collect();
+        assert_eq!(names.len(), cases::all().count());
     }
 
     #[test]

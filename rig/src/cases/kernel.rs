@@ -1,15 +1,26 @@
 //! The rig proves itself: the machine boots, and the kernel's own USB/IP works in it without farbus.
 
-use super::Case;
+use super::{Case, expect, storage, testusb};
 use crate::lab::{Boot, Lab};
 use crate::{Error, Result};
+use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "smoke", purpose: "the stock kernel boots, loads modules, runs every tool of the rig", run: smoke },
     Case {
+        name: "verdicts",
+        purpose: "a panic, a failing script and a stuck one are each told apart, and leave no machine behind",
+        run: verdicts,
+    },
+    Case {
         name: "kernel-self",
-        purpose: "without farbus: the kernel's own exporter and stock usbip carry a gadget disk over loopback",
+        purpose: "without farbus: the kernel's own exporter and stock usbip carry a gadget disk, with ext4 and eject",
         run: kernel_self,
+    },
+    Case {
+        name: "kernel-testusb",
+        purpose: "without farbus: the kernel's own source/sink gadget passes the bulk and control tests of testusb",
+        run: kernel_testusb,
     },
 ];
 
@@ -22,19 +33,52 @@ fn smoke(lab: &Lab) -> Result<String> {
         })?
         .finish()?;
     for module in ["vhci_hcd", "usb_storage", "ext4", "usbtest", "virtio_net"] {
-        if !report.output.lines().any(|line| line.starts_with(module)) {
-            return Err(Error::Expectation(format!("{module} is not among the loaded modules:\n{}", report.output)));
-        }
+        let loaded = report.output.lines().any(|line| line == module);
+        expect(loaded, || format!("{module} is not among the loaded modules:\n{}", report.output))?;
     }
     Ok(format!("script started {:.2} s after power-on", report.booted_in_s))
 }
 
-fn kernel_self(lab: &Lab) -> Result<String> {
-    lab.boot(&Boot {
-        script: include_str!("../../guest/kernel-self.sh"),
-        modules: &["vhci_hcd", "usbip_host", "dummy_hcd", "usb_f_mass_storage", "usb_storage", "sd_mod"],
-        ..Boot::default()
-    })?
-    .finish()?;
+/// A prover that cannot fail proves nothing.
+fn verdicts(lab: &Lab) -> Result<String> {
+    let outcome = |script: &str, patience_s| {
+        lab.boot(&Boot { script, patience: Duration::from_secs(patience_s), ..Boot::default() })?.finish()
+    };
+    match outcome("echo c >/proc/sysrq-trigger\n", 60) {
+        Err(Error::GuestDied { console, .. }) if console.contains("Kernel panic") => {}
+        other => return Err(Error::Expectation(format!("a panic was taken for {other:?}"))),
+    }
+    match outcome("echo the reason; exit 3\n", 60) {
+        Err(Error::GuestFailed { status: 3, tail }) if tail.contains("the reason") => {}
+        other => return Err(Error::Expectation(format!("a failing script was taken for {other:?}"))),
+    }
+    match outcome("sleep 100\n", 8) {
+        Err(Error::GuestTimeout { .. }) => {}
+        other => return Err(Error::Expectation(format!("a stuck script was taken for {other:?}"))),
+    }
     Ok(String::new())
+}
+
+fn kernel_self(lab: &Lab) -> Result<String> {
+    // The very script that judges farbus's disks: if it fails here, the fault is the rig's.
+    let script = concat!(include_str!("../../guest/kernel-self.sh"), include_str!("../../guest/storage.sh"));
+    let modules = [storage::MODULES, &["usbip_host", "dummy_hcd", "usb_f_mass_storage"]].concat();
+    let report = lab.boot(&Boot { script, modules: &modules, ..Boot::default() })?.finish()?;
+    Ok(storage::note(&report.output))
+}
+
+/// `dummy_hcd` has no isochronous endpoints and the gadget no interrupt ones, hence not all thirty.
+fn kernel_testusb(lab: &Lab) -> Result<String> {
+    let report = lab
+        .boot(&Boot {
+            script: include_str!("../../guest/kernel-testusb.sh"),
+            modules: &["dummy_hcd", "usb_f_ss_lb", "usbtest"],
+            ..Boot::default()
+        })?
+        .finish()?;
+    let passed = testusb::passed(&report.output);
+    expect((0..=14).chain(17..=21).all(|test| passed.contains(&test)), || {
+        format!("only {passed:?} passed:\n{}", report.output)
+    })?;
+    Ok(format!("{} tests", passed.len()))
 }

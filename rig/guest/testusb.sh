@@ -1,0 +1,21 @@
+if [ -n "$LOCAL" ]; then
+  farbus share zero --listen 127.0.0.1:$PORT >/run/share.log 2>&1 &
+  listening() { grep "listening on" /run/share.log; }
+  wait_for 10 listening || fail "farbus share: $(cat /run/share.log)"
+fi
+attach 1-1
+bound() { ls -d /sys/bus/usb/drivers/usbtest/*:*; }
+wait_for 10 bound || fail "usbtest did not take the device"
+device=$(usb_node "$(usb_device 0525:a4a0)")
+[ -c "$device" ] || fail "no node $device"
+
+# A test that fails says so and the rest goes on; the host counts.
+pass=0
+while [ $pass -lt "$TIMES" ]; do
+  pass=$((pass + 1))
+  start=$(uptime_now)
+  test_all "$device"
+  say pass "$(elapsed "$start" "$(uptime_now)")"
+done
+[ -c "$device" ] || fail "the device has gone"
+detach

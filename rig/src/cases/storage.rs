@@ -1,0 +1,182 @@
+//! A disk image shared by farbus is a disk to an unmodified kernel.
+
+use super::{Case, expect};
+use crate::Result;
+use crate::disk;
+use crate::lab::{Boot, Client, Lab};
+use std::path::Path;
+use std::time::Duration;
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "storage-stock",
+        purpose: "usb-storage binds, ext4 mounts read-write, trees written on either side check out on the other, fsck is clean, eject works",
+        run: |lab| tree(lab, Client::Stock),
+    },
+    Case {
+        name: "storage-farbus",
+        purpose: "the same through `farbus attach --via kernel`",
+        run: |lab| tree(lab, Client::Farbus),
+    },
+    Case {
+        name: "storage-local",
+        purpose: "the same with exporter and importer in one guest, so that both run on a stock system",
+        run: local,
+    },
+    Case {
+        name: "storage-64g-stock",
+        purpose: "a 64 GiB sparse disk shows its size, and its last sector is written and read",
+        run: |lab| large(lab, Client::Stock),
+    },
+    Case {
+        name: "storage-64g-farbus",
+        purpose: "the same through `farbus attach --via kernel`",
+        run: |lab| large(lab, Client::Farbus),
+    },
+    Case {
+        name: "storage-ro-stock",
+        purpose: "a disk shared read-only says so, refuses writes, and its image stays untouched",
+        run: |lab| read_only(lab, Client::Stock),
+    },
+    Case {
+        name: "storage-ro-farbus",
+        purpose: "the same through `farbus attach --via kernel`",
+        run: |lab| read_only(lab, Client::Farbus),
+    },
+    Case {
+        name: "storage-4k-stock",
+        purpose: "an image with 4 KiB sectors is a disk with 4 KiB sectors, and ext4 works on it",
+        run: |lab| sectors_4k(lab, Client::Stock),
+    },
+    Case {
+        name: "storage-4k-farbus",
+        purpose: "the same through `farbus attach --via kernel`",
+        run: |lab| sectors_4k(lab, Client::Farbus),
+    },
+];
+
+/// What a guest loads to use a remote disk.
+pub(super) const MODULES: &[&str] =
+    &["virtio_mmio", "virtio_net", "vhci_hcd", "usb_storage", "sd_mod", "crc32c_generic", "ext4"];
+
+/// Big enough for the host's tree, the guest's, and a journal.
+const IMAGE_BYTES: u64 = 64 << 20;
+
+fn tree(lab: &Lab, client: Client) -> Result<String> {
+    let image = image_with_tree(lab)?;
+    let mut share = lab.share(&[format!("disk:{}", image.display())])?;
+    let report = lab
+        .boot(&Boot {
+            script: include_str!("../../guest/storage.sh"),
+            modules: MODULES,
+            client,
+            port: Some(share.port()),
+            ..Boot::default()
+        })?
+        .finish()?;
+    // The exporter still runs: what eject promised to be durable must be there without its farewell.
+    share.still_runs()?;
+    judge_guests_tree(lab, &image)?;
+    Ok(note(&report.output))
+}
+
+fn local(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let report = lab
+        .boot(&Boot {
+            script: include_str!("../../guest/storage-local.sh"),
+            modules: MODULES,
+            client: Client::Farbus,
+            ..Boot::default()
+        })?
+        .finish()?;
+    Ok(note(&report.output))
+}
+
+fn large(lab: &Lab, client: Client) -> Result<String> {
+    const BYTES: u64 = 64 << 30;
+    let image = lab.scratch("disk");
+    disk::sparse(&image, BYTES)?;
+    let share = lab.share(&[format!("disk:{}", image.display())])?;
+    lab.boot(&Boot {
+        script: include_str!("../../guest/storage-large.sh"),
+        modules: MODULES,
+        client,
+        port: Some(share.port()),
+        variables: &[("SECTORS", (BYTES / 512).to_string())],
+        ..Boot::default()
+    })?
+    .finish()?;
+    let written = last_bytes(&image, 512)?;
+    expect(written.starts_with(b"the very end"), || "the image does not end in what the guest wrote there".into())?;
+    Ok(String::new())
+}
+
+fn read_only(lab: &Lab, client: Client) -> Result<String> {
+    let image = image_with_tree(lab)?;
+    let before = disk::sha256(&image)?;
+    let share = lab.share(&[format!("disk:{},ro", image.display())])?;
+    lab.boot(&Boot {
+        script: include_str!("../../guest/storage-read-only.sh"),
+        modules: MODULES,
+        client,
+        port: Some(share.port()),
+        ..Boot::default()
+    })?
+    .finish()?;
+    drop(share);
+    expect(disk::sha256(&image)? == before, || "the image of a read-only disk has changed".into())?;
+    Ok(String::new())
+}
+
+fn sectors_4k(lab: &Lab, client: Client) -> Result<String> {
+    let image = lab.scratch("disk");
+    disk::sparse(&image, IMAGE_BYTES)?;
+    let share = lab.share(&[format!("disk:{},sector=4096", image.display())])?;
+    let report = lab
+        .boot(&Boot {
+            script: include_str!("../../guest/storage-4k.sh"),
+            modules: MODULES,
+            client,
+            port: Some(share.port()),
+            patience: Duration::from_secs(120),
+            ..Boot::default()
+        })?
+        .finish()?;
+    judge_guests_tree(lab, &image)?;
+    Ok(note(&report.output))
+}
+
+/// An image that holds the host's tree.
+pub(super) fn image_with_tree(lab: &Lab) -> Result<std::path::PathBuf> {
+    let (folder, image) = (lab.scratch("tree"), lab.scratch("disk"));
+    disk::tree(&folder)?;
+    disk::ext4(&image, IMAGE_BYTES, &folder)?;
+    Ok(image)
+}
+
+/// The file system is whole and the tree that the guest wrote into it is what the guest says it is.
+fn judge_guests_tree(lab: &Lab, image: &Path) -> Result<()> {
+    disk::fsck(image)?;
+    let out = lab.scratch("extracted");
+    disk::extract(image, "/guest", &out)?;
+    let files = disk::verify_tree(&out.join("guest"))?;
+    expect(files >= 40, || format!("the guest's tree has only {files} files"))
+}
+
+/// The script's line of figures.
+pub(super) fn note(output: &str) -> String {
+    output.lines().find_map(|line| line.strip_prefix("note: ")).unwrap_or_default().to_owned()
+}
+
+fn last_bytes(path: &Path, count: i64) -> Result<Vec<u8>> {
+    use std::io::{Read as _, Seek as _, SeekFrom};
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|mut file| {
+            file.seek(SeekFrom::End(-count))?;
+            file.read_to_end(&mut bytes)
+        })
+        .map_err(crate::Error::io(format!("read the end of {}", path.display())))?;
+    Ok(bytes)
+}

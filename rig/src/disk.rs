@@ -1,0 +1,126 @@
+//! Disk images on the host: made, filled, checked and read back without mounting, hence without rights.
+
+use crate::prerequisites::which;
+use crate::{Error, Result, tool};
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The file in a tree's root that lists its files' checksums, in the format that `sha256sum -c` reads.
+pub const MANIFEST: &str = "MANIFEST";
+
+/// Makes a file of this length; no space is used until it is written to.
+pub fn sparse(path: &Path, bytes: u64) -> Result<()> {
+    File::create(path)
+        .and_then(|file| file.set_len(bytes))
+        .map_err(Error::io(format!("create {} of {bytes} bytes", path.display())))
+}
+
+/// Makes a file whose every byte depends on its place, so that a block read from elsewhere shows.
+pub fn noise(path: &Path, bytes: usize) -> Result<()> {
+    fs::write(path, Noise::new(bytes as u64).take(bytes)).map_err(Error::io(format!("write {}", path.display())))
+}
+
+/// Makes a file tree below `folder`: sizes around the borders of blocks and pages, depth, many small files,
+/// and a manifest of it all.
+pub fn tree(folder: &Path) -> Result<()> {
+    let mut noise = Noise::new(20);
+    let sizes = [0, 1, 511, 512, 513, 4095, 4096, 4097, 65_536, 131_073, 1 << 20, (3 << 20) + 7];
+    for (index, size) in sizes.into_iter().enumerate() {
+        put(&folder.join(format!("sizes/{size}")), &noise.take(size))?;
+        put(&folder.join(format!("deep/{}/leaf", vec![format!("d{index}"); index + 1].join("/"))), &noise.take(100))?;
+    }
+    for index in 0..60 {
+        put(&folder.join(format!("many/file-{index:03}")), &noise.take(37 * index))?;
+    }
+    let list = tool::output(
+        Command::new("sh").current_dir(folder).args(["-c", "find . -type f | sort | xargs -d '\\n' sha256sum"]),
+    )?;
+    put(&folder.join(MANIFEST), &list)
+}
+
+/// Checks a tree against its manifest; returns the number of files.
+pub fn verify_tree(folder: &Path) -> Result<usize> {
+    let manifest = folder.join(MANIFEST);
+    let list = fs::read_to_string(&manifest).map_err(Error::io(format!("read {}", manifest.display())))?;
+    tool::output(Command::new("sha256sum").current_dir(folder).args(["--check", "--quiet", "--strict", MANIFEST]))?;
+    Ok(list.lines().count())
+}
+
+/// Makes an image with an ext4 file system that holds the tree.
+pub fn ext4(image: &Path, bytes: u64, tree: &Path) -> Result<()> {
+    sparse(image, bytes)?;
+    tool::output(host("mkfs.ext4").args(["-q", "-F", "-d"]).arg(tree).arg(image)).map(drop)
+}
+
+/// Full check that changes nothing; anything to mend is a failure.
+pub fn fsck(image: &Path) -> Result<()> {
+    tool::output(host("e2fsck").args(["-f", "-n"]).arg(image)).map(drop)
+}
+
+/// Copies one folder out of an image's file system.
+pub fn extract(image: &Path, inside: &str, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).map_err(Error::io(format!("create {}", to.display())))?;
+    tool::output(host("debugfs").args(["-R", &format!("rdump {inside} {}", to.display())]).arg(image)).map(drop)
+}
+
+/// The checksum of a whole file, as `sha256sum` writes it.
+pub fn sha256(path: &Path) -> Result<String> {
+    let line = tool::text(Command::new("sha256sum").arg(path))?;
+    Ok(line.split(' ').next().unwrap_or_default().to_owned())
+}
+
+fn host(name: &str) -> Command {
+    Command::new(which(name).unwrap_or_else(|| PathBuf::from(name)))
+}
+
+fn put(path: &Path, contents: &[u8]) -> Result<()> {
+    let folder = path.parent().expect("a file is in a folder");
+    fs::create_dir_all(folder)
+        .and_then(|()| File::create(path)?.write_all(contents))
+        .map_err(Error::io(format!("write {}", path.display())))
+}
+
+/// Bytes that look random and are the same every time (xorshift64*).
+struct Noise(u64);
+
+impl Noise {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15))
+    }
+
+    fn take(&mut self, bytes: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(bytes + 8);
+        while out.len() < bytes {
+            self.0 ^= self.0 >> 12;
+            self.0 ^= self.0 << 25;
+            self.0 ^= self.0 >> 27;
+            out.extend_from_slice(&self.0.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes());
+        }
+        out.truncate(bytes);
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_goes_into_an_image_and_comes_back() {
+        let folder = std::env::temp_dir().join(format!("farbus-rig-tree-{}", std::process::id()));
+        let (tree_in, image, out) = (folder.join("t"), folder.join("i"), folder.join("o"));
+        tree(&tree_in).unwrap();
+        assert_eq!(verify_tree(&tree_in).unwrap(), 12 + 12 + 60);
+        if which("mkfs.ext4").is_some() && which("debugfs").is_some() {
+            ext4(&image, 32 << 20, &tree_in).unwrap();
+            fsck(&image).unwrap();
+            extract(&image, "/", &out).unwrap();
+            verify_tree(&out).unwrap();
+        }
+        fs::write(tree_in.join("many/file-007"), b"other").unwrap();
+        assert!(verify_tree(&tree_in).is_err());
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
