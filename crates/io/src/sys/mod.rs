@@ -1,1 +1,3 @@
 //! The kernel's own doors, and the only place where its error numbers are spoken.
+
+pub mod errno;

@@ -1,0 +1,464 @@
+//! Blocks in a regular file or a block device.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use farbus_model::{BlockStore, StoreError};
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use crate::sys::errno::store_error;
+
+/// What is written where a range cannot be zeroed by name. One page of the page cache is far too
+/// small (a system call each), a megabyte would sit in the binary.
+static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
+
+/// How often and how long a block device's lock is waited for: udev takes it for some milliseconds
+/// whenever a device was closed after writing.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// A file or block device of fixed size, locked for as long as it is open: one writer or several
+/// readers, so that no image is shared twice by accident.
+#[derive(Debug)]
+pub struct FileStore {
+    file: File,
+    path: PathBuf,
+    size_bytes: u64,
+    read_only: bool,
+    /// Whether the file system under it can give space back, and zero by name.
+    punches: bool,
+    zeroes: bool,
+    /// A failed fdatasync leaves lost pages marked clean, and the next one would succeed: once
+    /// durability could not be promised it is never promised again.
+    undurable: Option<StoreError>,
+}
+
+impl FileStore {
+    /// Opens `path` and locks it.
+    ///
+    /// # Errors
+    /// [`OpenError`], which says what to type next.
+    pub fn open(path: impl AsRef<Path>, read_only: bool) -> Result<Self, OpenError> {
+        let path = path.as_ref();
+        Self::try_open(path, read_only).map_err(|trouble| OpenError { path: path.to_owned(), trouble })
+    }
+
+    /// The path it was opened at.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn try_open(path: &Path, read_only: bool) -> Result<Self, Trouble> {
+        let is_block_device = match rustix::fs::stat(path).map(|s| FileType::from_raw_mode(s.st_mode)) {
+            Ok(FileType::RegularFile) => false,
+            Ok(FileType::BlockDevice) => true,
+            Ok(_) => return Err(Trouble::NotADisk),
+            Err(Errno::NOENT) => return Err(Trouble::Missing),
+            Err(errno) => return Err(Trouble::Other(errno.into())),
+        };
+        // NONBLOCK: should the path become a FIFO meanwhile, do not wait for its other end.
+        let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+        flags |= if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        if is_block_device && !read_only {
+            // The kernel then refuses a device that is mounted, and mounting one that is shared.
+            flags |= OFlags::EXCL;
+        }
+        let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+            Errno::ACCESS | Errno::PERM => Trouble::NotAllowed { writing: !read_only },
+            Errno::ROFS => Trouble::ReadOnlyMedium,
+            Errno::BUSY => Trouble::InUse,
+            Errno::NXIO | Errno::NOMEDIUM => Trouble::NoMedium,
+            errno => Trouble::Other(errno.into()),
+        })?);
+        let kind = rustix::fs::fstat(&file).map(|s| FileType::from_raw_mode(s.st_mode));
+        if !matches!(kind, Ok(FileType::RegularFile | FileType::BlockDevice)) {
+            return Err(Trouble::NotADisk);
+        }
+        lock(&file, path, read_only)?;
+        // A block device's metadata says size 0; its end says the truth for both.
+        let size_bytes = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|errno| Trouble::Other(errno.into()))?;
+        if size_bytes == 0 {
+            return Err(Trouble::Empty);
+        }
+        Ok(Self { file, path: path.to_owned(), size_bytes, read_only, punches: true, zeroes: true, undurable: None })
+    }
+
+    fn check_writable(&self) -> Result<(), StoreError> {
+        if self.read_only { Err(StoreError::ReadOnly) } else { Ok(()) }
+    }
+
+    fn assert_inside(&self, offset: u64, len: u64) {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size_bytes);
+        assert!(inside, "{len} bytes at {offset} lie outside a store of {} bytes", self.size_bytes);
+    }
+
+    /// Changes the range by `mode`; `Ok(false)` where this file cannot do that at all.
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<Outcome, StoreError> {
+        let mode = mode | FallocateFlags::KEEP_SIZE;
+        match rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, mode, offset, len)) {
+            Ok(()) => Ok(Outcome::Done),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(Outcome::Never),
+            // A block device wants whole sectors.
+            Err(Errno::INVAL) => Ok(Outcome::NotHere),
+            Err(errno) => Err(store_error(errno)),
+        }
+    }
+
+    fn overwrite_with_zeroes(&mut self, mut offset: u64, mut len: u64) -> Result<(), StoreError> {
+        while len > 0 {
+            let chunk = len.min(ZEROES.len() as u64);
+            self.write_at(offset, &ZEROES[..chunk as usize])?;
+            offset += chunk;
+            len -= chunk;
+        }
+        Ok(())
+    }
+}
+
+/// How an attempt to change a range by name ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    NotHere,
+    Never,
+}
+
+fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), Trouble> {
+    let operation =
+        if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+    for _ in 0..LOCK_TRIES {
+        match rustix::fs::flock(file, operation) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
+            Err(Errno::INTR) => {}
+            Err(errno @ (Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS)) => {
+                tracing::warn!(path = %path.display(), %errno, "this file system has no locks: share this image only once");
+                return Ok(());
+            }
+            Err(errno) => return Err(Trouble::Other(errno.into())),
+        }
+    }
+    Err(Trouble::InUse)
+}
+
+impl BlockStore for FileStore {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn read_at(&mut self, mut offset: u64, mut to: &mut [u8]) -> Result<(), StoreError> {
+        self.assert_inside(offset, to.len() as u64);
+        while !to.is_empty() {
+            match rustix::io::pread(&self.file, &mut *to, offset) {
+                // Somebody cut the file short under us.
+                Ok(0) => return Err(StoreError::Medium),
+                Ok(n) => {
+                    to = &mut to[n..];
+                    offset += n as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(store_error(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&mut self, mut offset: u64, mut from: &[u8]) -> Result<(), StoreError> {
+        self.assert_inside(offset, from.len() as u64);
+        self.check_writable()?;
+        while !from.is_empty() {
+            match rustix::io::pwrite(&self.file, from, offset) {
+                Ok(0) => return Err(StoreError::Medium),
+                Ok(n) => {
+                    from = &from[n..];
+                    offset += n as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(store_error(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), StoreError> {
+        if self.read_only {
+            return Ok(());
+        }
+        if let Some(error) = self.undurable {
+            return Err(error);
+        }
+        rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file)).map_err(|errno| {
+            let error = store_error(errno);
+            self.undurable = Some(error);
+            error
+        })
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.assert_inside(offset, len);
+        self.check_writable()?;
+        if self.punches && len > 0 {
+            match self.fallocate(FallocateFlags::PUNCH_HOLE, offset, len)? {
+                Outcome::Done => return Ok(()),
+                Outcome::NotHere => {}
+                Outcome::Never => self.punches = false,
+            }
+        }
+        self.overwrite_with_zeroes(offset, len)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.assert_inside(offset, len);
+        self.check_writable()?;
+        if self.zeroes && len > 0 {
+            match self.fallocate(FallocateFlags::ZERO_RANGE, offset, len)? {
+                Outcome::Done => return Ok(()),
+                Outcome::NotHere => {}
+                Outcome::Never => self.zeroes = false,
+            }
+        }
+        self.overwrite_with_zeroes(offset, len)
+    }
+}
+
+/// Why a disk could not be opened.
+#[derive(Debug)]
+pub struct OpenError {
+    /// The disk.
+    pub path: PathBuf,
+    /// What is the matter with it.
+    pub trouble: Trouble,
+}
+
+/// What can be the matter with a disk.
+#[derive(Debug)]
+pub enum Trouble {
+    /// There is nothing at the path.
+    Missing,
+    /// Neither a regular file nor a block device.
+    NotADisk,
+    /// It holds no bytes.
+    Empty,
+    /// The drive is there and nothing is in it.
+    NoMedium,
+    /// The user may not open it so.
+    NotAllowed {
+        /// Whether it was to be written.
+        writing: bool,
+    },
+    /// It lies on something that cannot be written.
+    ReadOnlyMedium,
+    /// Another program has locked or mounted it.
+    InUse,
+    /// Something else.
+    Other(io::Error),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        write!(f, "cannot open disk {path}: ")?;
+        match &self.trouble {
+            Trouble::Missing => write!(f, "there is no such file; make an empty one with `truncate -s 1G {path}`"),
+            Trouble::NotADisk => write!(f, "it is neither a regular file nor a block device"),
+            Trouble::Empty => write!(f, "it has no size; give it one with `truncate -s 1G {path}`"),
+            Trouble::NoMedium => write!(f, "there is no medium in this drive; insert one and try again"),
+            Trouble::NotAllowed { writing: true } => {
+                write!(f, "you may not write it; share it read-only with `disk:{path},ro`, or run as its owner")
+            }
+            Trouble::NotAllowed { writing: false } => write!(f, "you may not read it; run as its owner"),
+            Trouble::ReadOnlyMedium => write!(f, "it cannot be written; share it read-only with `disk:{path},ro`"),
+            Trouble::InUse => write!(
+                f,
+                "it is mounted or shared already; see `findmnt {path}` and `farbus status`, \
+                 or let every user open it read-only with `disk:{path},ro`"
+            ),
+            Trouble::Other(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.trouble {
+            Trouble::Other(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A file that goes away with its test.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn of_size(bytes: u64) -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let name = format!("farbus-store-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let path = std::env::temp_dir().join(name);
+            File::create(&path).unwrap().set_len(bytes).unwrap();
+            Self(path)
+        }
+
+        fn open(&self) -> FileStore {
+            FileStore::open(&self.0, false).unwrap()
+        }
+
+        fn allocated_bytes(&self) -> u64 {
+            std::fs::metadata(&self.0).unwrap().blocks() * 512
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    fn round_trip(store: &mut FileStore, offset: u64, len: usize) {
+        let written: Vec<u8> = (0..len).map(|i| (i as u64 * 31 + offset) as u8).collect();
+        store.write_at(offset, &written).unwrap();
+        let mut read = vec![0xee; len];
+        store.read_at(offset, &mut read).unwrap();
+        assert!(read == written, "{len} bytes at {offset}");
+    }
+
+    fn read(store: &mut FileStore, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0xee; len];
+        store.read_at(offset, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_sparse_64_gib_disk_is_used_to_its_last_byte_and_stays_sparse() {
+        let scratch = Scratch::of_size(64 * GIB);
+        let mut store = scratch.open();
+        assert_eq!(store.size_bytes(), 64 * GIB);
+        for offset in [0, 4 * GIB - 3, 32 * GIB + 1, 64 * GIB - 70_000] {
+            round_trip(&mut store, offset, 70_000);
+        }
+        store.flush().unwrap();
+        assert_eq!(read(&mut store, 10 * GIB, 4096), [0; 4096]);
+        assert!(scratch.allocated_bytes() < 2 << 20);
+        store.discard(0, 64 * GIB).unwrap();
+        assert_eq!(read(&mut store, 64 * GIB - 70_000, 70_000), vec![0; 70_000]);
+        assert_eq!(scratch.allocated_bytes(), 0);
+        assert_eq!(store.size_bytes(), 64 * GIB);
+    }
+
+    #[test]
+    fn a_sparse_16_tib_disk_is_used_to_its_last_byte() {
+        // ext4 with blocks of 4 KiB ends one block before 16 TiB.
+        let size = 16 * 1024 * GIB - 4096;
+        let scratch = Scratch::of_size(size);
+        let mut store = scratch.open();
+        assert_eq!(store.size_bytes(), size);
+        round_trip(&mut store, size - 5000, 5000);
+        store.write_zeroes(size - 5000, 100).unwrap();
+        assert_eq!(read(&mut store, size - 5000, 101)[..100], [0; 100]);
+        store.flush().unwrap();
+    }
+
+    #[test]
+    fn ranges_are_zeroed_at_any_offset_with_and_without_the_file_systems_help() {
+        for (punches, zeroes) in [(true, true), (false, false)] {
+            let scratch = Scratch::of_size(1 << 20);
+            let mut store = scratch.open();
+            (store.punches, store.zeroes) = (punches, zeroes);
+            store.write_at(0, &vec![0xa5; 1 << 20]).unwrap();
+            store.discard(1001, 300_000).unwrap();
+            store.write_zeroes(700_001, 4097).unwrap();
+            store.discard(5, 0).unwrap();
+            let mut expected = vec![0xa5; 1 << 20];
+            expected[1001..][..300_000].fill(0);
+            expected[700_001..][..4097].fill(0);
+            assert!(read(&mut store, 0, 1 << 20) == expected, "punches {punches}, zeroes {zeroes}");
+        }
+    }
+
+    #[test]
+    fn one_writer_or_several_readers() {
+        let scratch = Scratch::of_size(4096);
+        let in_use = |read_only| match FileStore::open(&scratch.0, read_only) {
+            Err(OpenError { trouble: Trouble::InUse, .. }) => true,
+            Err(error) => panic!("{error}"),
+            Ok(_) => false,
+        };
+        let writer = scratch.open();
+        assert!(in_use(false));
+        assert!(in_use(true));
+        drop(writer);
+        let reader = FileStore::open(&scratch.0, true).unwrap();
+        assert!(!in_use(true));
+        assert!(in_use(false));
+        drop(reader);
+        assert!(!in_use(false));
+    }
+
+    #[test]
+    fn a_read_only_disk_is_read_and_refuses_every_change() {
+        let scratch = Scratch::of_size(4096);
+        let mut store = FileStore::open(&scratch.0, true).unwrap();
+        assert!(store.is_read_only());
+        assert_eq!(read(&mut store, 0, 4096), [0; 4096]);
+        assert_eq!(store.write_at(0, &[1]), Err(StoreError::ReadOnly));
+        assert_eq!(store.discard(0, 512), Err(StoreError::ReadOnly));
+        assert_eq!(store.write_zeroes(0, 512), Err(StoreError::ReadOnly));
+        assert_eq!(store.flush(), Ok(()));
+    }
+
+    #[test]
+    fn what_cannot_be_a_disk_is_refused_with_what_to_type_next() {
+        let refused = |path: &Path, read_only: bool| FileStore::open(path, read_only).unwrap_err().to_string();
+        assert!(refused(Path::new("/nowhere/disk"), false).contains("truncate -s 1G /nowhere/disk"));
+        assert!(refused(Path::new("/tmp"), false).contains("neither a regular file nor a block device"));
+        assert!(refused(Path::new("/dev/null"), false).contains("neither a regular file nor a block device"));
+        let empty = Scratch::of_size(0);
+        assert!(refused(&empty.0, true).contains("truncate -s 1G"));
+        if !rustix::process::geteuid().is_root() {
+            let locked = Scratch::of_size(512);
+            std::fs::set_permissions(&locked.0, PermissionsExt::from_mode(0o400)).unwrap();
+            assert!(refused(&locked.0, false).contains(",ro"));
+        }
+    }
+
+    #[test]
+    fn a_file_cut_short_by_somebody_else_is_a_medium_error() {
+        let scratch = Scratch::of_size(8192);
+        let mut store = scratch.open();
+        File::options().write(true).open(&scratch.0).unwrap().set_len(4096).unwrap();
+        assert_eq!(store.read_at(4000, &mut [0; 200]), Err(StoreError::Medium));
+    }
+
+    #[test]
+    fn a_lost_flush_is_not_forgotten() {
+        let scratch = Scratch::of_size(4096);
+        let mut store = scratch.open();
+        store.undurable = Some(StoreError::NoSpace);
+        assert_eq!(store.flush(), Err(StoreError::NoSpace));
+    }
+
+    #[test]
+    #[should_panic(expected = "outside a store of 4096 bytes")]
+    fn a_caller_that_leaves_the_store_is_stopped_before_the_file_grows() {
+        let _ = Scratch::of_size(4096).open().write_at(4095, &[0, 0]);
+    }
+}
