@@ -373,6 +373,8 @@ impl<F: Function> Emulated<F> {
                 payload.truncate(urb.length as usize);
                 urb.answer(payload)
             }
+            // An IN request without a data stage travels as OUT (USB 2.0 §9.3.1).
+            (Control::Data(_), Direction::Out) if urb.length == 0 => urb.accept(),
             (Control::Data(_), Direction::Out) | (Control::Stall, _) => urb.fail(Status::Stall),
         };
         done.push(finished);
@@ -515,21 +517,18 @@ impl<F: Function> Device for Emulated<F> {
         self.speed
     }
 
-    fn configuration(&self) -> u8 {
-        self.selection.configuration()
+    fn selection(&self) -> &Selection {
+        &self.selection
     }
 
-    fn endpoint(&self, address: EpAddr) -> Option<&Endpoint> {
-        self.selection.endpoint(address)
-    }
-
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
         if urb.endpoint.is_control() {
             self.submit_control(now, urb, done);
         } else {
             let index = urb.endpoint.index();
             let pipe = &mut self.pipes[index];
             if !pipe.queue.is_empty() {
+                urb.own_payload();
                 pipe.queue.push_back(urb);
                 return;
             }
@@ -540,6 +539,8 @@ impl<F: Function> Device for Emulated<F> {
             }
             if let Step::Waits = self.step(urb, now, done) {
                 self.waiting |= 1 << index;
+                let kept = self.pipes[index].queue.front_mut().expect("a request that waits is in its queue");
+                kept.own_payload();
                 return;
             }
         }

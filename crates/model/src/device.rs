@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use crate::descriptor::{Descriptors, Endpoint};
+use crate::descriptor::{Descriptors, Selection};
 use crate::payload::BufferPool;
 use crate::time::Instant;
 use crate::urb::{Done, InFlight, UrbId};
-use crate::usb::{EpAddr, Speed};
+use crate::usb::Speed;
 
 /// A USB device: one made of code, one behind usbfs, one on another machine.
 ///
@@ -28,13 +28,11 @@ pub trait Device: Send {
     /// The speed it runs at.
     fn speed(&self) -> Speed;
 
-    /// The active configuration's value, 0 when unconfigured.
-    fn configuration(&self) -> u8;
+    /// What SET_CONFIGURATION and SET_INTERFACE have made active.
+    fn selection(&self) -> &Selection;
 
-    /// The endpoint at `address` under the active configuration and alternate settings.
-    fn endpoint(&self, address: EpAddr) -> Option<&Endpoint>;
-
-    /// Starts a request. May finish it at once.
+    /// Starts a request. May finish it at once. A device that keeps an OUT request beyond the call
+    /// first calls [`InFlight::own_payload`], because its bytes may lie in a link's receive buffer.
     fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions);
 
     /// Withdraws a request. May finish it at once or later.
@@ -61,6 +59,44 @@ pub trait Device: Send {
     fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
         let _ = (now, done);
         Err(CommandError::unknown(command))
+    }
+}
+
+impl<T: Device + ?Sized> Device for Box<T> {
+    fn descriptors(&self) -> &Descriptors {
+        (**self).descriptors()
+    }
+
+    fn speed(&self) -> Speed {
+        (**self).speed()
+    }
+
+    fn selection(&self) -> &Selection {
+        (**self).selection()
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        (**self).submit(now, urb, done);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        (**self).cancel(now, id, done);
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        (**self).reset(now, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        (**self).poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        (**self).handle_timeout(now, done);
+    }
+
+    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+        (**self).command(now, command, done)
     }
 }
 

@@ -14,11 +14,11 @@ pub struct Limits {
     pub urbs_in_flight_max: usize,
     /// OUT bytes held by requests that a device has not taken yet.
     pub out_bytes_held_max: usize,
-    /// Reply bytes waiting for a peer that reads slowly, beyond which no further request is started.
-    /// At least as much as a socket buffer takes at once (4 MiB by default on Linux) keeps it fed.
+    /// Reply bytes waiting for the link, beyond which no further request is started: they wait
+    /// unstarted, as headers. Half a second-level cache, so that what was read is sent while it is hot.
     pub reply_bytes_backlog: usize,
-    /// Replies waiting; a peer that keeps sending and never reads is cut off here.
-    pub replies_backlog_max: usize,
+    /// Header bytes waiting for a peer that keeps sending and never reads; beyond, it is cut off.
+    pub reply_header_bytes_max: usize,
     /// Receive buffer: large enough that 32 requests of 4 KiB arrive in one read.
     pub receive_bytes: usize,
     /// Idle buffers kept for reuse.
@@ -30,20 +30,20 @@ impl Limits {
     pub const DEFAULT: Limits = Limits {
         urbs_in_flight_max: 4096,
         out_bytes_held_max: 32 << 20,
-        reply_bytes_backlog: 8 << 20,
-        replies_backlog_max: 16384,
+        reply_bytes_backlog: 512 << 10,
+        reply_header_bytes_max: 2 << 20,
         receive_bytes: 256 << 10,
         pool_bytes: 4 << 20,
     };
 
     /// The most memory a session's payloads can take: every holder, line by line.
     pub const fn bytes_max(&self) -> usize {
-        // Bytes received and not yet understood, and one large payload being received.
-        self.receive_bytes + URB_BYTES_MAX as usize
+        // Bytes received and not yet understood; a large frame's buffer doubles as it arrives.
+        self.receive_bytes + 2 * URB_BYTES_MAX as usize
             // Requests that wait for credit or for the device.
             + self.out_bytes_held_max
-            // Replies: the backlog, and the one request that overshoots it.
-            + self.reply_bytes_backlog + URB_BYTES_MAX as usize
+            // Replies: the backlog, the one request that overshoots it, and refusals behind it.
+            + self.reply_bytes_backlog + URB_BYTES_MAX as usize + self.reply_header_bytes_max
             // Idle buffers.
             + self.pool_bytes
     }
@@ -61,6 +61,6 @@ mod tests {
 
     #[test]
     fn a_session_is_bounded() {
-        assert!(Limits::DEFAULT.bytes_max() < 80 << 20, "{}", Limits::DEFAULT.bytes_max());
+        assert!(Limits::DEFAULT.bytes_max() < 96 << 20, "{}", Limits::DEFAULT.bytes_max());
     }
 }

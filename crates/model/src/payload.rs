@@ -125,6 +125,13 @@ impl Payload {
         }
     }
 
+    /// Copies a window's bytes into a buffer of their own; other kinds stay as they are.
+    pub fn own(&mut self) {
+        if let Payload::Shared(_) = self {
+            *self = Payload::Bytes(self.contiguous().into_owned());
+        }
+    }
+
     /// Takes the first `n` bytes off and returns them; the rest stays. Windows and patterns are
     /// split without a copy (a pattern only where the cut falls on a unit's end).
     pub fn split_front(&mut self, n: usize) -> Payload {

@@ -130,6 +130,12 @@ impl InFlight {
         std::mem::take(&mut self.urb.as_mut().expect("an unanswered request holds its URB").payload)
     }
 
+    /// Copies the OUT data out of a buffer that is not its own, so that it may be kept.
+    pub fn own_payload(&mut self) {
+        let urb = self.urb.as_mut().expect("an unanswered request holds its URB");
+        urb.payload.own();
+    }
+
     /// Answers with `status`, `actual` bytes moved and (IN) those bytes.
     ///
     /// # Panics

@@ -1,1 +1,17 @@
-//! Placeholder replaced by the first commit of this room.
+//! # The tongues, as sans-IO state machines
+//!
+//! **This room is** where bytes become typed messages and back, and where the state of a
+//! connection lives. Today: [`usbip`], the protocol 0x0111 that Linux's and Windows' clients speak.
+//!
+//! **It may touch** the bytes it is handed.
+//!
+//! **It never touches** a socket or a clock, nor what the messages mean to a device.
+//!
+//! **Enter at** [`usbip::ServerConn`], then [`usbip::message`] for the bytes themselves.
+//!
+//! **Why** two layers, message and connection: a fuzzer wants the first without the second, a peer
+//! in another tongue shares neither, and every stranger's length is compared with a limit in the
+//! first before the second can act on it.
+
+mod buffer;
+pub mod usbip;

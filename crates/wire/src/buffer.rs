@@ -1,0 +1,332 @@
+//! Bytes on their way in and out: received into one place and not moved, sent from where they lie.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::Arc;
+
+use farbus_model::{BufferPool, Payload};
+
+/// Received bytes that are not yet understood, in one shared chunk, so that a payload can be
+/// handed on as a window instead of a copy.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    chunk: Arc<[u8]>,
+    start: usize,
+    end: usize,
+    /// Bytes the frame at `start` needs, as far as is known.
+    wanted: usize,
+    capacity: usize,
+    /// Chunks that windows still pointed at when they were left; reused once nobody looks.
+    left: Vec<Arc<[u8]>>,
+}
+
+/// A frame at least this large is received up to its end and no further (and the next header), so
+/// that no part of its successor has to be moved.
+const LARGE_FRAME_BYTES: usize = 32 << 10;
+/// A rest this small is cheaper to move than to work around.
+const SMALL_REST_BYTES: usize = 4 << 10;
+/// Chunks kept for reuse.
+const CHUNKS_LEFT_MAX: usize = 4;
+
+impl Incoming {
+    /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived.
+    pub fn new(capacity: usize) -> Self {
+        Self { chunk: new_chunk(capacity), start: 0, end: 0, wanted: 0, capacity, left: Vec::new() }
+    }
+
+    /// Where the next bytes go. Never empty. `header_bytes` is the size of the protocol's header.
+    pub fn space(&mut self, header_bytes: usize) -> &mut [u8] {
+        let have = self.end - self.start;
+        let wanted = self.wanted.max(header_bytes);
+        if have == 0 {
+            self.move_rest_to(0);
+        } else if have <= SMALL_REST_BYTES || self.start + wanted > self.chunk.len() {
+            self.make_room(wanted);
+        }
+        if Arc::get_mut(&mut self.chunk).is_none() {
+            self.leave_chunk(self.chunk.len());
+        }
+        let limit = if self.wanted >= LARGE_FRAME_BYTES {
+            (self.start + self.wanted + header_bytes).min(self.chunk.len())
+        } else {
+            self.chunk.len()
+        };
+        let end = self.end;
+        let chunk = Arc::get_mut(&mut self.chunk).expect("a chunk that others look at was left just now");
+        &mut chunk[end..limit]
+    }
+
+    /// `count` bytes were put into [`Incoming::space`].
+    pub fn received(&mut self, count: usize) {
+        self.end += count;
+        debug_assert!(self.end <= self.chunk.len());
+    }
+
+    /// What is there.
+    pub fn bytes(&self) -> &[u8] {
+        &self.chunk[self.start..self.end]
+    }
+
+    /// The frame at the front needs `count` bytes in all. The caller has checked it against a limit.
+    pub fn want(&mut self, count: usize) {
+        self.wanted = count;
+    }
+
+    /// A window on bytes at the front, relative to it.
+    pub fn window(&self, range: Range<usize>) -> Payload {
+        Payload::shared(&self.chunk, self.start + range.start..self.start + range.end)
+    }
+
+    /// The first `count` bytes are understood.
+    pub fn consume(&mut self, count: usize) {
+        self.start += count;
+        self.wanted = 0;
+        debug_assert!(self.start <= self.end);
+    }
+
+    fn make_room(&mut self, wanted: usize) {
+        let have = self.end - self.start;
+        if wanted <= self.chunk.len() {
+            self.move_rest_to(0);
+        } else if have == self.chunk.len() {
+            // Doubling what has arrived: a stranger's length alone reserves nothing.
+            self.leave_chunk((self.chunk.len() * 2).min(wanted.next_power_of_two()));
+        } else {
+            self.move_rest_to(0);
+        }
+    }
+
+    fn move_rest_to(&mut self, at: usize) {
+        if self.start == at {
+            return;
+        }
+        let (start, end) = (self.start, self.end);
+        if start == end {
+            if self.chunk.len() > self.capacity * 4 {
+                // One huge frame is not paid for for ever.
+                self.chunk = new_chunk(self.capacity);
+            }
+            (self.start, self.end) = (at, at);
+        } else if let Some(chunk) = Arc::get_mut(&mut self.chunk) {
+            chunk.copy_within(start..end, at);
+            (self.start, self.end) = (at, at + end - start);
+        } else {
+            self.leave_chunk(self.chunk.len());
+        }
+    }
+
+    /// Goes on in another chunk of `bytes`, taking the rest along.
+    fn leave_chunk(&mut self, bytes: usize) {
+        let reusable = self.left.iter_mut().position(|chunk| chunk.len() >= bytes && Arc::get_mut(chunk).is_some());
+        let mut next = match reusable {
+            Some(at) => self.left.swap_remove(at),
+            None => new_chunk(bytes),
+        };
+        let rest = self.end - self.start;
+        let room = Arc::get_mut(&mut next).expect("a chunk that nobody else looks at");
+        room[..rest].copy_from_slice(&self.chunk[self.start..self.end]);
+        let old = std::mem::replace(&mut self.chunk, next);
+        (self.start, self.end) = (0, rest);
+        if self.left.len() < CHUNKS_LEFT_MAX && old.len() <= self.capacity * 4 {
+            self.left.push(old);
+        }
+    }
+}
+
+fn new_chunk(bytes: usize) -> Arc<[u8]> {
+    // Collected from a sized iterator: one allocation, already counted.
+    std::iter::repeat_n(0, bytes).collect()
+}
+
+/// Bytes waiting to be sent: headers in one arena, payloads where they lie.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    arena: Vec<u8>,
+    /// Arena bytes already sent.
+    arena_sent: usize,
+    pieces: VecDeque<Piece>,
+    /// Bytes of the first piece already sent.
+    piece_sent: usize,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+enum Piece {
+    /// So many bytes of the arena, behind those of the pieces before.
+    Arena(usize),
+    Payload(Payload),
+}
+
+/// A payload up to this size is copied behind its header: one run of memory less for the kernel to walk.
+const INLINE_PAYLOAD_BYTES: usize = 512;
+/// Runs of memory in one send. Linux takes 1024; 128 hold 32 replies of 128 KiB patterns.
+const RUNS_MAX: usize = 128;
+
+impl Outgoing {
+    /// Appends header bytes.
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.arena.extend_from_slice(bytes);
+        self.bytes += bytes.len();
+        match self.pieces.back_mut() {
+            Some(Piece::Arena(len)) => *len += bytes.len(),
+            _ => self.pieces.push_back(Piece::Arena(bytes.len())),
+        }
+    }
+
+    /// Appends a payload.
+    pub fn put_payload(&mut self, payload: Payload, pool: &mut BufferPool) {
+        if payload.len() <= INLINE_PAYLOAD_BYTES {
+            for run in payload.runs() {
+                self.put(run);
+            }
+            pool.recycle(payload);
+        } else {
+            self.bytes += payload.len();
+            self.pieces.push_back(Piece::Payload(payload));
+        }
+    }
+
+    /// Bytes waiting.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Header bytes waiting, small payloads among them: what grows when a peer never reads.
+    pub fn header_bytes(&self) -> usize {
+        self.arena.len() - self.arena_sent
+    }
+
+    /// The runs of memory to send next, in order; at most [`RUNS_MAX`].
+    pub fn runs(&self) -> Vec<IoSlice<'_>> {
+        let mut runs = Vec::with_capacity(RUNS_MAX.min(self.pieces.len() * 2));
+        let mut arena_at = self.arena_sent;
+        let mut skip = self.piece_sent;
+        for piece in &self.pieces {
+            match piece {
+                Piece::Arena(len) => {
+                    let left = len - skip;
+                    runs.push(IoSlice::new(&self.arena[arena_at..arena_at + left]));
+                    arena_at += left;
+                    skip = 0;
+                }
+                Piece::Payload(payload) => {
+                    for run in payload.runs() {
+                        let from = skip.min(run.len());
+                        skip -= from;
+                        if from < run.len() {
+                            runs.push(IoSlice::new(&run[from..]));
+                        }
+                        if runs.len() == RUNS_MAX {
+                            return runs;
+                        }
+                    }
+                }
+            }
+            if runs.len() >= RUNS_MAX {
+                break;
+            }
+        }
+        runs
+    }
+
+    /// `count` bytes were sent; buffers go back to `pool`.
+    pub fn sent(&mut self, mut count: usize, pool: &mut BufferPool) {
+        assert!(count <= self.bytes, "no more was sent than was there");
+        self.bytes -= count;
+        while let Some(piece) = self.pieces.front() {
+            let left = match piece {
+                Piece::Arena(len) => len - self.piece_sent,
+                Piece::Payload(payload) => payload.len() - self.piece_sent,
+            };
+            let now = left.min(count);
+            if matches!(piece, Piece::Arena(_)) {
+                self.arena_sent += now;
+            }
+            if now < left {
+                self.piece_sent += now;
+                break;
+            }
+            count -= now;
+            self.piece_sent = 0;
+            if let Some(Piece::Payload(payload)) = self.pieces.pop_front() {
+                pool.recycle(payload);
+            }
+        }
+        if self.pieces.is_empty() {
+            self.arena.clear();
+            self.arena_sent = 0;
+        } else if self.arena_sent > INLINE_PAYLOAD_BYTES * RUNS_MAX {
+            self.arena.drain(..self.arena_sent);
+            self.arena_sent = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn push(incoming: &mut Incoming, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let space = incoming.space(4);
+            assert!(!space.is_empty(), "there is always room");
+            let n = space.len().min(bytes.len());
+            space[..n].copy_from_slice(&bytes[..n]);
+            incoming.received(n);
+            bytes = &bytes[n..];
+        }
+    }
+
+    #[test]
+    fn a_window_outlives_what_is_received_after_it() {
+        let mut incoming = Incoming::new(64);
+        push(&mut incoming, &[1; 10]);
+        let window = incoming.window(0..10);
+        incoming.consume(10);
+        push(&mut incoming, &[2; 60]);
+        assert_eq!(window.into_vec(), [1; 10]);
+        assert_eq!(incoming.bytes(), [2; 60]);
+    }
+
+    #[test]
+    fn a_frame_larger_than_the_buffer_grows_it_only_as_it_arrives() {
+        let mut incoming = Incoming::new(64);
+        push(&mut incoming, &[1; 8]);
+        incoming.want(1000);
+        assert!(incoming.space(4).len() <= 64);
+        push(&mut incoming, &[1; 500]);
+        assert!(incoming.chunk.len() <= 1024, "{}", incoming.chunk.len());
+        push(&mut incoming, &[1; 492]);
+        assert_eq!(incoming.bytes(), [1; 1000]);
+        incoming.consume(1000);
+        push(&mut incoming, &[3]);
+        assert_eq!((incoming.bytes(), incoming.chunk.len()), ([3].as_slice(), 64), "and shrinks again");
+    }
+
+    #[test]
+    fn whatever_is_sent_at_a_time_the_bytes_come_out_in_order() {
+        let mut pool = BufferPool::new(1 << 20);
+        for step in [1, 7, 48, 600, 5000] {
+            let mut outgoing = Outgoing::default();
+            let mut expected: Vec<u8> = Vec::new();
+            for n in 0..40u8 {
+                outgoing.put(&[n; 48]);
+                expected.extend([n; 48]);
+                let payload = vec![n; usize::from(n) * 30];
+                expected.extend(&payload);
+                outgoing.put_payload(payload.into(), &mut pool);
+            }
+            let mut got: Vec<u8> = Vec::new();
+            while outgoing.len() > 0 {
+                let flat: Vec<u8> = outgoing.runs().iter().flat_map(|run| run.iter().copied()).collect();
+                assert!(!flat.is_empty());
+                let n = flat.len().min(step);
+                got.extend_from_slice(&flat[..n]);
+                outgoing.sent(n, &mut pool);
+            }
+            assert_eq!(got, expected);
+            assert_eq!((outgoing.header_bytes(), outgoing.arena.len()), (0, 0));
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! The importer's end of a USB/IP connection. Whatever the exporter sends is held against what was
+//! asked before anybody else sees it: behind this gate stands a kernel's parser (CVE-2026-31607).
+//!
+//! | the unlink race | what the asker gets |
+//! |---|---|
+//! | RET_UNLINK −104 | the request as cancelled |
+//! | RET_SUBMIT, then RET_UNLINK 0 | the request with its true status |
+//! | RET_UNLINK 0, no RET_SUBMIT yet | cancelled; a RET_SUBMIT that still comes is swallowed |
+//! | RET_UNLINK with another errno | the request with that status (Linux's stub when the two race) |
+
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+
+use farbus_model::{BufferPool, Direction, Done, InFlight, IsoPacket, Limits, Payload, Status, TransferType, UrbId};
+
+use super::message::{
+    self, DEVICE_RECORD_BYTES, DEVICES_MAX, DeviceRecord, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader,
+    OpStatus, RawHeader, Reject, Submit, SubmitReply, command, op,
+};
+use super::status;
+use crate::buffer::{Incoming, Outgoing};
+
+/// What the exporter said.
+#[derive(Debug)]
+pub enum Answer {
+    /// The devices it offers.
+    DeviceList(Vec<DeviceRecord>),
+    /// The import's outcome.
+    Imported(Result<DeviceRecord, OpStatus>),
+    /// A URB ended.
+    Done(Done),
+}
+
+/// A connection, the client's end.
+#[derive(Debug)]
+pub struct ClientConn {
+    incoming: Incoming,
+    outgoing: Outgoing,
+    phase: Phase,
+    devid: u32,
+    next_seqnum: u32,
+    flights: BTreeMap<u32, Flight>,
+    /// Unlinks without an answer: their number to their victim's.
+    unlinks: BTreeMap<u32, u32>,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Nothing was asked.
+    Idle,
+    /// A list is on its way: devices still to come (`None`: their number), and those that came.
+    List { left: Option<u32>, devices: Vec<DeviceRecord> },
+    /// The import's answer for this bus id is on its way.
+    Import(String),
+    /// URBs.
+    Urbs,
+}
+
+#[derive(Debug)]
+struct Flight {
+    /// `None`: the asker has its answer and a late RET_SUBMIT is to be swallowed.
+    urb: Option<InFlight>,
+    direction: Direction,
+    length: u32,
+    packets: Vec<IsoPacket>,
+    is_iso: bool,
+    unlinked: bool,
+}
+
+impl ClientConn {
+    /// A fresh connection.
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            incoming: Incoming::new(limits.receive_bytes),
+            outgoing: Outgoing::default(),
+            phase: Phase::Idle,
+            devid: 0,
+            next_seqnum: 1,
+            flights: BTreeMap::new(),
+            unlinks: BTreeMap::new(),
+        }
+    }
+
+    /// Asks for the list of devices.
+    pub fn device_list(&mut self) {
+        self.outgoing.put(&OpHeader::new(op::REQ_DEVLIST, OpStatus::Ok).to_bytes());
+        self.phase = Phase::List { left: None, devices: Vec::new() };
+    }
+
+    /// Asks for a device.
+    pub fn import(&mut self, bus_id: &str) {
+        self.outgoing.put(&OpHeader::new(op::REQ_IMPORT, OpStatus::Ok).to_bytes());
+        self.outgoing.put(&message::encode_bus_id(bus_id));
+        self.phase = Phase::Import(bus_id.to_owned());
+    }
+
+    /// Sends a request on its way. `kind` is the endpoint's transfer type.
+    ///
+    /// # Panics
+    /// Before a device was imported.
+    pub fn submit(&mut self, mut urb: InFlight, kind: TransferType, pool: &mut BufferPool) {
+        assert!(matches!(self.phase, Phase::Urbs), "a device was imported");
+        let is_iso = kind == TransferType::Isochronous;
+        let seqnum = self.take_seqnum();
+        let submit = Submit {
+            seqnum,
+            endpoint: urb.endpoint,
+            direction: urb.direction,
+            length: urb.length,
+            flags: urb.flags,
+            start_frame: urb.start_frame,
+            number_of_packets: if is_iso { urb.iso.len() as u32 } else { 0 },
+            interval: urb.interval,
+            setup: urb.setup,
+        };
+        self.outgoing.put(&submit.to_bytes(self.devid));
+        self.outgoing.put_payload(urb.take_payload(), pool);
+        let packets = urb.iso.clone();
+        for packet in &packets {
+            // Zeros for what is not known yet: the kernel's own exporter wants them so.
+            let asked = IsoPacket { actual: 0, status: Status::Ok, ..*packet };
+            self.outgoing.put(&message::encode_iso_packet(&asked));
+        }
+        let (direction, length) = (urb.direction, urb.length);
+        self.flights.insert(seqnum, Flight { urb: Some(urb), direction, length, packets, is_iso, unlinked: false });
+    }
+
+    /// Withdraws a request; it comes back as [`Answer::Done`] all the same.
+    pub fn unlink(&mut self, id: UrbId) {
+        let victim = self.flights.iter().find(|(_, f)| f.urb.as_ref().is_some_and(|urb| urb.id == id));
+        let Some((&victim, _)) = victim else { return };
+        let flight = self.flights.get_mut(&victim).expect("found just now");
+        if std::mem::replace(&mut flight.unlinked, true) {
+            return;
+        }
+        let seqnum = self.take_seqnum();
+        self.unlinks.insert(seqnum, victim);
+        self.outgoing.put(&message::encode_unlink(seqnum, self.devid, victim));
+    }
+
+    /// The next number that nothing in flight has; 0 is left out.
+    fn take_seqnum(&mut self) -> u32 {
+        loop {
+            let seqnum = self.next_seqnum;
+            self.next_seqnum = self.next_seqnum.checked_add(1).unwrap_or(1);
+            if !self.flights.contains_key(&seqnum) && !self.unlinks.contains_key(&seqnum) {
+                return seqnum;
+            }
+        }
+    }
+
+    /// Where received bytes go; never empty.
+    pub fn receive_space(&mut self) -> &mut [u8] {
+        self.incoming.space(HEADER_BYTES)
+    }
+
+    /// `count` bytes arrived.
+    pub fn handle_received(&mut self, count: usize) {
+        self.incoming.received(count);
+    }
+
+    /// The next thing that the exporter said, if its bytes are all there.
+    ///
+    /// # Errors
+    /// [`Reject`]: it does not fit what was asked, and the connection is at its end.
+    pub fn poll_answer(&mut self) -> Result<Option<Answer>, Reject> {
+        match self.phase {
+            Phase::Idle if self.incoming.bytes().is_empty() => Ok(None),
+            Phase::Idle => Err(Reject::new("length", self.incoming.bytes().len() as u64, "nothing was asked")),
+            Phase::List { .. } => self.poll_list(),
+            Phase::Import(_) => self.poll_import(),
+            Phase::Urbs => self.poll_urbs(),
+        }
+    }
+
+    fn poll_op_header(&mut self, code: u16) -> Result<Option<OpStatus>, Reject> {
+        let Some(bytes) = self.incoming.bytes().first_chunk::<OP_HEADER_BYTES>() else { return Ok(None) };
+        let header = OpHeader::from_bytes(*bytes);
+        // The refusal of an older or newer server carries its own version; so does a list of one.
+        if header.version != message::VERSION {
+            return Err(Reject::new("version", u64::from(header.version), "we speak 0x0111"));
+        }
+        if header.code != code {
+            return Err(Reject::new("operation", u64::from(header.code), "an answer has its question's code"));
+        }
+        Ok(Some(OpStatus::from_code(header.status)))
+    }
+
+    fn poll_list(&mut self) -> Result<Option<Answer>, Reject> {
+        if let Phase::List { left: None, .. } = self.phase {
+            let Some(status) = self.poll_op_header(op::REP_DEVLIST)? else { return Ok(None) };
+            if status != OpStatus::Ok {
+                return Err(Reject::new("status", u64::from(status.code()), "a list is not refused"));
+            }
+            let Some(count) = self.incoming.bytes()[OP_HEADER_BYTES..].first_chunk::<4>() else { return Ok(None) };
+            let count = u32::from_be_bytes(*count);
+            if count > DEVICES_MAX {
+                return Err(Reject::new("ndev", u64::from(count), "a list has at most 4096 devices"));
+            }
+            self.incoming.consume(OP_HEADER_BYTES + 4);
+            self.phase = Phase::List { left: Some(count), devices: Vec::new() };
+        }
+        loop {
+            let Phase::List { left: Some(left), devices } = &mut self.phase else { unreachable!("set just above") };
+            if *left == 0 {
+                let devices = std::mem::take(devices);
+                self.phase = Phase::Idle;
+                return Ok(Some(Answer::DeviceList(devices)));
+            }
+            let Some(bytes) = self.incoming.bytes().first_chunk::<DEVICE_RECORD_BYTES>() else { return Ok(None) };
+            let mut record = DeviceRecord::decode(bytes)?;
+            let total = DEVICE_RECORD_BYTES + 4 * usize::from(record.interface_count);
+            let Some(classes) = self.incoming.bytes().get(DEVICE_RECORD_BYTES..total) else { return Ok(None) };
+            record.interfaces = classes.chunks_exact(4).map(|c| [c[0], c[1], c[2]]).collect();
+            devices.push(record);
+            *left -= 1;
+            self.incoming.consume(total);
+        }
+    }
+
+    fn poll_import(&mut self) -> Result<Option<Answer>, Reject> {
+        let Some(status) = self.poll_op_header(op::REP_IMPORT)? else { return Ok(None) };
+        if status != OpStatus::Ok {
+            // Eight bytes and nothing more.
+            self.incoming.consume(OP_HEADER_BYTES);
+            self.phase = Phase::Idle;
+            return Ok(Some(Answer::Imported(Err(status))));
+        }
+        let rest = &self.incoming.bytes()[OP_HEADER_BYTES..];
+        let Some(bytes) = rest.first_chunk::<DEVICE_RECORD_BYTES>() else { return Ok(None) };
+        let record = DeviceRecord::decode(bytes)?;
+        match &self.phase {
+            Phase::Import(asked) if *asked == record.bus_id => {}
+            _ => {
+                return Err(Reject::new("busid", u64::from(record.device), "the device that was asked for comes back"));
+            }
+        }
+        self.incoming.consume(OP_HEADER_BYTES + DEVICE_RECORD_BYTES);
+        self.devid = record.device_id();
+        self.phase = Phase::Urbs;
+        Ok(Some(Answer::Imported(Ok(record))))
+    }
+
+    fn poll_urbs(&mut self) -> Result<Option<Answer>, Reject> {
+        loop {
+            let Some(bytes) = self.incoming.bytes().first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+            let raw = RawHeader::from_bytes(bytes);
+            let done = match raw.command {
+                command::RET_SUBMIT => match self.poll_submit_reply(&raw)? {
+                    Progress::More => return Ok(None),
+                    Progress::Done(done) => done,
+                },
+                command::RET_UNLINK => {
+                    self.incoming.consume(HEADER_BYTES);
+                    self.unlink_reply(&raw)
+                }
+                other => {
+                    let rule = "an exporter sends 3 (submit reply) or 4 (unlink reply)";
+                    return Err(Reject::new("command", u64::from(other), rule));
+                }
+            };
+            if let Some(done) = done {
+                return Ok(Some(Answer::Done(done)));
+            }
+        }
+    }
+
+    fn poll_submit_reply(&mut self, raw: &RawHeader) -> Result<Progress, Reject> {
+        let reply = SubmitReply::from_raw(raw);
+        let flight = self.flights.get(&reply.seqnum);
+        let flight = flight.ok_or(Reject::new("seqnum", u64::from(reply.seqnum), "an answer names a request"))?;
+        let packets = check_reply(flight, &reply)?;
+        let data_bytes = if flight.direction == Direction::In { reply.actual as usize } else { 0 };
+        let total = HEADER_BYTES + data_bytes + packets * ISO_PACKET_BYTES;
+        if self.incoming.bytes().len() < total {
+            self.incoming.want(total);
+            return Ok(Progress::More);
+        }
+        let descriptors = &self.incoming.bytes()[HEADER_BYTES + data_bytes..total];
+        let iso = check_reply_packets(flight, &reply, descriptors)?;
+        let payload = self.incoming.window(HEADER_BYTES..HEADER_BYTES + data_bytes);
+        self.incoming.consume(total);
+        let flight = self.flights.remove(&reply.seqnum).expect("looked up just now");
+        Ok(Progress::Done(flight.urb.map(|urb| finish(urb, &reply, iso, payload))))
+    }
+
+    fn unlink_reply(&mut self, raw: &RawHeader) -> Option<Done> {
+        // An unlink reply that nobody waits for is harmless.
+        let victim = self.unlinks.remove(&raw.seqnum)?;
+        let flight = self.flights.get_mut(&victim)?;
+        let urb = flight.urb.take();
+        let status = status::from_errno(raw.body[0].cast_signed());
+        if status != Status::Ok {
+            self.flights.remove(&victim);
+        }
+        // Zero while the request is unanswered: its true answer may still come, and is swallowed.
+        let status = if status == Status::Ok { Status::Cancelled } else { status };
+        urb.map(|urb| urb.fail(status))
+    }
+
+    /// The link is gone: every request ends with `status`.
+    pub fn abandon(&mut self, status: Status) -> Vec<Done> {
+        self.unlinks.clear();
+        let flights = std::mem::take(&mut self.flights);
+        flights.into_values().filter_map(|flight| flight.urb).map(|urb| urb.fail(status)).collect()
+    }
+
+    /// Requests that owe an answer.
+    pub fn in_flight(&self) -> usize {
+        self.flights.values().filter(|flight| flight.urb.is_some()).count()
+    }
+
+    /// Bytes waiting to be sent.
+    pub fn backlog_bytes(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    /// The runs of memory to send next, in order; empty when there is nothing.
+    pub fn poll_transmit(&self) -> Vec<IoSlice<'_>> {
+        self.outgoing.runs()
+    }
+
+    /// `count` bytes of [`ClientConn::poll_transmit`] were sent.
+    pub fn handle_transmitted(&mut self, count: usize, pool: &mut BufferPool) {
+        self.outgoing.sent(count, pool);
+    }
+}
+
+enum Progress {
+    /// The message is not all there.
+    More,
+    /// It is; `None` if its asker has its answer already.
+    Done(Option<Done>),
+}
+
+/// Holds a reply's header against the request; says how many packet descriptors follow.
+fn check_reply(flight: &Flight, reply: &SubmitReply) -> Result<usize, Reject> {
+    if reply.actual > flight.length {
+        let value = u64::from(reply.actual);
+        return Err(Reject::new("actual_length", value, "no more comes back than was asked for"));
+    }
+    if !flight.is_iso {
+        // Peers echo 0 or 0xffffffff, or leave garbage: it means nothing here.
+        return Ok(0);
+    }
+    if reply.number_of_packets as usize != flight.packets.len() {
+        let value = u64::from(reply.number_of_packets);
+        return Err(Reject::new("number_of_packets", value, "as many packets come back as were sent"));
+    }
+    Ok(flight.packets.len())
+}
+
+/// Holds the packets against those that were sent: places unchanged, sizes inside, sum as announced.
+fn check_reply_packets(flight: &Flight, reply: &SubmitReply, bytes: &[u8]) -> Result<Vec<IsoPacket>, Reject> {
+    let mut packets = Vec::with_capacity(flight.packets.len() * usize::from(flight.is_iso));
+    let mut sum = 0u64;
+    for (b, asked) in bytes.chunks_exact(ISO_PACKET_BYTES).zip(&flight.packets) {
+        let packet = message::decode_iso_packet(b);
+        if (packet.offset, packet.length) != (asked.offset, asked.length) {
+            return Err(Reject::new("iso packet offset", u64::from(packet.offset), "places come back unchanged"));
+        }
+        if packet.actual > packet.length {
+            let value = u64::from(packet.actual);
+            return Err(Reject::new("iso packet actual_length", value, "a packet fits its place"));
+        }
+        sum += u64::from(packet.actual);
+        packets.push(packet);
+    }
+    if flight.is_iso && sum != u64::from(reply.actual) {
+        return Err(Reject::new("actual_length", u64::from(reply.actual), "it is the sum of the packets'"));
+    }
+    Ok(packets)
+}
+
+fn finish(urb: InFlight, reply: &SubmitReply, iso: Vec<IsoPacket>, payload: Payload) -> Done {
+    let mut done = urb.done(reply.status, reply.actual, payload);
+    done.iso = iso;
+    done.start_frame = reply.start_frame;
+    done.error_count = reply.error_count;
+    done
+}

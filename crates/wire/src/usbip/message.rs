@@ -1,0 +1,622 @@
+//! The bytes of USB/IP 0x0111: checked views of what a stranger sent, and encoders that cannot fail.
+//!
+//! Big-endian throughout; the eight setup bytes are USB's little-endian and pass verbatim. Source:
+//! the kernel's `Documentation/usb/usbip_protocol.rst` and what real peers do where it is silent.
+
+use core::fmt;
+
+use farbus_model::limits::{ISO_PACKETS_MAX, URB_BYTES_MAX};
+use farbus_model::{Direction, EpAddr, IsoPacket, Setup, Speed, Status, UrbFlags};
+
+use super::status;
+
+/// The one version that today's clients accept; they compare it strictly.
+pub const VERSION: u16 = 0x0111;
+/// Version, code, status.
+pub const OP_HEADER_BYTES: usize = 8;
+/// Bytes of a bus id field, NUL padded.
+pub const BUS_ID_BYTES: usize = 32;
+/// Bytes of a device record without interfaces.
+pub const DEVICE_RECORD_BYTES: usize = 312;
+/// Bytes of every URB message's header.
+pub const HEADER_BYTES: usize = 48;
+/// Bytes of an isochronous packet descriptor.
+pub const ISO_PACKET_BYTES: usize = 16;
+/// Devices in one list: ten times the largest lab known. A list is read before anything is trusted.
+pub const DEVICES_MAX: u32 = 4096;
+
+/// Operation codes of the handshake.
+pub mod op {
+    /// Client: which devices are there?
+    pub const REQ_DEVLIST: u16 = 0x8005;
+    /// Server: these.
+    pub const REP_DEVLIST: u16 = 0x0005;
+    /// Client: I take this one.
+    pub const REQ_IMPORT: u16 = 0x8003;
+    /// Server: here it is, or not.
+    pub const REP_IMPORT: u16 = 0x0003;
+}
+
+/// Command codes of URB messages.
+pub mod command {
+    /// Client: start this.
+    pub const CMD_SUBMIT: u32 = 1;
+    /// Client: withdraw that.
+    pub const CMD_UNLINK: u32 = 2;
+    /// Server: it ended.
+    pub const RET_SUBMIT: u32 = 3;
+    /// Server: the withdrawal ended.
+    pub const RET_UNLINK: u32 = 4;
+}
+
+/// The stable USBIP_URB_* transfer flags that mean something to a device; the rest are masked.
+mod flag {
+    pub const SHORT_NOT_OK: u32 = 0x0001;
+    pub const ISO_ASAP: u32 = 0x0002;
+    pub const ZERO_PACKET: u32 = 0x0040;
+    pub const DIR_IN: u32 = 0x0200;
+}
+
+/// Why a peer's bytes were refused. The connection ends: behind a broken frame nothing can be found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reject {
+    /// Which field.
+    pub field: &'static str,
+    /// What it held.
+    pub value: u64,
+    /// The rule that does not hold.
+    pub rule: &'static str,
+}
+
+impl Reject {
+    /// A refusal.
+    pub const fn new(field: &'static str, value: u64, rule: &'static str) -> Self {
+        Self { field, value, rule }
+    }
+}
+
+impl fmt::Display for Reject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the peer sent {} = {} ({:#x}), but {}", self.field, self.value, self.value, self.rule)
+    }
+}
+
+impl std::error::Error for Reject {}
+
+/// The handshake's status field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpStatus {
+    /// Done.
+    Ok,
+    /// Not available: not offered.
+    NotAvailable,
+    /// In use by somebody.
+    Busy,
+    /// The device failed.
+    DeviceError,
+    /// No such device.
+    NoDevice,
+    /// Anything else, a wrong version among them.
+    Error,
+}
+
+impl OpStatus {
+    /// The wire's number.
+    pub const fn code(self) -> u32 {
+        match self {
+            OpStatus::Ok => 0,
+            OpStatus::NotAvailable => 1,
+            OpStatus::Busy => 2,
+            OpStatus::DeviceError => 3,
+            OpStatus::NoDevice => 4,
+            OpStatus::Error => 5,
+        }
+    }
+
+    /// From the wire's number; unknown ones are [`OpStatus::Error`].
+    pub const fn from_code(code: u32) -> Self {
+        match code {
+            0 => OpStatus::Ok,
+            1 => OpStatus::NotAvailable,
+            2 => OpStatus::Busy,
+            3 => OpStatus::DeviceError,
+            4 => OpStatus::NoDevice,
+            _ => OpStatus::Error,
+        }
+    }
+}
+
+impl fmt::Display for OpStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OpStatus::Ok => "done",
+            OpStatus::NotAvailable => "the device is not offered",
+            OpStatus::Busy => "the device is in use",
+            OpStatus::DeviceError => "the device failed",
+            OpStatus::NoDevice => "there is no such device",
+            OpStatus::Error => "the request failed",
+        })
+    }
+}
+
+/// A device as lists and import replies show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceRecord {
+    /// A path for people (at most 255 bytes on the wire).
+    pub path: String,
+    /// The bus id by which it is imported (at most 31 bytes).
+    pub bus_id: String,
+    /// Bus number.
+    pub bus: u32,
+    /// Device number on the bus; with `bus` it makes the device id.
+    pub device: u32,
+    /// Speed.
+    pub speed: Speed,
+    /// `idVendor`.
+    pub vendor: u16,
+    /// `idProduct`.
+    pub product: u16,
+    /// `bcdDevice`.
+    pub device_bcd: u16,
+    /// Class, subclass, protocol of the device.
+    pub class: [u8; 3],
+    /// The active configuration's value.
+    pub configuration: u8,
+    /// How many configurations there are.
+    pub configurations: u8,
+    /// Class, subclass, protocol of each interface; lists carry them, import replies do not.
+    pub interfaces: Vec<[u8; 3]>,
+    /// `bNumInterfaces` as the record says.
+    pub interface_count: u8,
+}
+
+impl DeviceRecord {
+    /// The id that URB messages carry.
+    pub const fn device_id(&self) -> u32 {
+        self.bus << 16 | self.device & 0xffff
+    }
+
+    /// Appends the record; with `interfaces` in a list, without in an import reply.
+    pub fn encode(&self, interfaces: bool, to: &mut Vec<u8>) {
+        put_text(to, &self.path, 256);
+        put_text(to, &self.bus_id, BUS_ID_BYTES);
+        for word in [self.bus, self.device, speed_code(self.speed)] {
+            to.extend(word.to_be_bytes());
+        }
+        for half in [self.vendor, self.product, self.device_bcd] {
+            to.extend(half.to_be_bytes());
+        }
+        to.extend(self.class);
+        to.extend([self.configuration, self.configurations, self.interface_count]);
+        if interfaces {
+            for class in &self.interfaces {
+                to.extend(class);
+                to.push(0);
+            }
+        }
+    }
+
+    /// Reads the 312 bytes; interfaces follow apart, `interface_count` of them.
+    ///
+    /// # Errors
+    /// If a text is not text, or a number has no meaning.
+    pub fn decode(b: &[u8; DEVICE_RECORD_BYTES]) -> Result<Self, Reject> {
+        let word = |at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+        let half = |at: usize| u16::from_be_bytes([b[at], b[at + 1]]);
+        let (bus, device) = (word(288), word(292));
+        if bus > 0xffff || device > 0xffff {
+            return Err(Reject::new("busnum or devnum", u64::from(bus.max(device)), "it has 16 bits in a device id"));
+        }
+        Ok(Self {
+            path: get_text(&b[..256], "path")?,
+            bus_id: get_text(&b[256..288], "busid")?,
+            bus,
+            device,
+            speed: speed_from_code(word(296))?,
+            vendor: half(300),
+            product: half(302),
+            device_bcd: half(304),
+            class: [b[306], b[307], b[308]],
+            configuration: b[309],
+            configurations: b[310],
+            interface_count: b[311],
+            interfaces: Vec::new(),
+        })
+    }
+}
+
+/// Linux's `enum usb_device_speed`.
+pub const fn speed_code(speed: Speed) -> u32 {
+    match speed {
+        Speed::Low => 1,
+        Speed::Full => 2,
+        Speed::High => 3,
+        Speed::Super => 5,
+        Speed::SuperPlus => 6,
+    }
+}
+
+/// Linux's `enum usb_device_speed`; wireless (4) counts as high, unknown (0) as full.
+///
+/// # Errors
+/// Numbers above 6.
+pub const fn speed_from_code(code: u32) -> Result<Speed, Reject> {
+    Ok(match code {
+        1 => Speed::Low,
+        0 | 2 => Speed::Full,
+        3 | 4 => Speed::High,
+        5 => Speed::Super,
+        6 => Speed::SuperPlus,
+        _ => return Err(Reject::new("speed", code as u64, "it is at most 6")),
+    })
+}
+
+fn put_text(to: &mut Vec<u8>, text: &str, bytes: usize) {
+    let mut end = text.len().min(bytes - 1);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    to.extend_from_slice(&text.as_bytes()[..end]);
+    to.resize(to.len() + bytes - end, 0);
+}
+
+fn get_text(bytes: &[u8], field: &'static str) -> Result<String, Reject> {
+    let end = bytes.iter().position(|&byte| byte == 0);
+    let end = end.ok_or(Reject::new(field, bytes.len() as u64, "a text ends with NUL"))?;
+    let text = std::str::from_utf8(&bytes[..end]).ok().filter(|text| !text.chars().any(char::is_control));
+    text.map(str::to_owned).ok_or(Reject::new(field, end as u64, "a text is printable UTF-8"))
+}
+
+/// The handshake's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpHeader {
+    /// Protocol version.
+    pub version: u16,
+    /// One of [`op`].
+    pub code: u16,
+    /// Status, meaningful in replies.
+    pub status: u32,
+}
+
+impl OpHeader {
+    /// The header of an operation in our version.
+    pub const fn new(code: u16, status: OpStatus) -> Self {
+        Self { version: VERSION, code, status: status.code() }
+    }
+
+    /// As bytes.
+    pub fn to_bytes(self) -> [u8; OP_HEADER_BYTES] {
+        let (v, c, s) = (self.version.to_be_bytes(), self.code.to_be_bytes(), self.status.to_be_bytes());
+        [v[0], v[1], c[0], c[1], s[0], s[1], s[2], s[3]]
+    }
+
+    /// From bytes; nothing is checked.
+    pub const fn from_bytes(b: [u8; OP_HEADER_BYTES]) -> Self {
+        Self {
+            version: u16::from_be_bytes([b[0], b[1]]),
+            code: u16::from_be_bytes([b[2], b[3]]),
+            status: u32::from_be_bytes([b[4], b[5], b[6], b[7]]),
+        }
+    }
+}
+
+/// The bus id that an import request names.
+///
+/// # Errors
+/// If it is not a text.
+pub fn decode_bus_id(bytes: &[u8; BUS_ID_BYTES]) -> Result<String, Reject> {
+    get_text(bytes, "busid")
+}
+
+/// An import request's body.
+pub fn encode_bus_id(bus_id: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(BUS_ID_BYTES);
+    put_text(&mut bytes, bus_id, BUS_ID_BYTES);
+    bytes
+}
+
+/// A URB message's 48 bytes, as numbers; what they mean depends on the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawHeader {
+    /// One of [`command`].
+    pub command: u32,
+    /// The sender's name for the exchange.
+    pub seqnum: u32,
+    /// Device id.
+    pub devid: u32,
+    /// 0 OUT, 1 IN.
+    pub direction: u32,
+    /// Endpoint number.
+    pub ep: u32,
+    /// The five words and eight bytes that follow.
+    pub body: [u32; 5],
+    /// The setup packet of CMD_SUBMIT, padding elsewhere.
+    pub setup: [u8; 8],
+}
+
+impl RawHeader {
+    /// From bytes; nothing is checked.
+    pub fn from_bytes(b: &[u8; HEADER_BYTES]) -> Self {
+        let word = |at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+        Self {
+            command: word(0),
+            seqnum: word(4),
+            devid: word(8),
+            direction: word(12),
+            ep: word(16),
+            body: [word(20), word(24), word(28), word(32), word(36)],
+            setup: [b[40], b[41], b[42], b[43], b[44], b[45], b[46], b[47]],
+        }
+    }
+
+    /// As bytes.
+    pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let mut b = [0; HEADER_BYTES];
+        let [w5, w6, w7, w8, w9] = self.body;
+        let words = [self.command, self.seqnum, self.devid, self.direction, self.ep, w5, w6, w7, w8, w9];
+        for (to, word) in b.chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_be_bytes());
+        }
+        b[40..].copy_from_slice(&self.setup);
+        b
+    }
+}
+
+/// CMD_SUBMIT, checked: every length is inside its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Submit {
+    /// The client's name for it.
+    pub seqnum: u32,
+    /// Where it goes.
+    pub endpoint: EpAddr,
+    /// The header's direction.
+    pub direction: Direction,
+    /// Buffer length.
+    pub length: u32,
+    /// The wishes among the transfer flags.
+    pub flags: UrbFlags,
+    /// Isochronous.
+    pub start_frame: u32,
+    /// As sent: what it means depends on the endpoint.
+    pub number_of_packets: u32,
+    /// Polling interval.
+    pub interval: u32,
+    /// Setup packet.
+    pub setup: Setup,
+}
+
+impl Submit {
+    /// Checks a header whose command is CMD_SUBMIT.
+    ///
+    /// # Errors
+    /// A field outside its rule.
+    pub fn check(raw: &RawHeader) -> Result<Self, Reject> {
+        let direction = match raw.direction {
+            0 => Direction::Out,
+            1 => Direction::In,
+            other => return Err(Reject::new("direction", u64::from(other), "it is 0 or 1")),
+        };
+        let endpoint = u8::try_from(raw.ep).ok().and_then(|number| EpAddr::new(number, direction));
+        let endpoint = endpoint.ok_or(Reject::new("ep", u64::from(raw.ep), "an endpoint number is at most 15"))?;
+        let [flags, length, start_frame, number_of_packets, interval] = raw.body;
+        if length > URB_BYTES_MAX {
+            return Err(Reject::new("transfer_buffer_length", u64::from(length), "a URB has at most 16 MiB"));
+        }
+        Ok(Self {
+            seqnum: raw.seqnum,
+            endpoint,
+            direction,
+            length,
+            flags: UrbFlags {
+                short_not_ok: flags & flag::SHORT_NOT_OK != 0,
+                iso_asap: flags & flag::ISO_ASAP != 0,
+                zero_packet: flags & flag::ZERO_PACKET != 0,
+            },
+            start_frame,
+            number_of_packets,
+            interval,
+            setup: Setup::from_bytes(raw.setup),
+        })
+    }
+
+    /// How many packet descriptors follow on an isochronous endpoint.
+    ///
+    /// # Errors
+    /// More than anyone sends.
+    pub fn iso_packets(&self) -> Result<usize, Reject> {
+        if self.number_of_packets > ISO_PACKETS_MAX {
+            let value = u64::from(self.number_of_packets);
+            return Err(Reject::new("number_of_packets", value, "a URB has at most 1024 isochronous packets"));
+        }
+        Ok(self.number_of_packets as usize)
+    }
+
+    /// Whether the field says that there are none: Linux sends 0, the specification and usbip-win2
+    /// say 0xffffffff. Nothing may be inferred from it on an endpoint that is not isochronous.
+    pub const fn says_no_packets(&self) -> bool {
+        matches!(self.number_of_packets, 0 | u32::MAX)
+    }
+
+    /// As bytes, for the device `devid`.
+    pub fn to_bytes(self, devid: u32) -> [u8; HEADER_BYTES] {
+        let wishes = [
+            (self.flags.short_not_ok, flag::SHORT_NOT_OK),
+            (self.flags.iso_asap, flag::ISO_ASAP),
+            (self.flags.zero_packet, flag::ZERO_PACKET),
+            (self.direction == Direction::In, flag::DIR_IN),
+        ];
+        let flags = wishes.iter().filter(|(on, _)| *on).fold(0, |all, (_, bit)| all | bit);
+        RawHeader {
+            command: command::CMD_SUBMIT,
+            seqnum: self.seqnum,
+            devid,
+            direction: u32::from(self.direction == Direction::In),
+            ep: u32::from(self.endpoint.number()),
+            body: [flags, self.length, self.start_frame, self.number_of_packets, self.interval],
+            setup: self.setup.to_bytes(),
+        }
+        .to_bytes()
+    }
+}
+
+/// Reads packet descriptors and holds them against the buffer: each lies inside it, and their sum too.
+///
+/// # Errors
+/// A packet outside the buffer.
+pub fn decode_iso_packets(bytes: &[u8], length: u32) -> Result<Vec<IsoPacket>, Reject> {
+    let mut packets = Vec::with_capacity(bytes.len() / ISO_PACKET_BYTES);
+    let mut sum = 0u64;
+    for b in bytes.chunks_exact(ISO_PACKET_BYTES) {
+        let packet = decode_iso_packet(b);
+        let end = u64::from(packet.offset) + u64::from(packet.length);
+        sum += u64::from(packet.length);
+        if end > u64::from(length) || sum > u64::from(length) {
+            return Err(Reject::new("iso packet offset + length", end.max(sum), "packets lie inside the buffer"));
+        }
+        packets.push(packet);
+    }
+    Ok(packets)
+}
+
+/// One packet descriptor, unchecked.
+pub fn decode_iso_packet(b: &[u8]) -> IsoPacket {
+    let word = |at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+    IsoPacket { offset: word(0), length: word(4), actual: word(8), status: status::from_errno(word(12).cast_signed()) }
+}
+
+/// One packet descriptor as bytes. Commands carry zeros for what is not known yet.
+pub fn encode_iso_packet(packet: &IsoPacket) -> [u8; ISO_PACKET_BYTES] {
+    let mut b = [0; ISO_PACKET_BYTES];
+    let words = [packet.offset, packet.length, packet.actual, status::to_errno(packet.status).cast_unsigned()];
+    for (to, word) in b.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_be_bytes());
+    }
+    b
+}
+
+/// RET_SUBMIT's fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SubmitReply {
+    /// The submit's name.
+    pub seqnum: u32,
+    /// How it ended.
+    pub status: Status,
+    /// Bytes moved.
+    pub actual: u32,
+    /// Isochronous.
+    pub start_frame: u32,
+    /// Isochronous: as many as were submitted; else what the client sent, echoed.
+    pub number_of_packets: u32,
+    /// Isochronous packets that failed.
+    pub error_count: u32,
+}
+
+impl SubmitReply {
+    /// As bytes. Device id, direction and endpoint are zero in replies, as Linux sends them.
+    pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let errno = status::to_errno(self.status).cast_unsigned();
+        RawHeader {
+            command: command::RET_SUBMIT,
+            seqnum: self.seqnum,
+            devid: 0,
+            direction: 0,
+            ep: 0,
+            body: [errno, self.actual, self.start_frame, self.number_of_packets, self.error_count],
+            setup: [0; 8],
+        }
+        .to_bytes()
+    }
+
+    /// From a header whose command is RET_SUBMIT. What it must match is the connection's to check.
+    pub fn from_raw(raw: &RawHeader) -> Self {
+        let [errno, actual, start_frame, number_of_packets, error_count] = raw.body;
+        Self {
+            seqnum: raw.seqnum,
+            status: status::from_errno(errno.cast_signed()),
+            actual,
+            start_frame,
+            number_of_packets,
+            error_count,
+        }
+    }
+}
+
+/// CMD_UNLINK as bytes: `seqnum` is its own, `victim` the submit's.
+pub fn encode_unlink(seqnum: u32, devid: u32, victim: u32) -> [u8; HEADER_BYTES] {
+    let body = [victim, 0, 0, 0, 0];
+    RawHeader { command: command::CMD_UNLINK, seqnum, devid, direction: 0, ep: 0, body, setup: [0; 8] }.to_bytes()
+}
+
+/// RET_UNLINK as bytes.
+pub fn encode_unlink_reply(seqnum: u32, status: Status) -> [u8; HEADER_BYTES] {
+    let body = [status::to_errno(status).cast_unsigned(), 0, 0, 0, 0];
+    RawHeader { command: command::RET_UNLINK, seqnum, devid: 0, direction: 0, ep: 0, body, setup: [0; 8] }.to_bytes()
+}
+
+// The wire's sizes, held against each other where the compiler sees them.
+const _: () = assert!(DEVICE_RECORD_BYTES == 256 + BUS_ID_BYTES + 3 * 4 + 3 * 2 + 6);
+const _: () = assert!(HEADER_BYTES == 10 * 4 + 8);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_record_survives_the_wire() {
+        let record = DeviceRecord {
+            path: "/sys/devices/pci/usb1/1-1".into(),
+            bus_id: "1-1".into(),
+            bus: 1,
+            device: 2,
+            speed: Speed::Super,
+            vendor: 0x1234,
+            product: 0x5678,
+            device_bcd: 0x0100,
+            class: [9, 8, 7],
+            configuration: 1,
+            configurations: 2,
+            interfaces: vec![[8, 6, 80], [3, 1, 1]],
+            interface_count: 2,
+        };
+        let mut bytes = Vec::new();
+        record.encode(true, &mut bytes);
+        assert_eq!(bytes.len(), DEVICE_RECORD_BYTES + 8);
+        let decoded = DeviceRecord::decode(bytes.first_chunk().unwrap()).unwrap();
+        assert_eq!(decoded, DeviceRecord { interfaces: Vec::new(), ..record });
+        assert_eq!(decoded.device_id(), 0x0001_0002);
+    }
+
+    #[test]
+    fn texts_are_cut_at_a_character_and_always_end() {
+        let mut bytes = Vec::new();
+        put_text(&mut bytes, &"é".repeat(20), 32);
+        assert_eq!((bytes.len(), bytes[31], bytes[30]), (32, 0, 0));
+        assert_eq!(get_text(&bytes, "busid").unwrap(), "é".repeat(15));
+        assert!(get_text(&[b'a'; 32], "busid").is_err());
+        assert!(get_text(b"a\x1b[2J\0", "busid").is_err());
+    }
+
+    #[test]
+    fn a_submit_outside_a_limit_names_its_field() {
+        let good = Submit {
+            seqnum: 1,
+            endpoint: EpAddr::from_byte(0x81),
+            direction: Direction::In,
+            length: 64,
+            flags: UrbFlags { short_not_ok: true, ..UrbFlags::default() },
+            start_frame: 0,
+            number_of_packets: 0,
+            interval: 0,
+            setup: Setup::default(),
+        };
+        let raw = RawHeader::from_bytes(&good.to_bytes(7));
+        assert_eq!(Submit::check(&raw), Ok(good));
+        let fields = [
+            RawHeader { direction: 2, ..raw },
+            RawHeader { ep: 16, ..raw },
+            RawHeader { body: [0, URB_BYTES_MAX + 1, 0, 0, 0], ..raw },
+        ];
+        let names = fields.map(|raw| Submit::check(&raw).unwrap_err().field);
+        assert_eq!(names, ["direction", "ep", "transfer_buffer_length"]);
+    }
+}

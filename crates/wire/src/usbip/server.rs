@@ -1,0 +1,346 @@
+//! The exporter's end of a USB/IP connection: handshake, then URBs, with the unlink race kept right.
+//!
+//! | what happens | what the client sees |
+//! |---|---|
+//! | the URB ends, no unlink came | RET_SUBMIT |
+//! | an unlink comes while it is in flight, the device withdraws it | RET_UNLINK −104, never a RET_SUBMIT |
+//! | an unlink comes, the device finishes it first | RET_SUBMIT, then RET_UNLINK 0 |
+//! | the URB ended, then an unlink comes | RET_SUBMIT (sent before), RET_UNLINK 0 |
+//! | an unlink for something unknown | RET_UNLINK 0 |
+//! | a second unlink of the same URB | both are answered alike |
+//!
+//! Every unlink is answered: the client's kernel may be waiting for it uninterruptibly.
+
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+
+use farbus_model::{BufferPool, Done, EpAddr, Limits, Payload, Status, TransferType, Urb, UrbId};
+
+use super::message::{
+    self, BUS_ID_BYTES, DeviceRecord, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, OpStatus, RawHeader,
+    Reject, Submit, SubmitReply, command, op,
+};
+use crate::buffer::{Incoming, Outgoing};
+
+/// What the client asks.
+#[derive(Debug)]
+pub enum Request {
+    /// The list of devices. Answer with [`ServerConn::reply_device_list`].
+    DeviceList,
+    /// This device. Answer with [`ServerConn::reply_import`].
+    Import(String),
+    /// Start this. Answer with [`ServerConn::complete`], once.
+    Submit(Urb),
+    /// Withdraw that; the URB is then completed as ever, as withdrawn or not.
+    Unlink(UrbId),
+}
+
+/// A connection, the server's end.
+#[derive(Debug)]
+pub struct ServerConn {
+    incoming: Incoming,
+    outgoing: Outgoing,
+    phase: Phase,
+    flights: BTreeMap<u32, Flight>,
+    out_bytes_held: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waiting for an operation.
+    Operation,
+    /// An operation waits for its answer.
+    Answering,
+    /// URBs of this device id.
+    Urbs { devid: u32 },
+    /// Nothing more is read; what is to be sent still is.
+    Closing,
+}
+
+/// A URB that owes an answer.
+#[derive(Debug)]
+struct Flight {
+    number_of_packets: u32,
+    out_bytes: usize,
+    unlinks: Vec<u32>,
+}
+
+impl ServerConn {
+    /// A fresh connection, before the handshake.
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            incoming: Incoming::new(limits.receive_bytes),
+            outgoing: Outgoing::default(),
+            phase: Phase::Operation,
+            flights: BTreeMap::new(),
+            out_bytes_held: 0,
+        }
+    }
+
+    /// A connection past the handshake: what a kernel speaks to whom it attached to.
+    pub fn imported(limits: &Limits, devid: u32) -> Self {
+        Self { phase: Phase::Urbs { devid }, ..Self::new(limits) }
+    }
+
+    /// Where received bytes go; never empty.
+    pub fn receive_space(&mut self) -> &mut [u8] {
+        self.incoming.space(HEADER_BYTES)
+    }
+
+    /// `count` bytes arrived.
+    pub fn handle_received(&mut self, count: usize) {
+        self.incoming.received(count);
+    }
+
+    /// The next thing that the client asks, if its bytes are all there. `kind_of` resolves an
+    /// endpoint's transfer type, which the wire does not carry.
+    ///
+    /// # Errors
+    /// [`Reject`]: the bytes are no message of this protocol, and the connection is at its end.
+    pub fn poll_request(
+        &mut self,
+        kind_of: impl Fn(EpAddr) -> Option<TransferType>,
+    ) -> Result<Option<Request>, Reject> {
+        match self.phase {
+            Phase::Operation => self.poll_operation(),
+            Phase::Urbs { devid } => self.poll_urb(devid, kind_of),
+            Phase::Answering | Phase::Closing => Ok(None),
+        }
+    }
+
+    fn poll_operation(&mut self) -> Result<Option<Request>, Reject> {
+        let Some(header) = self.incoming.bytes().first_chunk::<OP_HEADER_BYTES>() else { return Ok(None) };
+        let header = OpHeader::from_bytes(*header);
+        if header.version != message::VERSION {
+            self.refuse(header.code & 0x7fff, OpStatus::Error);
+            return Err(Reject::new("version", u64::from(header.version), "we speak 0x0111"));
+        }
+        match header.code {
+            op::REQ_DEVLIST => {
+                self.incoming.consume(OP_HEADER_BYTES);
+                self.phase = Phase::Answering;
+                Ok(Some(Request::DeviceList))
+            }
+            op::REQ_IMPORT => {
+                let rest = &self.incoming.bytes()[OP_HEADER_BYTES..];
+                let Some(bus_id) = rest.first_chunk::<BUS_ID_BYTES>() else { return Ok(None) };
+                let bus_id = message::decode_bus_id(bus_id)?;
+                self.incoming.consume(OP_HEADER_BYTES + BUS_ID_BYTES);
+                self.phase = Phase::Answering;
+                Ok(Some(Request::Import(bus_id)))
+            }
+            code => {
+                self.refuse(code & 0x7fff, OpStatus::Error);
+                Err(Reject::new("operation", u64::from(code), "it is 0x8005 (list) or 0x8003 (import)"))
+            }
+        }
+    }
+
+    /// A failure reply is eight bytes and nothing more.
+    fn refuse(&mut self, code: u16, status: OpStatus) {
+        self.outgoing.put(&OpHeader::new(code, status).to_bytes());
+        self.phase = Phase::Closing;
+    }
+
+    fn poll_urb(
+        &mut self,
+        devid: u32,
+        kind_of: impl Fn(EpAddr) -> Option<TransferType>,
+    ) -> Result<Option<Request>, Reject> {
+        loop {
+            let Some(bytes) = self.incoming.bytes().first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+            let raw = RawHeader::from_bytes(bytes);
+            if raw.devid != devid {
+                return Err(Reject::new("devid", u64::from(raw.devid), "it is that of the imported device"));
+            }
+            match raw.command {
+                command::CMD_SUBMIT => return self.poll_submit(&raw, kind_of),
+                command::CMD_UNLINK => {
+                    self.incoming.consume(HEADER_BYTES);
+                    if let Some(request) = self.unlink(raw.seqnum, raw.body[0]) {
+                        return Ok(Some(request));
+                    }
+                }
+                other => {
+                    return Err(Reject::new("command", u64::from(other), "a client sends 1 (submit) or 2 (unlink)"));
+                }
+            }
+        }
+    }
+
+    fn poll_submit(
+        &mut self,
+        raw: &RawHeader,
+        kind_of: impl Fn(EpAddr) -> Option<TransferType>,
+    ) -> Result<Option<Request>, Reject> {
+        let submit = Submit::check(raw)?;
+        let is_iso = match kind_of(submit.endpoint) {
+            Some(kind) => kind == TransferType::Isochronous,
+            None if submit.endpoint.is_control() || submit.says_no_packets() => false,
+            // Without the endpoint's type nobody knows where this message ends.
+            None => {
+                let value = u64::from(submit.endpoint.as_byte());
+                return Err(Reject::new("ep", value, "packets are sent to an endpoint that there is"));
+            }
+        };
+        let packets = if is_iso { submit.iso_packets()? } else { 0 };
+        let is_out = submit.direction == farbus_model::Direction::Out;
+        let out_bytes = if is_out { submit.length as usize } else { 0 };
+        let total = HEADER_BYTES + out_bytes + packets * ISO_PACKET_BYTES;
+        if self.incoming.bytes().len() < total {
+            self.incoming.want(total);
+            return Ok(None);
+        }
+        let payload = self.incoming.window(HEADER_BYTES..HEADER_BYTES + out_bytes);
+        let descriptors = &self.incoming.bytes()[HEADER_BYTES + out_bytes..total];
+        let iso = message::decode_iso_packets(descriptors, submit.length)?;
+        self.incoming.consume(total);
+        self.begin_flight(&submit, out_bytes)?;
+        Ok(Some(Request::Submit(Urb {
+            id: UrbId(u64::from(submit.seqnum)),
+            endpoint: submit.endpoint,
+            direction: submit.direction,
+            length: submit.length,
+            payload,
+            setup: if submit.endpoint.is_control() { submit.setup } else { Default::default() },
+            iso,
+            start_frame: submit.start_frame,
+            interval: submit.interval,
+            flags: submit.flags,
+        })))
+    }
+
+    fn begin_flight(&mut self, submit: &Submit, out_bytes: usize) -> Result<(), Reject> {
+        let flight = Flight { number_of_packets: submit.number_of_packets, out_bytes, unlinks: Vec::new() };
+        if self.flights.insert(submit.seqnum, flight).is_some() {
+            let value = u64::from(submit.seqnum);
+            return Err(Reject::new("seqnum", value, "a number in flight is not used again"));
+        }
+        self.out_bytes_held += out_bytes;
+        Ok(())
+    }
+
+    fn unlink(&mut self, seqnum: u32, victim: u32) -> Option<Request> {
+        match self.flights.get_mut(&victim) {
+            Some(flight) => {
+                flight.unlinks.push(seqnum);
+                (flight.unlinks.len() == 1).then_some(Request::Unlink(UrbId(u64::from(victim))))
+            }
+            None => {
+                self.outgoing.put(&message::encode_unlink_reply(seqnum, Status::Ok));
+                None
+            }
+        }
+    }
+
+    /// Answers [`Request::DeviceList`]; the connection then ends, as Linux's does.
+    pub fn reply_device_list(&mut self, records: &[DeviceRecord]) {
+        assert_eq!(self.phase, Phase::Answering, "a list was asked for");
+        let mut bytes = OpHeader::new(op::REP_DEVLIST, OpStatus::Ok).to_bytes().to_vec();
+        bytes.extend((records.len() as u32).to_be_bytes());
+        for record in records {
+            record.encode(true, &mut bytes);
+        }
+        self.outgoing.put(&bytes);
+        self.phase = Phase::Closing;
+    }
+
+    /// Answers [`Request::Import`]: with the device, after which URBs follow, or with a refusal.
+    pub fn reply_import(&mut self, answer: Result<&DeviceRecord, OpStatus>) {
+        assert_eq!(self.phase, Phase::Answering, "an import was asked for");
+        match answer {
+            Ok(record) => {
+                let mut bytes = OpHeader::new(op::REP_IMPORT, OpStatus::Ok).to_bytes().to_vec();
+                record.encode(false, &mut bytes);
+                self.outgoing.put(&bytes);
+                self.phase = Phase::Urbs { devid: record.device_id() };
+            }
+            Err(status) => self.refuse(op::REP_IMPORT, status),
+        }
+    }
+
+    /// Answers [`Request::Submit`].
+    ///
+    /// # Panics
+    /// If that URB is not in flight: it was answered already, which would kill a Linux client.
+    pub fn complete(&mut self, done: Done, pool: &mut BufferPool) {
+        let seqnum = u32::try_from(done.id.0).expect("the id is the sequence number");
+        let flight = self.flights.remove(&seqnum).expect("a URB is answered once");
+        self.out_bytes_held -= flight.out_bytes;
+        let withdrawn = !flight.unlinks.is_empty() && done.status == Status::Cancelled;
+        if withdrawn {
+            pool.recycle(done.payload);
+        } else {
+            self.put_reply(seqnum, &flight, done, pool);
+        }
+        let status = if withdrawn { Status::Cancelled } else { Status::Ok };
+        for unlink in flight.unlinks {
+            self.outgoing.put(&message::encode_unlink_reply(unlink, status));
+        }
+    }
+
+    fn put_reply(&mut self, seqnum: u32, flight: &Flight, done: Done, pool: &mut BufferPool) {
+        let reply = SubmitReply {
+            seqnum,
+            status: done.status,
+            actual: done.actual,
+            start_frame: done.start_frame,
+            // On an endpoint without packets the client's own number, whatever it was.
+            number_of_packets: flight.number_of_packets,
+            error_count: done.error_count,
+        };
+        self.outgoing.put(&reply.to_bytes());
+        match done.payload {
+            Payload::Empty => {}
+            payload => self.outgoing.put_payload(payload, pool),
+        }
+        for packet in &done.iso {
+            self.outgoing.put(&message::encode_iso_packet(packet));
+        }
+    }
+
+    /// URBs that owe an answer.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// The names of the URBs that owe an answer.
+    pub fn ids_in_flight(&self) -> impl Iterator<Item = UrbId> {
+        self.flights.keys().map(|&seqnum| UrbId(u64::from(seqnum)))
+    }
+
+    /// OUT bytes of the URBs that owe an answer.
+    pub fn out_bytes_held(&self) -> usize {
+        self.out_bytes_held
+    }
+
+    /// Bytes waiting to be sent.
+    pub fn backlog_bytes(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    /// Header bytes waiting to be sent: what grows when a peer sends and never reads.
+    pub fn backlog_header_bytes(&self) -> usize {
+        self.outgoing.header_bytes()
+    }
+
+    /// The runs of memory to send next, in order; empty when there is nothing.
+    pub fn poll_transmit(&self) -> Vec<IoSlice<'_>> {
+        self.outgoing.runs()
+    }
+
+    /// `count` bytes of [`ServerConn::poll_transmit`] were sent.
+    pub fn handle_transmitted(&mut self, count: usize, pool: &mut BufferPool) {
+        self.outgoing.sent(count, pool);
+    }
+
+    /// Whether URBs may come: the handshake ended with an import.
+    pub fn is_imported(&self) -> bool {
+        matches!(self.phase, Phase::Urbs { .. })
+    }
+
+    /// Whether the connection is at its end: everything was said and sent.
+    pub fn is_finished(&self) -> bool {
+        self.phase == Phase::Closing && self.outgoing.len() == 0
+    }
+}
