@@ -1,1 +1,23 @@
-//! Placeholder replaced by the first commit of this room.
+//! # The brain: who offers, who holds, and how a request passes between them
+//!
+//! **This room is** where a device and a connection meet. [`Exporter`] joins an incoming
+//! connection to a device; [`RemoteDevice`] makes an outgoing connection look like one;
+//! [`Registry`] knows what is offered and who holds it.
+//!
+//! **It may touch** nothing: bytes and moments are handed in, what is to be sent is asked for.
+//!
+//! **It never touches** a socket, a thread or a clock; the shell that has them is `farbus`.
+//!
+//! **Enter at** [`Exporter::advance`], the journey of a request in one function.
+//!
+//! **Why** an importer is a device: an exporter over a [`RemoteDevice`] *is* the validating relay
+//! in front of a kernel, and a user-space host drives a remote disk as it drives a local one.
+
+pub mod exporter;
+pub mod importer;
+pub mod registry;
+
+pub use exporter::{Counters, Exporter, Fault, Offers, OnReset};
+pub use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};
+pub use importer::{Handshake, RemoteDevice};
+pub use registry::{Claimed, Holder, Registry};

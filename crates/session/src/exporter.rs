@@ -1,0 +1,406 @@
+//! A device at one end, a USB/IP connection at the other: the journey of a request.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::IoSlice;
+use std::time::Duration;
+
+use farbus_model::descriptor::kind;
+use farbus_model::trace::{Ring, Stage};
+use farbus_model::urb::take_lost;
+use farbus_model::usb::{Recipient, request};
+use farbus_model::{
+    BufferPool, Command, CommandError, Completions, Device, Direction, Done, Instant, Limits, Payload, Setup, Status,
+    Urb, UrbId,
+};
+use farbus_wire::usbip::{DeviceRecord, OpStatus, Reject, Request, ServerConn};
+
+/// What a client may ask for before it has a device.
+pub trait Offers<D> {
+    /// Everything on offer.
+    fn list(&mut self) -> Vec<DeviceRecord>;
+
+    /// Takes a device for one client.
+    ///
+    /// # Errors
+    /// The handshake's word for why not.
+    fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, D), OpStatus>;
+}
+
+/// What an exporter does when it sees that its client reset the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnReset {
+    /// The device is here: reset it and restore its configuration.
+    ResetDevice,
+    /// The device is elsewhere and its exporter sees the same signs: pass them on.
+    PassOn,
+}
+
+/// Why a connection ended before its client ended it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The client sent what no client may.
+    Rejected(Reject),
+    /// The client connected and asked for nothing in time.
+    SaidNothing,
+    /// The client sends and never reads.
+    NeverReads,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Rejected(reject) => reject.fmt(f),
+            Fault::SaidNothing => f.write_str("the peer asked for nothing within 10 s"),
+            Fault::NeverReads => f.write_str("the peer sends and does not read its answers"),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl From<Reject> for Fault {
+    fn from(reject: Reject) -> Self {
+        Fault::Rejected(reject)
+    }
+}
+
+/// How long a client may take from connecting to importing. Tools do both at once; people do not type it.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// Taps kept: the last thousand requests, four each.
+const TRACE_TAPS: usize = 4096;
+/// Ids of requests that the exporter itself makes: beyond what a sequence number can be.
+const OWN_ID_FIRST: u64 = 1 << 32;
+
+/// What passed through an exporter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests answered.
+    pub urbs: u64,
+    /// Bytes that came IN from the device.
+    pub bytes_in: u64,
+    /// Bytes that went OUT to it.
+    pub bytes_out: u64,
+    /// Requests withdrawn by their client.
+    pub unlinked: u64,
+    /// Requests refused for lack of credit.
+    pub no_credit: u64,
+    /// Port resets seen.
+    pub resets: u64,
+    /// Requests that a device dropped unanswered: our bug, answered as cancelled.
+    pub lost: u64,
+}
+
+/// One connection and, once claimed, one device.
+pub struct Exporter<D> {
+    conn: ServerConn,
+    device: Option<D>,
+    done: Completions,
+    /// Requests that wait, in order, for the link to take replies or for a reset to end.
+    held: VecDeque<Urb>,
+    /// Own requests without an answer; nothing of the client's is started meanwhile.
+    restoring: usize,
+    next_own_id: u64,
+    limits: Limits,
+    on_reset: OnReset,
+    handshake_until: Instant,
+    counters: Counters,
+    trace: Ring,
+}
+
+impl<D: Device> Exporter<D> {
+    /// For a client that has just connected.
+    pub fn new(now: Instant, limits: Limits) -> Self {
+        Self::over(ServerConn::new(&limits), None, OnReset::ResetDevice, now, limits)
+    }
+
+    /// For a client that speaks of `device`, known to it as `devid`, without a handshake: a kernel.
+    pub fn imported(now: Instant, limits: Limits, devid: u32, device: D, on_reset: OnReset) -> Self {
+        Self::over(ServerConn::imported(&limits, devid), Some(device), on_reset, now, limits)
+    }
+
+    fn over(conn: ServerConn, device: Option<D>, on_reset: OnReset, now: Instant, limits: Limits) -> Self {
+        Self {
+            conn,
+            device,
+            done: Completions::new(BufferPool::new(limits.pool_bytes)),
+            held: VecDeque::new(),
+            restoring: 0,
+            next_own_id: OWN_ID_FIRST,
+            limits,
+            on_reset,
+            handshake_until: now + HANDSHAKE_TIME_MAX,
+            counters: Counters::default(),
+            trace: Ring::new(TRACE_TAPS),
+        }
+    }
+
+    /// Where received bytes go.
+    pub fn receive_space(&mut self) -> &mut [u8] {
+        self.conn.receive_space()
+    }
+
+    /// `count` bytes arrived; [`Exporter::advance`] acts on them.
+    pub fn handle_received(&mut self, count: usize) {
+        self.conn.handle_received(count);
+    }
+
+    /// The journey of every request, from the bytes that arrived to the reply that waits to be
+    /// sent. Call it after anything happened; it does all that can be done now, and no more than
+    /// what was received allows.
+    ///
+    /// # Errors
+    /// [`Fault`]: the connection is at its end; send what is left and call [`Exporter::finish`].
+    pub fn advance(&mut self, now: Instant, offers: &mut dyn Offers<D>) -> Result<(), Fault> {
+        // What waited goes first: one endpoint's requests stay in order.
+        self.release(now);
+        while let Some(request) = self.poll_request()? {
+            match request {
+                Request::DeviceList => self.conn.reply_device_list(&offers.list()),
+                Request::Import(bus_id) => self.import(&bus_id, offers),
+                Request::Submit(urb) => self.admit(now, urb),
+                Request::Unlink(id) => self.withdraw(now, id),
+            }
+        }
+        self.answer_lost(now);
+        if self.conn.backlog_header_bytes() > self.limits.reply_header_bytes_max {
+            return Err(Fault::NeverReads);
+        }
+        if !self.conn.is_imported() && !self.conn.is_finished() && now >= self.handshake_until {
+            return Err(Fault::SaidNothing);
+        }
+        Ok(())
+    }
+
+    fn poll_request(&mut self) -> Result<Option<Request>, Reject> {
+        let selection = self.device.as_ref().map(Device::selection);
+        self.conn.poll_request(|endpoint| Some(selection?.endpoint(endpoint)?.kind))
+    }
+
+    fn import(&mut self, bus_id: &str, offers: &mut dyn Offers<D>) {
+        match offers.claim(bus_id) {
+            Ok((record, device)) => {
+                self.conn.reply_import(Ok(&record));
+                self.device = Some(device);
+            }
+            Err(status) => self.conn.reply_import(Err(status)),
+        }
+    }
+
+    /// Starts a request, keeps it for later, or refuses it; never blocks what comes behind it.
+    fn admit(&mut self, now: Instant, mut urb: Urb) {
+        self.trace.tap(urb.id.0, urb.endpoint.as_byte(), Stage::Received, now);
+        let over = self.conn.in_flight() > self.limits.urbs_in_flight_max
+            || self.conn.out_bytes_held() > self.limits.out_bytes_held_max;
+        if over {
+            // Reading goes on: an unlink is never stuck behind submits.
+            self.counters.no_credit += 1;
+            self.reply(now, urb.launch().fail(Status::NoCredit));
+        } else if self.may_start() && self.held.is_empty() {
+            self.start(now, urb);
+        } else {
+            urb.payload.own();
+            self.held.push_back(urb);
+        }
+    }
+
+    fn may_start(&self) -> bool {
+        self.restoring == 0 && self.conn.backlog_bytes() < self.limits.reply_bytes_backlog
+    }
+
+    fn release(&mut self, now: Instant) {
+        while self.may_start()
+            && let Some(urb) = self.held.pop_front()
+        {
+            self.start(now, urb);
+        }
+    }
+
+    fn start(&mut self, now: Instant, urb: Urb) {
+        if self.on_reset == OnReset::ResetDevice && self.shows_port_reset(&urb) {
+            self.reset_and_restore(now);
+            if self.restoring > 0 {
+                self.held.push_front(urb);
+                return;
+            }
+        }
+        let device = self.device.as_mut().expect("URBs come after a device was claimed");
+        self.trace.tap(urb.id.0, urb.endpoint.as_byte(), Stage::Submitted, now);
+        let makes_sense = match urb.endpoint.is_control() {
+            true => !control_contradicts(&urb),
+            false => device.selection().endpoint(urb.endpoint).is_some(),
+        };
+        if !makes_sense {
+            self.done.push(urb.launch().fail(Status::Invalid));
+        } else {
+            device.submit(now, urb.launch(), &mut self.done);
+        }
+        self.collect(now);
+    }
+
+    /// vhci resets its port without telling anybody. What follows is telling: nobody but a host
+    /// that has just reset a device asks for 8 or 64 bytes of its descriptor (hub_port_init in
+    /// Linux); tools ask for 18.
+    fn shows_port_reset(&self, urb: &Urb) -> bool {
+        let setup = urb.setup;
+        urb.endpoint.is_control()
+            && setup.is_standard(request::GET_DESCRIPTOR, Recipient::Device)
+            && setup.value == u16::from(kind::DEVICE) << 8
+            && matches!(setup.length, 8 | 64)
+            && self.device.as_ref().is_some_and(|device| device.selection().configuration() != 0)
+    }
+
+    /// Cancel, reset, restore. What the client set is set again, in case it was no reset after all.
+    fn reset_and_restore(&mut self, now: Instant) {
+        let device = self.device.as_mut().expect("a reset is seen on a device");
+        let configuration = device.selection().configuration();
+        let alternates = device.selection().alternates().to_vec();
+        self.counters.resets += 1;
+        device.reset(now, &mut self.done);
+        let setups = std::iter::once(Setup::set_configuration(configuration))
+            .chain(alternates.into_iter().map(|(interface, alternate)| Setup::set_interface(interface, alternate)));
+        for setup in setups {
+            self.restoring += 1;
+            let urb = Urb::control(UrbId(self.next_own_id), setup, Payload::Empty);
+            self.next_own_id += 1;
+            device.submit(now, urb.launch(), &mut self.done);
+        }
+        self.collect(now);
+    }
+
+    fn withdraw(&mut self, now: Instant, id: UrbId) {
+        self.counters.unlinked += 1;
+        if let Some(at) = self.held.iter().position(|urb| urb.id == id) {
+            let urb = self.held.remove(at).expect("found just now");
+            self.reply(now, urb.launch().fail(Status::Cancelled));
+            return;
+        }
+        let device = self.device.as_mut().expect("URBs come after a device was claimed");
+        device.cancel(now, id, &mut self.done);
+        self.collect(now);
+    }
+
+    /// Turns what the device has finished into replies.
+    fn collect(&mut self, now: Instant) {
+        while let Some(done) = self.done.pop() {
+            if done.id.0 >= OWN_ID_FIRST {
+                self.restoring -= 1;
+            } else {
+                self.reply(now, done);
+            }
+        }
+    }
+
+    fn reply(&mut self, now: Instant, done: Done) {
+        let (id, endpoint) = (done.id.0, done.endpoint.as_byte());
+        let stage = if done.status == Status::Cancelled { Stage::Unlinked } else { Stage::Completed };
+        self.trace.tap(id, endpoint, stage, now);
+        self.counters.urbs += 1;
+        match done.direction {
+            Direction::In => self.counters.bytes_in += u64::from(done.actual),
+            Direction::Out => self.counters.bytes_out += u64::from(done.actual),
+        }
+        self.conn.complete(done, &mut self.done.pool);
+        self.trace.tap(id, endpoint, Stage::Replied, now);
+    }
+
+    /// Requests that a device dropped: in production they end as cancelled, counted.
+    fn answer_lost(&mut self, now: Instant) {
+        for id in take_lost() {
+            if self.conn.ids_in_flight().any(|known| known == id) {
+                self.counters.lost += 1;
+                let urb = Urb::data_in(id, farbus_model::EpAddr::CONTROL, 0);
+                self.reply(now, urb.launch().fail(Status::Cancelled));
+            }
+        }
+    }
+
+    /// When [`Exporter::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match &self.device {
+            Some(device) => device.poll_timeout(),
+            None => Some(self.handshake_until),
+        }
+    }
+
+    /// That moment has come; call [`Exporter::advance`] afterwards.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.with_device(now, |device, done| device.handle_timeout(now, done));
+    }
+
+    /// The owner asks something of the device.
+    ///
+    /// # Errors
+    /// [`CommandError`] when the device does not know it or refuses.
+    pub fn command(&mut self, now: Instant, command: &Command) -> Result<(), CommandError> {
+        let refused = CommandError("the connection has no device yet".into());
+        self.with_device(now, |device, done| device.command(now, command, done)).unwrap_or(Err(refused))
+    }
+
+    /// Lets `act` use the device and the place for what it finishes; `None` without a device.
+    pub fn with_device<T>(&mut self, now: Instant, act: impl FnOnce(&mut D, &mut Completions) -> T) -> Option<T> {
+        let result = act(self.device.as_mut()?, &mut self.done);
+        self.collect(now);
+        Some(result)
+    }
+
+    /// The device, once claimed.
+    pub fn device(&self) -> Option<&D> {
+        self.device.as_ref()
+    }
+
+    /// Whether anything waits to be sent.
+    pub fn has_transmit(&self) -> bool {
+        self.conn.backlog_bytes() > 0
+    }
+
+    /// The runs of memory to send next, in order.
+    pub fn poll_transmit(&self) -> Vec<IoSlice<'_>> {
+        self.conn.poll_transmit()
+    }
+
+    /// `count` bytes were sent; call [`Exporter::advance`] if something was held.
+    pub fn handle_transmitted(&mut self, count: usize) {
+        self.conn.handle_transmitted(count, &mut self.done.pool);
+    }
+
+    /// Whether requests wait for the link to take replies: sending makes room for them.
+    pub fn has_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Whether everything was said: the connection may be closed.
+    pub fn is_finished(&self) -> bool {
+        self.conn.is_finished()
+    }
+
+    /// What passed through.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The last taps.
+    pub fn trace(&self) -> &Ring {
+        &self.trace
+    }
+
+    /// The connection is over: everything in flight is withdrawn, the device is reset, made durable
+    /// and given back, ready for the next client.
+    pub fn finish(mut self, now: Instant) -> Option<D> {
+        self.held.clear();
+        let mut device = self.device.take()?;
+        for id in self.conn.ids_in_flight() {
+            device.cancel(now, id, &mut self.done);
+        }
+        device.reset(now, &mut self.done);
+        // A device that cannot be made durable says so itself at the next command.
+        let _ = device.command(now, &Command::Sync, &mut self.done);
+        while self.done.pop().is_some() {}
+        Some(device)
+    }
+}
+
+/// Whether the header's direction contradicts the setup packet. Without a data stage IN travels as OUT.
+fn control_contradicts(urb: &Urb) -> bool {
+    urb.setup.length > 0 && urb.setup.direction() != urb.direction
+}

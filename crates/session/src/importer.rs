@@ -1,0 +1,218 @@
+//! A device on another machine, as a [`Device`] on this one.
+
+use farbus_model::usb::{Recipient, request};
+use farbus_model::{
+    BufferPool, Completions, Descriptors, Device, Done, InFlight, Instant, Limits, Selection, Speed, Status,
+    TransferType, UrbId,
+};
+use farbus_wire::usbip::client::Answer;
+use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};
+use std::io::IoSlice;
+
+/// The questions before a device is there.
+#[derive(Debug)]
+pub struct Handshake {
+    conn: ClientConn,
+    /// Nothing is pooled before URBs; sending asks for one all the same.
+    pool: BufferPool,
+    limits: Limits,
+}
+
+/// The answer to a handshake.
+#[derive(Debug)]
+pub enum Greeting {
+    /// The exporter's devices.
+    Devices(Vec<DeviceRecord>),
+    /// The device is ours; the connection goes on as a [`RemoteDevice`].
+    Imported(DeviceRecord),
+    /// It is not.
+    Refused(OpStatus),
+}
+
+impl Handshake {
+    /// Asks for the list of devices.
+    pub fn list(limits: Limits) -> Self {
+        let mut handshake = Self::over(limits);
+        handshake.conn.device_list();
+        handshake
+    }
+
+    /// Asks for a device.
+    pub fn import(limits: Limits, bus_id: &str) -> Self {
+        let mut handshake = Self::over(limits);
+        handshake.conn.import(bus_id);
+        handshake
+    }
+
+    fn over(limits: Limits) -> Self {
+        Self { conn: ClientConn::new(&limits), pool: BufferPool::new(0), limits }
+    }
+
+    /// Where received bytes go.
+    pub fn receive_space(&mut self) -> &mut [u8] {
+        self.conn.receive_space()
+    }
+
+    /// `count` bytes arrived.
+    ///
+    /// # Errors
+    /// [`Reject`]: no such answer exists in the protocol.
+    pub fn handle_received(&mut self, count: usize) -> Result<Option<Greeting>, Reject> {
+        self.conn.handle_received(count);
+        Ok(match self.conn.poll_answer()? {
+            None => None,
+            Some(Answer::DeviceList(devices)) => Some(Greeting::Devices(devices)),
+            Some(Answer::Imported(Ok(record))) => Some(Greeting::Imported(record)),
+            Some(Answer::Imported(Err(status))) => Some(Greeting::Refused(status)),
+            Some(Answer::Done(done)) => {
+                return Err(Reject::new("seqnum", done.id.0, "nothing was submitted yet"));
+            }
+        })
+    }
+
+    /// What to send next.
+    pub fn poll_transmit(&self) -> Vec<IoSlice<'_>> {
+        self.conn.poll_transmit()
+    }
+
+    /// `count` bytes were sent.
+    pub fn handle_transmitted(&mut self, count: usize) {
+        self.conn.handle_transmitted(count, &mut self.pool);
+    }
+
+    /// The device that [`Greeting::Imported`] named.
+    pub fn into_device(self, record: DeviceRecord) -> RemoteDevice {
+        RemoteDevice {
+            conn: self.conn,
+            descriptors: Descriptors::default(),
+            selection: Selection::default(),
+            record,
+            limits: self.limits,
+        }
+    }
+}
+
+/// A device on another machine. Its bytes are pumped by whoever owns the link.
+#[derive(Debug)]
+pub struct RemoteDevice {
+    conn: ClientConn,
+    descriptors: Descriptors,
+    selection: Selection,
+    record: DeviceRecord,
+    limits: Limits,
+}
+
+impl RemoteDevice {
+    /// What the exporter's record says.
+    pub fn record(&self) -> &DeviceRecord {
+        &self.record
+    }
+
+    /// The session's limits.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// What enumeration has read. Without it only the control pipe can be used.
+    pub fn set_descriptors(&mut self, descriptors: Descriptors) {
+        self.descriptors = descriptors;
+    }
+
+    /// Where received bytes go.
+    pub fn receive_space(&mut self) -> &mut [u8] {
+        self.conn.receive_space()
+    }
+
+    /// `count` bytes arrived: what they finish is left in `done`.
+    ///
+    /// # Errors
+    /// [`Reject`]: the exporter broke the protocol; treat the link as lost.
+    pub fn handle_received(&mut self, count: usize, done: &mut Completions) -> Result<(), Reject> {
+        self.conn.handle_received(count);
+        while let Some(answer) = self.conn.poll_answer()? {
+            match answer {
+                Answer::Done(finished) => {
+                    self.note_selection(&finished);
+                    done.push(finished);
+                }
+                Answer::DeviceList(_) | Answer::Imported(_) => unreachable!("nothing of the kind was asked"),
+            }
+        }
+        Ok(())
+    }
+
+    /// The requests whose success changes which endpoints there are.
+    fn note_selection(&mut self, done: &Done) {
+        if !done.endpoint.is_control() || done.status != Status::Ok {
+            return;
+        }
+        let setup = done.setup;
+        if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+            self.selection.select_configuration(&self.descriptors, setup.value as u8);
+        } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+            self.selection.select_interface(&self.descriptors, setup.index as u8, setup.value as u8);
+        }
+    }
+
+    /// The link is gone: everything in flight ends as such.
+    pub fn handle_lost(&mut self, done: &mut Completions) {
+        for finished in self.conn.abandon(Status::Gone) {
+            done.push(finished);
+        }
+    }
+
+    /// Requests that the exporter owes an answer.
+    pub fn in_flight(&self) -> usize {
+        self.conn.in_flight()
+    }
+
+    /// Whether anything waits to be sent.
+    pub fn has_transmit(&self) -> bool {
+        self.conn.backlog_bytes() > 0
+    }
+
+    /// What to send next.
+    pub fn poll_transmit(&self) -> Vec<IoSlice<'_>> {
+        self.conn.poll_transmit()
+    }
+
+    /// `count` bytes were sent.
+    pub fn handle_transmitted(&mut self, count: usize, done: &mut Completions) {
+        self.conn.handle_transmitted(count, &mut done.pool);
+    }
+}
+
+impl Device for RemoteDevice {
+    fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    fn speed(&self) -> Speed {
+        self.record.speed
+    }
+
+    fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    fn submit(&mut self, _now: Instant, urb: InFlight, done: &mut Completions) {
+        let kind = match self.selection.endpoint(urb.endpoint) {
+            _ if urb.endpoint.is_control() => TransferType::Control,
+            Some(endpoint) => endpoint.kind,
+            None => return done.push(urb.fail(Status::Invalid)),
+        };
+        self.conn.submit(urb, kind, &mut done.pool);
+    }
+
+    fn cancel(&mut self, _now: Instant, id: UrbId, _done: &mut Completions) {
+        self.conn.unlink(id);
+    }
+
+    /// The protocol has no reset: its client's first descriptor read is how the exporter sees one.
+    fn reset(&mut self, _now: Instant, done: &mut Completions) {
+        for finished in self.conn.abandon(Status::Shutdown) {
+            done.push(finished);
+        }
+        self.selection.clear();
+    }
+}
