@@ -1,3 +1,4 @@
 //! The kernel's own doors, and the only place where its error numbers are spoken.
 
 pub mod errno;
+pub mod writeback;

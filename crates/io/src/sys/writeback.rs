@@ -1,0 +1,114 @@
+//! Standing in the kernel's way when it writes memory back.
+//!
+//! A front end that serves a disk is on the path by which the kernel frees memory: dirty pages leave
+//! through it. Were it to wait for memory itself, both would wait for ever. So its pages are locked,
+//! and the kernel is told never to write back on its behalf (`PR_SET_IO_FLUSHER`).
+
+use std::fmt;
+
+use rustix::io::Errno;
+use rustix::mm::MlockAllFlags;
+use rustix::process::Resource;
+use rustix::thread::CapabilitySet;
+
+/// What [`protect_writeback_path`] obtained.
+#[derive(Debug)]
+#[must_use = "tell the user what was refused"]
+pub struct Protection {
+    /// Whether no page of this process can be swapped out.
+    pub memory_locked: Result<(), Refusal>,
+    /// Whether memory that this thread asks for is found without writing anything back.
+    pub io_flusher: Result<(), Refusal>,
+}
+
+/// Why the kernel did not grant something: a sentence for a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal(String);
+
+/// Protects a process that serves a disk to its own kernel, as far as it may be.
+///
+/// Call it before any other thread is started: the second half belongs to a thread and is inherited by
+/// those it starts. Never fails: what is refused is in the report, and the disk works without, only
+/// not when memory runs out while it is being written.
+pub fn protect_writeback_path() -> Protection {
+    Protection { memory_locked: lock_memory(), io_flusher: mark_io_flusher() }
+}
+
+/// The half of [`protect_writeback_path`] that belongs to the calling thread.
+///
+/// # Errors
+/// The [`Refusal`], without `CAP_SYS_RESOURCE`.
+pub fn mark_io_flusher() -> Result<(), Refusal> {
+    rustix::process::configure_io_flusher_behavior(true).map_err(|errno| match errno {
+        Errno::PERM => Refusal("it needs CAP_SYS_RESOURCE; run as root outside a container".into()),
+        Errno::INVAL => Refusal("the kernel is older than 5.6 and does not know it".into()),
+        errno => Refusal(errno.to_string()),
+    })
+}
+
+fn lock_memory() -> Result<(), Refusal> {
+    // Under a limit MCL_FUTURE would make a later allocation fail instead: worse than not locked.
+    let may_lock = rustix::thread::capabilities(None).is_ok_and(|c| c.effective.contains(CapabilitySet::IPC_LOCK));
+    if let Some(limit) = rustix::process::getrlimit(Resource::Memlock).current
+        && !may_lock
+    {
+        return Err(Refusal(format!("it needs CAP_IPC_LOCK or `ulimit -l unlimited` (now {} KiB)", limit >> 10)));
+    }
+    // ONFAULT: buffers that are reserved for the largest request and never filled take no memory.
+    rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
+        .map_err(|errno| Refusal(errno.to_string()))
+}
+
+impl Protection {
+    /// Whether everything was granted.
+    pub fn is_complete(&self) -> bool {
+        self.memory_locked.is_ok() && self.io_flusher.is_ok()
+    }
+}
+
+impl fmt::Display for Protection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let halves = [("memory locked", &self.memory_locked), ("marked as I/O flusher", &self.io_flusher)];
+        for (i, (name, granted)) in halves.into_iter().enumerate() {
+            let separator = if i == 0 { "" } else { "; " };
+            match granted {
+                Ok(()) => write!(f, "{separator}{name}")?,
+                Err(refusal) => write!(f, "{separator}not {name}: {refusal}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_is_granted_the_report_is_true() {
+        let report = protect_writeback_path();
+        println!("{report}");
+        let locked_kib: u64 = std::fs::read_to_string("/proc/self/status")
+            .unwrap()
+            .lines()
+            .find_map(|line| line.strip_prefix("VmLck:")?.trim().strip_suffix("kB")?.trim().parse().ok())
+            .unwrap();
+        assert_eq!(report.memory_locked.is_ok(), locked_kib > 0, "{report}");
+        if report.io_flusher.is_ok() {
+            assert!(rustix::process::is_io_flusher().unwrap());
+            let inherited = std::thread::spawn(|| rustix::process::is_io_flusher().unwrap());
+            assert!(inherited.join().unwrap());
+            rustix::process::configure_io_flusher_behavior(false).unwrap();
+        }
+        assert_eq!(report.is_complete(), !report.to_string().contains("not "));
+        rustix::mm::munlockall().unwrap();
+    }
+}
