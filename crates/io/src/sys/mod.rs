@@ -1,4 +1,5 @@
 //! The kernel's own doors, and the only place where its error numbers are spoken.
 
 pub mod errno;
+pub mod vhci;
 pub mod writeback;
