@@ -4,7 +4,10 @@
 //! scheduler finds another placement. So a round gives each side many short slices in turn, and
 //! rounds are compared pair by pair; a round in which something else took the machine is done again.
 
-use std::time::Duration;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 
@@ -18,8 +21,8 @@ pub struct Rules {
     pub slice: Duration,
     /// The share of one CPU that others may use before a round is done again.
     pub foreign_max: f64,
-    /// How many rounds may be done again, in all, before they count as they are.
-    pub redo_max: usize,
+    /// How long to wait for quiet, in all, before rounds count as they are.
+    pub patience: Duration,
 }
 
 impl Rules {
@@ -31,6 +34,9 @@ impl Rules {
         self
     }
 }
+
+/// Between a disturbed round and the next try; what disturbs here (a compiler) takes seconds.
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// One server under load.
 pub struct Side<'a> {
@@ -67,6 +73,8 @@ pub struct Contest {
     /// Foreign load in the rounds that count.
     pub foreign: Spread,
     pub redone: usize,
+    /// The machine never became quiet: the figures are not worth much.
+    pub disturbed: bool,
 }
 
 impl Contest {
@@ -78,12 +86,16 @@ impl Contest {
         let mut kept: Vec<Vec<Share>> = vec![Vec::new(); sides.len()];
         let mut foreign = Vec::new();
         let mut redone = 0;
+        let mut waited = Duration::ZERO;
         while foreign.len() < rules.rounds {
+            let began = Instant::now();
             let others = probe::Foreign::begin(&servers)?;
             let round = hold_round(rules, sides)?;
             let share = others.share(&servers)?;
-            if share > rules.foreign_max && redone < rules.redo_max {
+            if share > rules.foreign_max && waited < rules.patience {
                 redone += 1;
+                waited += began.elapsed() + PAUSE;
+                thread::sleep(PAUSE);
                 continue;
             }
             foreign.push(share);
@@ -91,7 +103,9 @@ impl Contest {
                 kept.push(share);
             }
         }
-        Ok(Self { sides: kept, foreign: Spread::new(foreign), redone })
+        let foreign = Spread::new(foreign);
+        let disturbed = foreign.median() > rules.foreign_max;
+        Ok(Self { sides: kept, foreign, redone, disturbed })
     }
 
     /// One figure of one side, round by round.
@@ -134,7 +148,8 @@ mod tests {
     #[test]
     fn sides_take_turns_and_every_round_counts_once() {
         let order = std::cell::RefCell::new(String::new());
-        let rules = Rules { rounds: 2, slices: 2, slice: Duration::ZERO, foreign_max: f64::INFINITY, redo_max: 0 };
+        let rules =
+            Rules { rounds: 2, slices: 2, slice: Duration::ZERO, foreign_max: f64::INFINITY, patience: Duration::ZERO };
         let side = |name: char, urbs: u64| {
             let order = &order;
             Side::new(std::process::id(), move |_| {

@@ -164,6 +164,17 @@ impl Arguments {
 
 /// Slices of 25 ms are long against a wake-up and short against a change of the machine; what is
 /// foreign in a quiet machine (interrupts, this one's own timers) stays below a tenth of a CPU.
-const THOROUGH: Rules =
-    Rules { rounds: 9, slices: 12, slice: Duration::from_millis(25), foreign_max: 0.15, redo_max: 9 };
-const QUICK: Rules = Rules { rounds: 5, slices: 4, slice: Duration::from_millis(25), foreign_max: 0.15, redo_max: 5 };
+const THOROUGH: Rules = Rules {
+    rounds: 9,
+    slices: 12,
+    slice: Duration::from_millis(25),
+    foreign_max: 0.15,
+    patience: Duration::from_secs(60),
+};
+const QUICK: Rules = Rules {
+    rounds: 5,
+    slices: 4,
+    slice: Duration::from_millis(25),
+    foreign_max: 0.15,
+    patience: Duration::from_secs(10),
+};

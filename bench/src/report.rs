@@ -5,7 +5,10 @@ use std::fmt::Write;
 use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
 use serde_json::{Value, json};
 
-use crate::stats::{Spread, Target};
+use crate::{
+    contest::Contest,
+    stats::{Spread, Target},
+};
 
 /// One line of the report.
 #[derive(Clone)]
@@ -21,6 +24,8 @@ pub struct Finding {
     pub target: Target,
     /// What else was seen: latencies, calls by name, the load of others.
     pub detail: String,
+    /// Something else used the machine throughout.
+    pub disturbed: bool,
 }
 
 /// A spread with its unit.
@@ -50,17 +55,28 @@ impl Finding {
         target: Target,
     ) -> Self {
         let judged = Spread::ratio(&ours.spread, &other.1.spread);
-        Self { benchmark, what, ours, other: Some(other), judged, target, detail: String::new() }
+        Self { benchmark, what, ours, other: Some(other), judged, target, detail: String::new(), disturbed: false }
     }
 
     /// A figure judged as it is.
     pub fn absolute(benchmark: &'static str, what: String, ours: Quantity, target: Target) -> Self {
         let judged = ours.spread.clone();
-        Self { benchmark, what, ours, other: None, judged, target, detail: String::new() }
+        Self { benchmark, what, ours, other: None, judged, target, detail: String::new(), disturbed: false }
     }
 
     pub fn with_detail(mut self, detail: String) -> Self {
         self.detail = detail;
+        self
+    }
+
+    /// Notes how quiet the machine was.
+    pub fn seen_in(mut self, contest: &Contest) -> Self {
+        self.disturbed = contest.disturbed;
+        let separator = if self.detail.is_empty() { "" } else { "; " };
+        let _ = write!(self.detail, "{separator}other load {:.0} % of a CPU", contest.foreign.median() * 100.0);
+        if contest.redone > 0 {
+            let _ = write!(self.detail, ", {} rounds done again", contest.redone);
+        }
         self
     }
 
@@ -81,11 +97,12 @@ impl Finding {
     }
 
     fn verdict(&self) -> String {
-        match self.margin() {
-            None => "–".to_owned(),
+        let verdict = match self.margin() {
+            None => return "–".to_owned(),
             Some(margin) if margin < 0.0 => format!("MISS by {:.0} %", (-margin * 100.0).max(1.0)),
             Some(margin) => format!("PASS by {:.0} %", margin * 100.0),
-        }
+        };
+        if self.disturbed { verdict + ", disturbed" } else { verdict }
     }
 
     fn cells(&self) -> [String; 7] {
@@ -123,6 +140,7 @@ impl Finding {
             },
             "margin": self.margin(),
             "missed": self.missed(),
+            "disturbed": self.disturbed,
             "detail": self.detail,
         })
     }

@@ -4,7 +4,6 @@
 
 use anyhow::Result;
 
-use super::disturbance;
 use crate::{
     contest::{Contest, Share, Side},
     lab::Lab,
@@ -46,10 +45,8 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
                     (role, Quantity::new(bare, "s/GB")),
                     Target::AtMost(1.3),
                 )
-                .with_detail(format!(
-                    "at {our_rate:.0} MB/s, the {role} at {bare_rate:.0} MB/s, {}",
-                    disturbance(&contest)
-                )),
+                .with_detail(format!("at {our_rate:.0} MB/s, the {role} at {bare_rate:.0} MB/s"))
+                .seen_in(&contest),
             );
         }
     }

@@ -39,7 +39,8 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
                 (peer.name, Quantity::new(theirs, "MB/s")),
                 Target::AtLeast(least),
             )
-            .with_detail(latencies(&contest, 0)),
+            .with_detail(latencies(&contest, 0))
+            .seen_in(&contest),
         );
     }
     Ok(findings)

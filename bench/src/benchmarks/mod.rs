@@ -81,18 +81,10 @@ fn size(bytes: usize) -> String {
     }
 }
 
-/// The p50 and p99 of a side, and how disturbed the contest was.
+/// The p50 and p99 of a side over all rounds.
 fn latencies(contest: &Contest, side: usize) -> String {
     let sum = contest.sum(side);
-    format!("p50 {:.1} µs, p99 {:.1} µs, {}", sum.latency_us(50.0), sum.latency_us(99.0), disturbance(contest))
-}
-
-fn disturbance(contest: &Contest) -> String {
-    let load = contest.foreign.median() * 100.0;
-    match contest.redone {
-        0 => format!("other load {load:.0} % of a CPU"),
-        redone => format!("other load {load:.0} % of a CPU, {redone} rounds done again"),
-    }
+    format!("p50 {:.1} µs, p99 {:.1} µs", sum.latency_us(50.0), sum.latency_us(99.0))
 }
 
 #[cfg(test)]

@@ -41,7 +41,8 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
                     ("ping", Quantity::new(ping, "k/s")),
                     Target::AtLeast(0.90),
                 )
-                .with_detail(format!("{}; ping: {}", latencies(&contest, 0), latencies(&contest, 1))),
+                .with_detail(format!("{}; ping: {}", latencies(&contest, 0), latencies(&contest, 1)))
+                .seen_in(&contest),
             );
         }
     }

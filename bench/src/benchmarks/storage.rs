@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::disturbance;
 use crate::{
     contest::{Contest, Side},
     lab::Lab,
@@ -34,7 +33,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
             Quantity::new(rate, "MB/s"),
             Target::Context,
         )
-        .with_detail(disturbance(&contest)),
+        .seen_in(&contest),
     ])
 }
 

@@ -41,7 +41,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
             let [ours, theirs] = [0, 1].map(|side| Quantity::new(contest.figures(side, rate), unit));
             let finding = Finding::ratio(NAME, what, ours, (peer.name, theirs), Target::Context);
             let detail = format!("{}; {}: {}", latencies(&contest, 0), peer.name, latencies(&contest, 1));
-            anyhow::Ok(finding.with_detail(detail))
+            anyhow::Ok(finding.with_detail(detail).seen_in(&contest))
         };
         // The crate does not know GET_STATUS and would stop.
         if kind == Kind::Ref && lab.subject != Subject::Crate {

@@ -40,7 +40,8 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
                 (limit.name, Quantity::new(bare, "MB/s")),
                 Target::AtLeast(0.80),
             )
-            .with_detail(latencies(&contest, 0)),
+            .with_detail(latencies(&contest, 0))
+            .seen_in(&contest),
         );
     }
     Ok(findings)
