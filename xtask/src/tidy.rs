@@ -1,0 +1,117 @@
+//! `cargo xtask tidy`: the house's rules, held against the code.
+//!
+//! Each rule is a function from the sources to [`Violation`]s in a file of its own, and works on a [`Tree`] in memory, so
+//! that its tests are small trees in which it must speak up. What the rules are set to stands in `ARCHITECTURE.toml`.
+//!
+//! | rule | what it refuses |
+//! |---|---|
+//! | `floor` | a package without a floor, a listed arrow that does not point down |
+//! | `arrow` | a dependency on a room that `ARCHITECTURE.toml` does not name |
+//! | `third-party` | a dependency on an outside crate that the room may not have |
+//! | `module-up` | a module that uses what its own parent defines |
+//! | `module-loop` | sibling modules whose subtrees use each other in a circle |
+//! | `banned` | sockets, files, threads, clocks, … in a pure room; `anyhow` in a library |
+//! | `unsafe` | `unsafe` outside its one folder |
+//! | `errno` | an error number of the operating system away from the edges |
+//! | `room` | a `lib.rs` that does not say what its room is |
+//! | `length` | a file past its length, tests not counted |
+//! | `unfinished` | `todo!`, `unimplemented!`, `dbg!` |
+//! | `ignored` | a test that is never run |
+//! | `no-assert` | a test that cannot fail |
+//! | `prose` | folders of one machine in the documents |
+//! | `syntax` | a file that does not parse |
+
+mod architecture;
+mod arrows;
+mod banned;
+mod graph;
+mod length;
+mod manifest;
+mod modules;
+mod prose;
+mod room;
+mod source;
+mod tests_assert;
+mod tree;
+mod unfinished;
+mod violation;
+
+#[cfg(test)]
+mod fixtures;
+
+use crate::workspace;
+use tree::Tree;
+use violation::Violation;
+
+/// Reads the workspace and prints every violation; an error says how many there were.
+pub fn run() -> Result<(), String> {
+    let tree = Tree::read(&workspace::root()).map_err(|trouble| format!("cannot read the workspace: {trouble}"))?;
+    let violations = check(&tree)?;
+    for violation in &violations {
+        println!("{violation}");
+    }
+    match violations.len() {
+        0 => {
+            println!("tidy: {} files, nothing to do", tree.len());
+            Ok(())
+        }
+        count => Err(format!("tidy: {count} to mend")),
+    }
+}
+
+fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
+    let architecture = architecture::read(tree)?;
+    let packages = manifest::read(tree)?;
+    let (sources, mut violations) = source::read(tree, &packages);
+    violations.extend(arrows::check(&architecture, &packages));
+    violations.extend(modules::check(&packages, &sources));
+    violations.extend(banned::check(&architecture, &packages, &sources));
+    violations.extend(room::check(&packages, &sources));
+    violations.extend(length::check(&architecture, &sources));
+    violations.extend(unfinished::check(&sources));
+    violations.extend(tests_assert::check(&sources));
+    violations.extend(prose::check(&architecture, tree));
+    violations.sort();
+    Ok(violations)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fixtures::{HOUSE, workspace_with};
+
+    #[test]
+    fn a_tidy_tree_has_nothing_to_do() {
+        let tree = workspace_with(&[]);
+        assert_eq!(check(&tree).unwrap(), []);
+    }
+
+    #[test]
+    fn violations_come_in_the_order_of_files_and_lines() {
+        let tree = workspace_with(&[
+            ("crates/wire/src/b.rs", "fn b() { todo!() }\n"),
+            ("crates/wire/src/a.rs", "\n\nfn a() { dbg!(1); }\nfn c() { todo!() }\n"),
+        ]);
+        let lines: Vec<_> = check(&tree).unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(lines.len(), 3, "{lines:#?}");
+        assert!(lines[0].starts_with("crates/wire/src/a.rs:3: unfinished: "), "{}", lines[0]);
+        assert!(lines[1].starts_with("crates/wire/src/a.rs:4: unfinished: "), "{}", lines[1]);
+        assert!(lines[2].starts_with("crates/wire/src/b.rs:1: unfinished: "), "{}", lines[2]);
+    }
+
+    #[test]
+    fn a_tree_without_an_architecture_is_an_error() {
+        let tree = Tree::of([("Cargo.toml", "[workspace]\nmembers = []\n")]);
+        assert!(check(&tree).unwrap_err().contains("ARCHITECTURE.toml"));
+        assert!(HOUSE.contains("[[room]]"));
+    }
+
+    /// The house's own table must be in order whatever the code does.
+    #[test]
+    fn the_real_architecture_is_in_order() {
+        let text = std::fs::read_to_string(workspace::root().join("ARCHITECTURE.toml")).unwrap();
+        let tree = Tree::of([("ARCHITECTURE.toml", text.as_str())]);
+        let architecture = architecture::read(&tree).unwrap();
+        assert_eq!(arrows::check(&architecture, &[]), []);
+    }
+}

@@ -1,0 +1,134 @@
+//! Small workspaces for the tests of the rules.
+
+use super::tree::Tree;
+use std::collections::BTreeMap;
+
+/// A small house: two floors, a room with an outside, and a program.
+pub const HOUSE: &str = r#"
+[[room]]
+name = "model"
+package = "farbus-model"
+floor = 1
+kind = "pure"
+arrows = []
+third_party = []
+
+[[room]]
+name = "wire"
+package = "farbus-wire"
+floor = 2
+kind = "pure"
+arrows = ["model"]
+third_party = []
+
+[[room]]
+name = "host"
+package = "farbus-host"
+floor = 2
+kind = "pure"
+arrows = ["model"]
+third_party = []
+
+[[room]]
+name = "io"
+package = "farbus-io"
+floor = 2
+kind = "outside"
+arrows = ["model"]
+third_party = ["*"]
+runtimes = true
+
+[[room]]
+name = "session"
+package = "farbus-session"
+floor = 3
+kind = "pure"
+arrows = ["model", "wire"]
+third_party = []
+test_arrows = ["host"]
+
+[[room]]
+name = "farbus"
+package = "farbus"
+floor = 4
+kind = "binary"
+arrows = ["model", "session", "io"]
+third_party = ["*"]
+
+[third_party]
+in_tests = ["bolero"]
+runtimes = ["tokio", "rustls"]
+
+[banned]
+except = ["std::thread::panicking"]
+
+[banned.pure]
+"std::time::Instant" = "time is an argument"
+"Instant::now" = "time is an argument"
+"SystemTime" = "time is an argument"
+"std::net" = "sans-IO"
+"std::fs" = "ask for a store"
+"std::thread" = "no threads"
+"std::process" = "no processes"
+"println!" = "return data"
+"mpsc::channel" = "bounded queues"
+
+[banned.library]
+"anyhow" = "name the trouble"
+
+[unsafe_code]
+under = ["crates/io/src/sys/"]
+
+[errno]
+within = "crates/"
+under = ["crates/wire/src/usbip/", "crates/io/src/sys/"]
+typed_under = ["crates/io/"]
+
+[files]
+lines_max = 20
+
+[prose]
+banned = ["/home/"]
+"#;
+
+const ROOM: &str =
+    "//! This room is small. It may touch nothing. It never touches more. Enter at x. Why: to be short.\n";
+
+/// A tidy workspace in which some files are replaced or added. A library's modules are declared for it: every file
+/// `crates/NAME/src/X.rs` that is added gets a `mod X;` in a `lib.rs` that is not.
+pub fn workspace_with(changes: &[(&str, &str)]) -> Tree {
+    let mut files = BTreeMap::new();
+    files.insert("ARCHITECTURE.toml".to_owned(), HOUSE.to_owned());
+    files.insert("Cargo.toml".to_owned(), "[workspace]\nmembers = [\"crates/*\"]\n".to_owned());
+    for name in ["model", "wire", "host", "io", "session"] {
+        files.insert(format!("crates/{name}/Cargo.toml"), manifest(&format!("farbus-{name}"), ""));
+        let top = format!("crates/{name}/src/");
+        let modules = changes
+            .iter()
+            .filter_map(|(path, _)| path.strip_prefix(&top)?.split('/').next())
+            .map(|module| module.trim_end_matches(".rs"))
+            .filter(|module| *module != "lib")
+            .collect::<std::collections::BTreeSet<_>>();
+        let declarations: String = modules.iter().map(|module| format!("mod {module};\n")).collect();
+        files.insert(format!("{top}lib.rs"), format!("{ROOM}{declarations}"));
+    }
+    files.insert("crates/farbus/Cargo.toml".to_owned(), manifest("farbus", ""));
+    files.insert("crates/farbus/src/main.rs".to_owned(), "fn main() {}\n".to_owned());
+    files.extend(changes.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())));
+    Tree::of(files.iter().map(|(path, text)| (path.as_str(), text.as_str())))
+}
+
+/// A manifest whose dependency tables begin on line 4.
+pub fn manifest(name: &str, tables: &str) -> String {
+    format!("[package]\nname = \"{name}\"\n\n{tables}")
+}
+
+/// A library's root: the description of a room, then `rest` from the second line on.
+pub fn lib(rest: &str) -> String {
+    format!("{ROOM}{rest}")
+}
+
+/// Everything that tidy says about a tree.
+pub fn complaints(tree: &Tree) -> Vec<String> {
+    super::check(tree).expect("the tree can be read").iter().map(ToString::to_string).collect()
+}

@@ -1,0 +1,47 @@
+//! Rule `prose`: the documents speak of the project, not of the machine one of them was written on.
+
+use super::architecture::Architecture;
+use super::tree::Tree;
+use super::violation::Violation;
+
+pub fn check(architecture: &Architecture, tree: &Tree) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (path, text) in tree.iter().filter(|(path, _)| path.ends_with(".md")) {
+        for (at, line) in text.lines().enumerate() {
+            if let Some(folder) = architecture.prose.banned.iter().find(|folder| names_folder(line, folder)) {
+                let advice = format!("{folder} is a folder of one machine: say it relative to the project, or use ~");
+                violations.push(Violation::new(path, at + 1, "prose", advice));
+            }
+        }
+    }
+    violations
+}
+
+/// Whether `line` has a path that begins with `folder`, and not only one that has it further in.
+fn names_folder(line: &str, folder: &str) -> bool {
+    line.match_indices(folder).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        before.is_none_or(|before| !before.is_alphanumeric() && !matches!(before, '.' | '-' | '_' | '~' | '/' | '}'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tidy::fixtures::{complaints, workspace_with};
+
+    #[test]
+    fn a_folder_of_one_machine_is_found() {
+        let tree =
+            workspace_with(&[("README.md", "# Farbus\n\nRun `/home/ann/farbus`.\n"), ("docs/a.md", "/home/x\n")]);
+        let said = complaints(&tree);
+        assert_eq!(said.len(), 2, "{said:#?}");
+        assert!(said[0].starts_with("README.md:3: prose: "), "{}", said[0]);
+        assert!(said[1].starts_with("docs/a.md:1: prose: "), "{}", said[1]);
+    }
+
+    #[test]
+    fn folders_further_in_are_fine() {
+        let tree = workspace_with(&[("README.md", "See src/home/page.rs and https://example.org/home/x.\n")]);
+        assert_eq!(complaints(&tree), [""; 0]);
+    }
+}
