@@ -1,13 +1,24 @@
-//! This room is where all of farbus's automation lives: `cargo xtask` holds the house's rules against the code.
+//! This room is where all of farbus's automation lives: `cargo xtask` checks, tests, measures, fuzzes and generates.
 //!
 //! It may touch the whole workspace from outside: its files, cargo, the package manager.
 //!
 //! It never touches the product's code: no room depends on it, and it depends on none.
 //!
-//! Enter at [`Command`], one file a subcommand.
+//! Enter at [`Command`], one file a subcommand; `test` is the README's second command and all that CI runs.
 //!
 //! Why a program and not scripts: the rules it holds need a parser, the steps need types, and a newcomer needs one language.
 
+mod bench;
+mod cargo;
+mod ci;
+mod demo;
+mod fuzz;
+mod man;
+mod prerequisites;
+mod rig;
+mod soak;
+mod steps;
+mod test;
 mod tidy;
 mod workspace;
 
@@ -36,11 +47,35 @@ struct Cli {
 enum Command {
     /// Hold the house's rules (ARCHITECTURE.toml) against the code
     Tidy,
+    /// Run everything that must pass, in order, and stop at the first failure
+    Test(test::Arguments),
+    /// Run what CI runs: all of `test`, installing what is missing
+    Ci,
+    /// Measure every speed target
+    Bench(bench::Arguments),
+    /// Fuzz every decoder and state machine
+    Fuzz(fuzz::Arguments),
+    /// Repeat the tests that time can break, for as long as told
+    Soak(soak::Arguments),
+    /// Test against real Linux kernels in virtual machines
+    Rig(rig::Arguments),
+    /// Generate shell completions and man pages
+    Man(man::Arguments),
+    /// Run the demo that the README starts with
+    Demo,
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Tidy => tidy::run(),
+        Command::Test(arguments) => test::run(&arguments),
+        Command::Ci => ci::run(),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Fuzz(arguments) => fuzz::run(&arguments),
+        Command::Soak(arguments) => soak::run(&arguments),
+        Command::Rig(arguments) => rig::run(&arguments),
+        Command::Man(arguments) => man::run(&arguments),
+        Command::Demo => demo::run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,93 @@
+//! `cargo xtask fuzz`: every decoder and state machine under random bytes and operations.
+//!
+//! A fuzz target is a test named `fuzz_…` in any crate. It reads from `FARBUS_FUZZ_SECONDS` how long to go on; without it, in
+//! a plain `cargo test`, it stops after a moment. Targets run one after the other, so that each has its time.
+
+use crate::cargo::{self, cargo};
+use clap::Args;
+use std::process::Command;
+
+/// How long a target goes on, in seconds.
+const SECONDS_VARIABLE: &str = "FARBUS_FUZZ_SECONDS";
+/// What the names of targets begin with.
+const PREFIX: &str = "fuzz_";
+
+#[derive(Args)]
+pub struct Arguments {
+    /// How long each target runs
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    /// Only targets whose names contain this
+    #[arg(long, value_name = "NAME", default_value = PREFIX)]
+    only: String,
+    /// Build optimized, with all checks kept: about ten times the inputs, after a build of its own
+    #[arg(long)]
+    optimized: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    let fuzzing = Fuzzing { optimized: arguments.optimized, only: &arguments.only };
+    fuzzing.run(arguments.seconds)
+}
+
+/// All targets, for so long each.
+pub fn run_for(seconds: u32) -> Result<(), String> {
+    Fuzzing { optimized: false, only: PREFIX }.run(seconds)
+}
+
+struct Fuzzing<'a> {
+    optimized: bool,
+    only: &'a str,
+}
+
+impl Fuzzing<'_> {
+    fn run(&self, seconds: u32) -> Result<(), String> {
+        let listed = cargo::output(self.command(&["--list", "--format", "terse"]))?;
+        let targets = targets(&String::from_utf8_lossy(&listed), self.only);
+        if targets.is_empty() {
+            return Err(format!("no test {PREFIX}… has {} in its name: this proves nothing", self.only));
+        }
+        println!("{} targets, {seconds} s each: {}", targets.len(), targets.join(", "));
+        let mut command = self.command(&["--exact", "--test-threads=1", "--nocapture"]);
+        command.args(&targets).env(SECONDS_VARIABLE, seconds.to_string());
+        cargo::run(command)
+    }
+
+    fn command(&self, harness_arguments: &[&str]) -> Command {
+        let mut command = cargo(&["test", "--workspace", "--lib", "--bins", "--tests"]);
+        if self.optimized {
+            command.args(["--release", "--target-dir", "target/fuzz"]);
+            command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+            command.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
+        }
+        command.arg("--").args(harness_arguments);
+        command
+    }
+}
+
+/// The targets among the tests that were listed, `path::name: test` a line.
+fn targets(listed: &str, only: &str) -> Vec<String> {
+    let tests = listed.lines().filter_map(|line| line.strip_suffix(": test"));
+    let mut targets: Vec<String> = tests
+        .filter(|test| test.rsplit("::").next().is_some_and(|name| name.starts_with(PREFIX)))
+        .filter(|test| test.contains(only))
+        .map(str::to_owned)
+        .collect();
+    targets.sort();
+    targets.dedup();
+    targets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_told_by_their_names() {
+        let listed =
+            "codec::tests::fuzz_header: test\nfuzz_ops: test\nprefuzz_x: test\ntests::plain: test\nfuzz_b: benchmark\n";
+        assert_eq!(targets(listed, PREFIX), ["codec::tests::fuzz_header", "fuzz_ops"]);
+        assert_eq!(targets(listed, "header"), ["codec::tests::fuzz_header"]);
+        assert_eq!(targets(listed, "nothing"), [""; 0]);
+    }
+}

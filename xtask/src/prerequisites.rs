@@ -1,0 +1,158 @@
+//! What a machine needs before the steps can run: Debian packages and two components of the toolchain.
+//!
+//! Missing packages are installed when that was asked for and can be done (as root, with `--install` or in CI, which sets
+//! `CI=true`); otherwise the run ends before its first step with the line to type.
+
+use crate::cargo;
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+
+/// Steps that need nothing but the toolchain do without any of these.
+struct Package {
+    name: &'static str,
+    steps: &'static [&'static str],
+}
+
+/// The package of each program or file that a step uses.
+const PACKAGES: &[Package] = &[
+    // To link anything at all.
+    Package { name: "gcc", steps: &["clippy", "test", "examples", "fuzz", "machine", "rig", "demo"] },
+    Package { name: "libc6-dev", steps: &["clippy", "test", "examples", "fuzz", "machine", "rig", "demo"] },
+    // Images with file systems in them, and mounting what farbus shows.
+    Package { name: "e2fsprogs", steps: &["test", "examples", "machine", "rig", "demo"] },
+    Package { name: "dosfstools", steps: &["test", "machine", "rig", "demo"] },
+    Package { name: "fuse3", steps: &["test", "examples", "machine", "demo"] },
+    Package { name: "mount", steps: &["test", "machine", "demo"] },
+    Package { name: "util-linux", steps: &["test", "machine", "demo"] },
+    Package { name: "fio", steps: &["machine"] },
+    Package { name: "nbdkit", steps: &["machine"] },
+    Package { name: "strace", steps: &["machine"] },
+    // Real kernels in virtual machines, what their guests run, and what reads their traffic.
+    Package { name: "qemu-system-x86", steps: &["rig"] },
+    Package { name: "linux-image-amd64", steps: &["rig"] },
+    Package { name: "linux-source-6.1", steps: &["rig"] },
+    Package { name: "busybox-static", steps: &["rig"] },
+    Package { name: "cpio", steps: &["rig"] },
+    Package { name: "kmod", steps: &["rig"] },
+    Package { name: "usbip", steps: &["rig"] },
+    Package { name: "usbutils", steps: &["rig"] },
+    Package { name: "usb.ids", steps: &["rig"] },
+    Package { name: "tshark", steps: &["rig"] },
+    Package { name: "xz-utils", steps: &["rig"] },
+];
+
+/// Checks, and if need be installs, what the named steps need.
+pub fn check(steps: &[&str], install: bool) -> Result<(), String> {
+    check_toolchain(steps)?;
+    let needed = needed(steps);
+    if needed.is_empty() {
+        return Ok(());
+    }
+    let Some(installed) = installed(&needed) else {
+        println!("this machine has no dpkg-query: a step that misses a program will say so");
+        return Ok(());
+    };
+    let missing: Vec<_> = needed.into_iter().filter(|name| !installed.contains(*name)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let asked = install || std::env::var("CI").is_ok_and(|value| value == "true");
+    if asked && is_root() {
+        return install_packages(&missing);
+    }
+    Err(refusal(&missing))
+}
+
+fn needed(steps: &[&str]) -> Vec<&'static str> {
+    let wanted = PACKAGES.iter().filter(|package| package.steps.iter().any(|step| steps.contains(step)));
+    wanted.map(|package| package.name).collect()
+}
+
+fn check_toolchain(steps: &[&str]) -> Result<(), String> {
+    for (step, subcommand, component) in [("format", "fmt", "rustfmt"), ("clippy", "clippy", "clippy")] {
+        if !steps.contains(&step) {
+            continue;
+        }
+        let mut command = cargo::cargo(&[subcommand, "--version"]);
+        let there = command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+        if !there {
+            return Err(format!("cargo {subcommand} is missing; type:\n  rustup component add {component}"));
+        }
+    }
+    Ok(())
+}
+
+/// Those of `names` that are installed; nothing if this is no Debian.
+fn installed(names: &[&str]) -> Option<BTreeSet<String>> {
+    let output = Command::new("dpkg-query")
+        .args(["--show", "--showformat", "${Package} ${db:Status-Status}\\n"])
+        .args(names)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    Some(parse_installed(&String::from_utf8_lossy(&output.stdout)))
+}
+
+fn parse_installed(said: &str) -> BTreeSet<String> {
+    said.lines().filter_map(|line| line.strip_suffix(" installed")).map(str::to_owned).collect()
+}
+
+fn install_packages(missing: &[&str]) -> Result<(), String> {
+    println!("installing {}", missing.join(" "));
+    let apt = |arguments: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+        command
+    };
+    cargo::run(apt(&["update", "-q"]))?;
+    let mut install = apt(&["install", "-q", "-y", "--no-install-recommends"]);
+    install.args(missing);
+    cargo::run(install)
+}
+
+fn refusal(missing: &[&str]) -> String {
+    format!(
+        "packages are missing; as root, type:\n  apt-get update && apt-get install -y --no-install-recommends {}\n\
+         or let this do it: cargo xtask test --install",
+        missing.join(" ")
+    )
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_needs_no_package_asks_for_none() {
+        assert_eq!(needed(&["format", "tidy"]), [""; 0]);
+        assert!(needed(&["rig"]).contains(&"qemu-system-x86"));
+        assert!(!needed(&["demo"]).contains(&"qemu-system-x86"));
+    }
+
+    #[test]
+    fn half_installed_is_not_installed() {
+        let installed = parse_installed("fio installed\nkmod config-files\nusbip not-installed\n");
+        assert_eq!(installed, BTreeSet::from(["fio".to_owned()]));
+    }
+
+    #[test]
+    fn the_refusal_can_be_typed() {
+        let text = refusal(&["fio", "kmod"]);
+        assert!(text.contains("\n  apt-get update && apt-get install -y --no-install-recommends fio kmod\n"), "{text}");
+    }
+
+    #[test]
+    fn every_package_is_for_a_step_that_exists() {
+        let steps = crate::test::STEPS;
+        for package in PACKAGES {
+            assert!(!package.steps.is_empty());
+            assert!(package.steps.iter().all(|step| steps.contains(step)), "{}", package.name);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! `cargo xtask test`: everything that must pass, in order.
+
+use crate::cargo::{self, cargo};
+use crate::steps::{self, Step};
+use crate::{demo, fuzz, prerequisites, rig, tidy};
+use clap::Args;
+
+/// The steps in the order they run, cheapest first.
+pub const STEPS: [&str; 9] = ["format", "clippy", "tidy", "test", "examples", "fuzz", "machine", "rig", "demo"];
+
+/// How long each fuzz target runs when it is one step among others.
+const FUZZ_SECONDS: u32 = 5;
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Run this step only; may be given several times
+    #[arg(long, value_name = "STEP", value_parser = STEPS)]
+    only: Vec<String>,
+    /// Leave out the virtual machines
+    #[arg(long)]
+    skip_rig: bool,
+    /// Install missing Debian packages (as root)
+    #[arg(long)]
+    install: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    let chosen = chosen(arguments);
+    prerequisites::check(&chosen, arguments.install)?;
+    steps::run_all(chosen.into_iter().map(step).collect())
+}
+
+/// Every step, as CI wants it.
+pub fn run_everything() -> Result<(), String> {
+    run(&Arguments { only: Vec::new(), skip_rig: false, install: true })
+}
+
+fn chosen(arguments: &Arguments) -> Vec<&'static str> {
+    let wanted = |step: &&str| arguments.only.is_empty() || arguments.only.iter().any(|only| only == step);
+    STEPS.into_iter().filter(wanted).filter(|step| !(arguments.skip_rig && *step == "rig")).collect()
+}
+
+fn step(name: &'static str) -> Step {
+    match name {
+        "format" => {
+            Step::new(name, "every file is formatted", || cargo::run(cargo(&["fmt", "--all", "--", "--check"])))
+        }
+        "clippy" => Step::new(name, "no warnings", || {
+            cargo::run(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+        }),
+        "tidy" => Step::new(name, "the house's rules", tidy::run),
+        "test" => Step::new(name, "every test of every crate", || cargo::run(cargo(&["test", "--workspace"]))),
+        "examples" => Step::new(name, "every example does what it shows", run_examples),
+        "fuzz" => Step::new(name, "a short run of every fuzz target", || fuzz::run_for(FUZZ_SECONDS)),
+        "machine" => Step::new(name, "FUSE, loop devices and file systems of this machine", run_machine_tests),
+        "rig" => Step::new(name, "real kernels in virtual machines", || rig::run_cases(1)),
+        "demo" => Step::new(name, "what the README promises", demo::run),
+        _ => unreachable!("a name of STEPS"),
+    }
+}
+
+/// Runs each example of the product to its end.
+fn run_examples() -> Result<(), String> {
+    let targets = cargo::targets()?;
+    let examples: Vec<_> = targets.iter().filter(|target| target.is_example && target.package == "farbus").collect();
+    if examples.is_empty() {
+        return Err("package farbus has no examples: this step proves nothing".into());
+    }
+    for example in examples {
+        cargo::run(cargo(&["run", "--quiet", "--package", "farbus", "--example", &example.name]))?;
+    }
+    Ok(())
+}
+
+/// The feature that a test target requires if it needs a machine of its own: FUSE, loop devices, root. Such tests are not
+/// part of `cargo test --workspace`, and one runs after the other.
+const MACHINE_FEATURE: &str = "machine-tests";
+
+pub fn run_machine_tests() -> Result<(), String> {
+    let targets = cargo::targets()?;
+    let is_machine_test =
+        |target: &&cargo::Target| target.is_test && target.features.iter().any(|feature| feature == MACHINE_FEATURE);
+    let tests: Vec<_> = targets.iter().filter(is_machine_test).collect();
+    if tests.is_empty() {
+        return Err(format!("no test requires the feature {MACHINE_FEATURE}: this step proves nothing"));
+    }
+    for test in tests {
+        let features = test.features.join(",");
+        cargo::run(cargo(&[
+            "test",
+            "--package",
+            &test.package,
+            "--features",
+            &features,
+            "--test",
+            &test.name,
+            "--",
+            "--test-threads=1",
+        ]))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(only: &[&str], skip_rig: bool) -> Arguments {
+        Arguments { only: only.iter().map(|name| (*name).to_owned()).collect(), skip_rig, install: false }
+    }
+
+    #[test]
+    fn all_steps_run_unless_told_otherwise() {
+        assert_eq!(chosen(&arguments(&[], false)), STEPS);
+        assert!(!chosen(&arguments(&[], true)).contains(&"rig"));
+        assert_eq!(chosen(&arguments(&["tidy", "format"], false)), ["format", "tidy"]);
+    }
+
+    #[test]
+    fn every_name_is_a_step() {
+        for name in STEPS {
+            assert_eq!(step(name).name, name);
+        }
+    }
+}
