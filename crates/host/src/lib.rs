@@ -1,1 +1,31 @@
-//! Placeholder replaced by the first commit of this room.
+//! # A USB host in user space
+//!
+//! **This room is** what a kernel's USB stack is to a device, without a kernel: it reads a device's
+//! descriptors ([`enumerate`]), selects a configuration, and drives whatever a client asks
+//! ([`Transfers`]). Everything in it is a state machine that asks for URBs
+//! and is told how they ended ([`Driver`]); a [`Port`] is the way to a device, and [`run`] pumps
+//! the one through the other.
+//!
+//! **It may touch** nothing: requests, completions and moments are handed to it.
+//!
+//! **It never touches** a socket, a file, a thread or a clock; nor a gadget by name. Whether the
+//! device is in this process or across the world is the port's affair.
+//!
+//! **Enter at** [`run`], the whole journey in one loop.
+//!
+//! **Why** everything a device says is checked here even though a wire has been checked before:
+//! the wire's gate sees that a reply fits its request, and only the driver knows what it must mean.
+//! Every wait has an end ([`limits`]), so that the most hostile device costs a bounded time.
+
+pub mod driver;
+pub mod enumerate;
+pub mod limits;
+pub mod local;
+pub mod port;
+pub mod transfers;
+
+pub use driver::{Driver, IdSource};
+pub use enumerate::{Configure, Enumerate, EnumerateError};
+pub use local::LocalPort;
+pub use port::{Port, PortError, run};
+pub use transfers::Transfers;

@@ -1,0 +1,86 @@
+//! A port to a device in this process, on a clock that only waiting moves.
+
+use std::time::Duration;
+
+use farbus_model::{BufferPool, Completions, Device, Done, Instant, Limits, Payload, Urb, UrbId};
+
+use crate::port::{Port, PortError};
+
+/// A device in this process. Time is made up: it stands still while anything can happen and jumps
+/// to the next due moment when nothing can, so that thirty-second timeouts pass in no time.
+#[derive(Debug)]
+pub struct LocalPort<D> {
+    device: D,
+    now: Instant,
+    done: Completions,
+}
+
+impl<D: Device> LocalPort<D> {
+    /// A port to `device`, at the epoch.
+    pub fn new(device: D) -> Self {
+        let pool = BufferPool::new(Limits::DEFAULT.pool_bytes);
+        Self { device, now: Instant::ZERO, done: Completions::new(pool) }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// The device, for its owner to command.
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// The device and where it leaves what it has finished, as an engine holds them.
+    pub fn parts_mut(&mut self) -> (&mut D, &mut Completions) {
+        (&mut self.device, &mut self.done)
+    }
+
+    /// The device back.
+    pub fn into_device(self) -> D {
+        self.device
+    }
+
+    /// Lets time pass.
+    pub fn advance(&mut self, span: Duration) {
+        self.now = self.now + span;
+    }
+}
+
+impl<D: Device> Port for LocalPort<D> {
+    fn submit(&mut self, urb: Urb) {
+        self.device.submit(self.now, urb.launch(), &mut self.done);
+    }
+
+    fn cancel(&mut self, id: UrbId) {
+        self.device.cancel(self.now, id, &mut self.done);
+    }
+
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+        loop {
+            if let Some(done) = self.done.pop() {
+                return Ok(Some(done));
+            }
+            match (self.device.poll_timeout(), until) {
+                (Some(due), until) if until.is_none_or(|until| due <= until) => {
+                    self.now = self.now.max(due);
+                    self.device.handle_timeout(self.now, &mut self.done);
+                }
+                (_, Some(until)) => {
+                    self.now = self.now.max(until);
+                    return Ok(None);
+                }
+                (_, None) => return Err(PortError::Idle),
+            }
+        }
+    }
+
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn recycle(&mut self, payload: Payload) {
+        self.done.pool.recycle(payload);
+    }
+}
