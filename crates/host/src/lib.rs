@@ -1,8 +1,8 @@
 //! # A USB host in user space
 //!
 //! **This room is** what a kernel's USB stack is to a device, without a kernel: it reads a device's
-//! descriptors ([`enumerate`]), selects a configuration, and drives whatever a client asks
-//! ([`Transfers`]). Everything in it is a state machine that asks for URBs
+//! descriptors ([`enumerate`]), selects a configuration, and drives mass storage ([`storage`]) or
+//! whatever a client asks ([`Transfers`]). Everything in it is a state machine that asks for URBs
 //! and is told how they ended ([`Driver`]); a [`Port`] is the way to a device, and [`run`] pumps
 //! the one through the other.
 //!
@@ -11,7 +11,8 @@
 //! **It never touches** a socket, a file, a thread or a clock; nor a gadget by name. Whether the
 //! device is in this process or across the world is the port's affair.
 //!
-//! **Enter at** [`run`], the whole journey in one loop.
+//! **Enter at** [`run`], the whole journey in one loop; then [`RemoteDisk`] and [`RemoteDevice`],
+//! which callers use; then [`storage::bulk_only`], where the races are.
 //!
 //! **Why** everything a device says is checked here even though a wire has been checked before:
 //! the wire's gate sees that a reply fits its request, and only the driver knows what it must mean.
@@ -22,10 +23,16 @@ pub mod enumerate;
 pub mod limits;
 pub mod local;
 pub mod port;
+pub mod remote_device;
+pub mod remote_disk;
+pub mod storage;
 pub mod transfers;
 
 pub use driver::{Driver, IdSource};
 pub use enumerate::{Configure, Enumerate, EnumerateError};
 pub use local::LocalPort;
 pub use port::{Port, PortError, run};
+pub use remote_device::{RemoteDevice, RemoteError};
+pub use remote_disk::RemoteDisk;
+pub use storage::{Disk, DiskError, DiskInfo, Options};
 pub use transfers::Transfers;

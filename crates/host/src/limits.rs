@@ -23,3 +23,40 @@ pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 /// What a withdrawn request may take to come back. A device that leaves even that unanswered is
 /// given up; a whole control timeout allows for a link that has to send something again.
 pub const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A storage command's time, from the first byte to the status: Linux's `SD_TIMEOUT`.
+pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a medium may be "becoming ready": a disk spins up in ten seconds, rarely twenty.
+pub const READY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Pause between two looks at a medium that is becoming ready.
+pub const READY_PAUSE: Duration = Duration::from_millis(250);
+
+/// Times a command is tried whose transport failed.
+pub const FAULT_TRIES: u32 = 3;
+
+/// Times a command is tried that ran into its timeout: each costs half a minute.
+pub const TIMEOUT_TRIES: u32 = 2;
+
+/// Times a command is repeated after a unit attention or an abort. A device may have several
+/// attentions pending, one a command (SPC-4 §5.14); Linux allows 5 repetitions.
+pub const ATTENTION_TRIES: u32 = 5;
+
+/// Bytes of one storage command, unless the device names its own limit: usb-storage's 120 KiB rounded
+/// to what front ends ask (FUSE, loop: 128 KiB) below SuperSpeed ...
+pub const TRANSFER_BYTES_HIGH_SPEED: u32 = 128 << 10;
+
+/// ... and usb-storage's own 1 MiB at SuperSpeed.
+pub const TRANSFER_BYTES_SUPER_SPEED: u32 = 1 << 20;
+
+/// Bytes of one storage command even if the device would take more: what every host controller and
+/// exporter has seen. [`Options`](crate::Options) can ask for more.
+pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+
+/// Bytes that one WRITE SAME or UNMAP names: a disk that in truth writes 100 MB/s needs 10 of the
+/// 30 seconds.
+pub const RANGE_BYTES_MAX: u64 = 1 << 30;
+
+/// Sector sizes that are believed: from the classic one to the largest page size in use.
+pub const BLOCK_BYTES: std::ops::RangeInclusive<u32> = 512..=65536;

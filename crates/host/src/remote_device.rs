@@ -1,0 +1,175 @@
+//! A device as a client uses it: one call, one transfer, one result.
+
+use std::fmt;
+use std::time::Duration;
+
+use farbus_model::{Descriptors, EpAddr, Payload, Setup, Speed, Status};
+
+use crate::driver::IdSource;
+use crate::enumerate::{Configure, Enumerate, EnumerateError};
+use crate::limits::CONTROL_TIMEOUT;
+use crate::port::{Port, PortError, run};
+use crate::remote_disk::RemoteDisk;
+use crate::storage::{DiskError, Options, Target};
+use crate::transfers::Transfers;
+
+/// A device behind a port: its descriptors are read and its first configuration is selected.
+#[derive(Debug)]
+pub struct RemoteDevice<P> {
+    port: P,
+    ids: IdSource,
+    transfers: Transfers,
+    speed: Speed,
+    descriptors: Descriptors,
+    configuration: u8,
+    /// Time of a bulk or interrupt transfer; `None` waits for ever.
+    timeout: Option<Duration>,
+}
+
+impl<P: Port> RemoteDevice<P> {
+    /// Reads the descriptors of the device behind `port` and selects its first configuration.
+    ///
+    /// # Errors
+    /// [`RemoteError`] when its descriptors are wrong or it cannot be reached.
+    pub fn open(mut port: P, speed: Speed) -> Result<Self, RemoteError> {
+        let ids = IdSource::new();
+        let descriptors = run(&mut Enumerate::new(port.now(), ids.clone(), speed), &mut port)??;
+        let configuration = run(&mut Configure::first(port.now(), ids.clone(), &descriptors)?, &mut port)??;
+        let transfers = Transfers::new(ids.clone());
+        Ok(Self { port, ids, transfers, speed, descriptors, configuration, timeout: None })
+    }
+
+    /// What the device says of itself.
+    pub fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    /// The value of the configuration that was selected.
+    pub fn configuration(&self) -> u8 {
+        self.configuration
+    }
+
+    /// The port, for its owner.
+    pub fn port_mut(&mut self) -> &mut P {
+        &mut self.port
+    }
+
+    /// Names for requests of other drivers on this device.
+    pub fn ids(&self) -> IdSource {
+        self.ids.clone()
+    }
+
+    /// Limits the time of bulk and interrupt transfers from now on; they wait for ever at first.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    /// A control request with data coming IN, or with none.
+    ///
+    /// # Errors
+    /// [`RemoteError`] when it does not succeed.
+    pub fn control_in(&mut self, setup: Setup) -> Result<Payload, RemoteError> {
+        self.transfers.control_in(self.port.now(), setup, Some(CONTROL_TIMEOUT));
+        self.finish().map(|(payload, _)| payload)
+    }
+
+    /// A control request with data going OUT; `setup.length` is set to the data's length.
+    ///
+    /// # Errors
+    /// [`RemoteError`] when it does not succeed.
+    ///
+    /// # Panics
+    /// If there are more bytes than a setup packet can announce.
+    pub fn control_out(&mut self, setup: Setup, data: impl Into<Payload>) -> Result<(), RemoteError> {
+        let payload = data.into();
+        let length = u16::try_from(payload.len()).expect("a control transfer's data is at most 65535 bytes");
+        let setup = Setup { length, ..setup };
+        self.transfers.control_out(self.port.now(), setup, payload, Some(CONTROL_TIMEOUT));
+        self.finish().map(|_| ())
+    }
+
+    /// Up to `length` bytes from a bulk or interrupt endpoint.
+    ///
+    /// # Errors
+    /// [`RemoteError`] when it does not succeed.
+    pub fn data_in(&mut self, endpoint: EpAddr, length: u32) -> Result<Payload, RemoteError> {
+        self.transfers.data_in(self.port.now(), endpoint, length, self.timeout);
+        self.finish().map(|(payload, _)| payload)
+    }
+
+    /// Bytes to a bulk or interrupt endpoint; says how many were taken.
+    ///
+    /// # Errors
+    /// [`RemoteError`] when it does not succeed.
+    pub fn data_out(&mut self, endpoint: EpAddr, data: impl Into<Payload>) -> Result<u32, RemoteError> {
+        self.transfers.data_out(self.port.now(), endpoint, data.into(), self.timeout);
+        self.finish().map(|(_, actual)| actual)
+    }
+
+    /// Clears an endpoint's halt.
+    ///
+    /// # Errors
+    /// [`RemoteError`] when it does not succeed.
+    pub fn clear_halt(&mut self, endpoint: EpAddr) -> Result<(), RemoteError> {
+        self.control_in(Setup::clear_halt(endpoint)).map(|_| ())
+    }
+
+    /// Drives the device's disk.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it has none, or it cannot be brought up.
+    pub fn into_disk(self, options: Options) -> Result<RemoteDisk<P>, DiskError> {
+        let configuration = self.descriptors.configuration(self.configuration);
+        let target = configuration.and_then(|configuration| Target::find(configuration, self.speed));
+        let target = target.ok_or(DiskError::Unsupported("it has no Bulk-Only interface"))?;
+        RemoteDisk::new(self.port, self.ids, target, options)
+    }
+
+    /// Drives what other driver it likes.
+    pub fn into_port(self) -> P {
+        self.port
+    }
+
+    fn finish(&mut self) -> Result<(Payload, u32), RemoteError> {
+        let done = run(&mut self.transfers, &mut self.port)?;
+        match done.status {
+            Status::Ok => Ok((done.payload, done.actual)),
+            status => Err(RemoteError::Transfer(status)),
+        }
+    }
+}
+
+/// Why something asked of a device did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RemoteError {
+    /// Its descriptors are wrong, or it cannot be configured.
+    Enumerate(EnumerateError),
+    /// A transfer ended in this way.
+    Transfer(Status),
+    /// It cannot be reached any more.
+    Port(PortError),
+}
+
+impl From<EnumerateError> for RemoteError {
+    fn from(error: EnumerateError) -> Self {
+        RemoteError::Enumerate(error)
+    }
+}
+
+impl From<PortError> for RemoteError {
+    fn from(error: PortError) -> Self {
+        RemoteError::Port(error)
+    }
+}
+
+impl fmt::Display for RemoteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RemoteError::Enumerate(error) => error.fmt(f),
+            RemoteError::Transfer(status) => write!(f, "the transfer ended with {status:?}"),
+            RemoteError::Port(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for RemoteError {}

@@ -1,0 +1,177 @@
+//! A disk behind a port, as a block store: for front ends and benchmarks.
+
+use std::sync::Arc;
+
+use farbus_model::{BlockStore, Payload, StoreError};
+
+use crate::driver::IdSource;
+use crate::port::{Port, run};
+use crate::storage::{Answer, Disk, DiskError, DiskInfo, Options, ReadData, Target};
+
+/// A disk and the way to it, used one call at a time.
+///
+/// Reading copies each byte once, from the buffer it arrived in to the caller's; writing once, into
+/// a buffer that is used again for as long as the port gives it back. Once the port has failed,
+/// every call fails.
+#[derive(Debug)]
+pub struct RemoteDisk<P> {
+    port: P,
+    disk: Disk,
+    /// What is being written; as large as a command may be.
+    staging: Arc<[u8]>,
+    last_error: Option<DiskError>,
+}
+
+impl<P: Port> RemoteDisk<P> {
+    /// Brings up the disk at `target` of a configured device; `ids` are the device's.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it cannot be brought up.
+    pub fn new(mut port: P, ids: IdSource, target: Target, options: Options) -> Result<Self, DiskError> {
+        let mut disk = Disk::new(port.now(), ids, target, options);
+        run(&mut disk, &mut port)??;
+        Ok(Self { port, disk, staging: Arc::new([]), last_error: None })
+    }
+
+    /// What the disk is.
+    pub fn info(&self) -> &DiskInfo {
+        self.disk.info()
+    }
+
+    /// Why the last call that failed did: more than a [`StoreError`] can say.
+    pub fn last_error(&self) -> Option<&DiskError> {
+        self.last_error.as_ref()
+    }
+
+    /// The port, for its owner.
+    pub fn port_mut(&mut self) -> &mut P {
+        &mut self.port
+    }
+
+    /// The port back. The device stays configured.
+    pub fn into_port(self) -> P {
+        self.port
+    }
+
+    /// Reads bytes and leaves them where they arrived.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it does not succeed.
+    pub fn read(&mut self, offset: u64, len: usize) -> Result<ReadData, DiskError> {
+        match self.operate(|disk, now| disk.read(now, offset, len))? {
+            Answer::Data(data) => Ok(data),
+            Answer::Ready | Answer::Done => unreachable!("a read brings data"),
+        }
+    }
+
+    /// Writes bytes. A payload that is a window or a pattern is not copied.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it does not succeed; part of the bytes may have been written.
+    pub fn write(&mut self, offset: u64, payload: Payload) -> Result<(), DiskError> {
+        self.operate(|disk, now| disk.write(now, offset, payload)).map(|_| ())
+    }
+
+    /// Tells the device that a range is not needed, see [`Disk::discard`]. What it reads as then is
+    /// the device's affair; [`BlockStore::discard`] promises zeros.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it does not succeed.
+    pub fn release(&mut self, offset: u64, len: u64) -> Result<(), DiskError> {
+        self.operate(|disk, now| disk.discard(now, offset, len)).map(|_| ())
+    }
+
+    /// Makes everything durable and asks the device to let go of the medium.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it does not succeed.
+    pub fn eject(&mut self) -> Result<(), DiskError> {
+        self.operate(|disk, now| disk.eject(now)).map(|_| ())
+    }
+
+    /// Gets to know the medium again, after it was exchanged.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it cannot be brought up.
+    pub fn bring_up(&mut self) -> Result<(), DiskError> {
+        self.operate(|disk, now| disk.bring_up(now)).map(|_| ())
+    }
+
+    fn operate(&mut self, begin: impl FnOnce(&mut Disk, farbus_model::Instant)) -> Result<Answer, DiskError> {
+        if let Some(error @ DiskError::Port(_)) = &self.last_error {
+            // The disk was left in the middle of something.
+            return Err(error.clone());
+        }
+        begin(&mut self.disk, self.port.now());
+        let result = run(&mut self.disk, &mut self.port).map_err(DiskError::from).flatten();
+        if let Err(error) = &result {
+            self.last_error = Some(error.clone());
+        }
+        result
+    }
+
+    /// Bytes from `offset` that one command takes and that leave the next on a sector.
+    fn piece_bytes(&self, offset: u64, left: usize) -> usize {
+        let info = self.disk.info();
+        let into_sector = (offset % u64::from(info.block_bytes)) as usize;
+        left.min(info.transfer_bytes_max as usize - into_sector)
+    }
+
+    /// The bytes in the staging buffer, or in a new one if the port still holds that.
+    fn stage(&mut self, from: &[u8]) -> Payload {
+        if Arc::get_mut(&mut self.staging).is_none_or(|staging| staging.len() < from.len()) {
+            self.staging = vec![0; from.len().max(self.staging.len())].into();
+        }
+        let staging = Arc::get_mut(&mut self.staging).expect("it is ours alone now");
+        staging[..from.len()].copy_from_slice(from);
+        Payload::shared(&self.staging, 0..from.len())
+    }
+}
+
+impl<P: Port + Send> BlockStore for RemoteDisk<P> {
+    fn size_bytes(&self) -> u64 {
+        self.disk.info().size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.disk.info().read_only
+    }
+
+    fn read_at(&mut self, mut offset: u64, mut to: &mut [u8]) -> Result<(), StoreError> {
+        while !to.is_empty() {
+            let (piece, rest) = to.split_at_mut(self.piece_bytes(offset, to.len()));
+            let data = self.read(offset, piece.len()).map_err(|error| StoreError::from(&error))?;
+            data.copy_to(piece);
+            data.into_pieces().for_each(|payload| self.port.recycle(payload));
+            offset += piece.len() as u64;
+            to = rest;
+        }
+        Ok(())
+    }
+
+    fn write_at(&mut self, mut offset: u64, mut from: &[u8]) -> Result<(), StoreError> {
+        while !from.is_empty() {
+            let (piece, rest) = from.split_at(self.piece_bytes(offset, from.len()));
+            let payload = self.stage(piece);
+            self.write(offset, payload).map_err(|error| StoreError::from(&error))?;
+            offset += piece.len() as u64;
+            from = rest;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), StoreError> {
+        self.operate(|disk, now| disk.flush(now)).map(|_| ()).map_err(|error| StoreError::from(&error))
+    }
+
+    /// The range reads as zeros; its space is given back where the device promises that of zeros.
+    fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        let result = self.operate(|disk, now| disk.write_zeroes(now, offset, len, true));
+        result.map(|_| ()).map_err(|error| StoreError::from(&error))
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        let result = self.operate(|disk, now| disk.write_zeroes(now, offset, len, false));
+        result.map(|_| ()).map_err(|error| StoreError::from(&error))
+    }
+}

@@ -1,0 +1,261 @@
+//! Getting to know a disk: what it is, whether it is ready, how large, what it can do.
+//!
+//! | step | asked for | if the device refuses |
+//! |---|---|---|
+//! | alternate setting, if it is not 0 | SET_INTERFACE | error |
+//! | logical units | Get Max LUN | one (BOT §3.2) |
+//! | what it is | INQUIRY | error |
+//! | whether it is ready | TEST UNIT READY | error, after the patience of [`command`](super::command) |
+//! | how large it is | READ CAPACITY(10), (16) if that is too small a word | error |
+//! | SPC-3 and later only: thin provisioning | READ CAPACITY(16) | it has none |
+//! | write protection, write cache | MODE SENSE(6) of all pages, else of the caching page | neither is known |
+//! | SPC-3 and later only: limits | VPD pages 00h, B0h, B2h | the usual ones |
+//!
+//! Vital product data is asked of devices that claim SPC-3 and only if page 00h names the page:
+//! older sticks lock up when asked (Linux skips them all for that reason).
+
+use farbus_model::{Payload, Setup, Speed};
+
+use crate::limits::{BLOCK_BYTES, RANGE_BYTES_MAX};
+
+use super::bulk_only::Reply;
+use super::command::Command;
+use super::disk::{Answer, Step};
+use super::error::DiskError;
+use super::info::{DiskInfo, Options};
+use super::scsi::{self, BlockLimits, Capacity, Cdb, Inquiry, Mode, Provisioning};
+use super::target::Target;
+
+/// Get Max LUN (BOT §3.2).
+const GET_MAX_LUN: u8 = 0xfe;
+/// INQUIRY's version field of SPC-3.
+const VERSION_SPC_3: u8 = 5;
+/// Peripheral device types: direct access, CD/DVD, optical memory, reduced block commands (SPC-4 table 138).
+const KIND_DISK: u8 = 0x00;
+const KIND_CD: u8 = 0x05;
+const KIND_OPTICAL: u8 = 0x07;
+const KIND_REDUCED: u8 = 0x0e;
+
+/// Where bringing up stands, and what it has learnt that [`DiskInfo`] has no place for.
+#[derive(Debug)]
+pub(super) struct BringUp {
+    at: At,
+    target: Target,
+    options: Options,
+    is_modern: bool,
+    capacity: Capacity,
+    /// Which vital product data pages there are of those that matter.
+    has_limits: bool,
+    has_provisioning: bool,
+    limits: BlockLimits,
+    provisioning: Provisioning,
+}
+
+/// The question that was asked last.
+#[derive(Clone, Copy, Debug)]
+enum At {
+    Begin,
+    Setting,
+    Units,
+    Inquiry,
+    Ready,
+    Capacity10,
+    Capacity16,
+    Mode(u8),
+    VpdPages,
+    VpdLimits,
+    VpdProvisioning,
+    Settled,
+}
+
+impl BringUp {
+    pub fn new(target: Target, options: Options) -> Self {
+        Self {
+            at: At::Begin,
+            target,
+            options,
+            is_modern: false,
+            capacity: Capacity::default(),
+            has_limits: false,
+            has_provisioning: false,
+            limits: BlockLimits::default(),
+            provisioning: Provisioning::default(),
+        }
+    }
+
+    /// Takes the answer to the last question in, and asks the next.
+    pub fn next(&mut self, info: &mut DiskInfo, reply: Option<Result<Reply, DiskError>>) -> Step {
+        let reply = match reply {
+            // A device that is gone answers nothing else either.
+            Some(Err(error @ (DiskError::Gone | DiskError::Port(_)))) => return Step::Finish(Err(error)),
+            Some(reply) => reply,
+            None => Ok(Reply::default()),
+        };
+        let next = match self.at {
+            At::Begin if self.target.alternate != 0 => Ok(At::Setting),
+            At::Begin => Ok(At::Units),
+            At::Setting => match reply {
+                Ok(reply) if reply.passed => Ok(At::Units),
+                _ => Err(DiskError::Unsupported("its Bulk-Only setting cannot be selected")),
+            },
+            At::Units => {
+                let max = reply.ok().and_then(|reply| first_byte(&reply.payload)).unwrap_or(0);
+                info.luns = max.min(15) + 1;
+                self.check_unit(info)
+            }
+            At::Inquiry => reply.and_then(|reply| self.inquired(info, &reply.payload)),
+            At::Ready => reply.map(|_| At::Capacity10),
+            At::Capacity10 => reply.and_then(|reply| self.sized_10(info, &reply.payload)),
+            At::Capacity16 => self.sized_16(info, reply),
+            At::Mode(page) => Ok(self.moded(info, page, reply.ok())),
+            At::VpdPages => Ok(self.paged(reply.ok())),
+            At::VpdLimits => {
+                self.limits = body(reply.ok(), scsi::VPD_BLOCK_LIMITS, BlockLimits::parse);
+                Ok(if self.has_provisioning { At::VpdProvisioning } else { At::Settled })
+            }
+            At::VpdProvisioning => {
+                self.provisioning = body(reply.ok(), scsi::VPD_PROVISIONING, Provisioning::parse);
+                Ok(At::Settled)
+            }
+            At::Settled => Ok(At::Settled),
+        };
+        match next {
+            Err(error) => Step::Finish(Err(error)),
+            Ok(At::Settled) => {
+                self.settle(info);
+                Step::Finish(Ok(Answer::Ready))
+            }
+            Ok(next) => self.ask(next),
+        }
+    }
+
+    fn ask(&mut self, next: At) -> Step {
+        self.at = next;
+        let interface = self.target.interface;
+        let page = |page| Step::Run(Command::answer(Cdb::vital_product_data(page), scsi::VPD_BYTES));
+        match next {
+            At::Setting => Step::Ask(Setup::set_interface(interface, self.target.alternate)),
+            At::Units => {
+                let index = interface.into();
+                Step::Ask(Setup { request_type: 0xa1, request: GET_MAX_LUN, value: 0, index, length: 1 })
+            }
+            At::Inquiry => Step::Run(Command::answer(Cdb::inquiry(), scsi::INQUIRY_BYTES)),
+            At::Begin | At::Settled | At::Ready => Step::Run(Command::plain(Cdb::test_unit_ready())),
+            At::Capacity10 => Step::Run(Command::answer(Cdb::read_capacity_10(), scsi::CAPACITY_10_BYTES)),
+            At::Capacity16 => Step::Run(Command::answer(Cdb::read_capacity_16(), scsi::CAPACITY_16_BYTES)),
+            At::Mode(page) => Step::Run(Command::answer(Cdb::mode_sense(page), scsi::MODE_BYTES)),
+            At::VpdPages => page(scsi::VPD_SUPPORTED),
+            At::VpdLimits => page(scsi::VPD_BLOCK_LIMITS),
+            At::VpdProvisioning => page(scsi::VPD_PROVISIONING),
+        }
+    }
+
+    fn check_unit(&self, info: &DiskInfo) -> Result<At, DiskError> {
+        if self.options.lun < info.luns { Ok(At::Inquiry) } else { Err(DiskError::Unsupported("no such logical unit")) }
+    }
+
+    fn inquired(&mut self, info: &mut DiskInfo, payload: &Payload) -> Result<At, DiskError> {
+        let inquiry = Inquiry::parse(&payload.contiguous());
+        let inquiry = inquiry.ok_or(DiskError::Unsupported("it does not say what it is"))?;
+        if inquiry.qualifier != 0 {
+            return Err(DiskError::Unsupported("nothing is behind this logical unit"));
+        }
+        if ![KIND_DISK, KIND_CD, KIND_OPTICAL, KIND_REDUCED].contains(&inquiry.kind) {
+            return Err(DiskError::Unsupported("it is no disk"));
+        }
+        info.read_only = inquiry.kind == KIND_CD;
+        info.removable = inquiry.removable;
+        [info.vendor, info.product, info.revision] = inquiry.names;
+        self.is_modern = inquiry.version >= VERSION_SPC_3;
+        Ok(At::Ready)
+    }
+
+    fn sized_10(&mut self, info: &mut DiskInfo, payload: &Payload) -> Result<At, DiskError> {
+        let capacity = Capacity::parse_10(&payload.contiguous());
+        self.capacity = capacity.ok_or(DiskError::Unsupported("it does not say how large it is"))?;
+        if self.needs_sixteen() || self.is_modern {
+            return Ok(At::Capacity16);
+        }
+        self.size(info)
+    }
+
+    /// The answer that ten bytes give when the size does not fit them (SBC-3 §5.15.2).
+    fn needs_sixteen(&self) -> bool {
+        self.capacity.last_block == u64::from(u32::MAX)
+    }
+
+    fn sized_16(&mut self, info: &mut DiskInfo, reply: Result<Reply, DiskError>) -> Result<At, DiskError> {
+        let capacity = reply.map(|reply| Capacity::parse_16(&reply.payload.contiguous()));
+        match capacity {
+            Ok(Some(capacity)) => self.capacity = capacity,
+            Err(error) if self.needs_sixteen() => return Err(error),
+            Ok(None) if self.needs_sixteen() => return Err(DiskError::Unsupported("it does not say how large it is")),
+            // It was asked for thin provisioning only.
+            _ => {}
+        }
+        self.size(info)
+    }
+
+    fn size(&mut self, info: &mut DiskInfo) -> Result<At, DiskError> {
+        let Capacity { last_block, block_bytes, .. } = self.capacity;
+        if !block_bytes.is_power_of_two() || !BLOCK_BYTES.contains(&block_bytes) {
+            return Err(DiskError::Unsupported("its sectors have an impossible size"));
+        }
+        info.block_bytes = block_bytes;
+        info.blocks = last_block.checked_add(1).ok_or(DiskError::Unsupported("its size is impossible"))?;
+        match info.blocks.checked_mul(block_bytes.into()) {
+            Some(_) => Ok(At::Mode(scsi::PAGE_ALL)),
+            None => Err(DiskError::Unsupported("its size is impossible")),
+        }
+    }
+
+    fn moded(&mut self, info: &mut DiskInfo, page: u8, reply: Option<Reply>) -> At {
+        let mode = reply.and_then(|reply| Mode::parse(&reply.payload.contiguous()));
+        if mode.is_none() && page == scsi::PAGE_ALL {
+            return At::Mode(scsi::PAGE_CACHING);
+        }
+        let mode = mode.unwrap_or_default();
+        info.read_only |= mode.write_protected;
+        info.write_cache = mode.write_cache;
+        info.needs_no_flush = mode.write_cache == Some(false);
+        if self.is_modern { At::VpdPages } else { At::Settled }
+    }
+
+    fn paged(&mut self, reply: Option<Reply>) -> At {
+        let has = |page: u8| move |body: &[u8]| body.contains(&page);
+        self.has_limits = body(reply.as_ref(), scsi::VPD_SUPPORTED, has(scsi::VPD_BLOCK_LIMITS));
+        self.has_provisioning = body(reply.as_ref(), scsi::VPD_SUPPORTED, has(scsi::VPD_PROVISIONING));
+        match (self.has_limits, self.has_provisioning) {
+            (true, _) => At::VpdLimits,
+            (false, true) => At::VpdProvisioning,
+            (false, false) => At::Settled,
+        }
+    }
+
+    /// Everything was asked: what follows from it.
+    fn settle(&self, info: &mut DiskInfo) {
+        let Self { limits, provisioning, capacity, .. } = self;
+        let speed: Speed = self.target.speed;
+        info.transfer_bytes_max = info.transfer_bytes(&self.options, speed, limits.transfer_max);
+        let range_max = (RANGE_BYTES_MAX / u64::from(info.block_bytes)) as u32;
+        let may_unmap = provisioning.unmap && limits.unmap_max > 0 && limits.unmap_ranges_max > 0;
+        info.unmap_blocks_max = may_unmap.then(|| limits.unmap_max.min(range_max));
+        // WRITE SAME has no page that names it; a device that has it limits it, or unmaps with it.
+        let has_same = limits.write_same_max > 0 || provisioning.write_same_unmaps;
+        let same_max = if limits.write_same_max > 0 { limits.write_same_max } else { u64::MAX };
+        info.write_same_blocks_max = has_same.then(|| same_max.min(range_max.into()) as u32);
+        let reads_zeros = capacity.thin_reads_zeros || provisioning.reads_zeros;
+        info.write_same_unmaps = provisioning.write_same_unmaps && reads_zeros;
+    }
+}
+
+/// What a page says, or what it says when it is not there.
+fn body<T: Default>(reply: Option<impl std::borrow::Borrow<Reply>>, page: u8, read: impl Fn(&[u8]) -> T) -> T {
+    let Some(reply) = reply else { return T::default() };
+    let bytes = reply.borrow().payload.contiguous();
+    scsi::vpd_body(&bytes, page).map_or_else(T::default, read)
+}
+
+fn first_byte(payload: &Payload) -> Option<u8> {
+    payload.runs().next().and_then(|run| run.first().copied())
+}

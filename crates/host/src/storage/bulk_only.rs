@@ -1,0 +1,589 @@
+//! Bulk-Only transport: one command at a time, its three phases in flight together.
+//!
+//! (USB Mass Storage Class, Bulk-Only Transport 1.0, "BOT".) Done one after the other, the phases cost
+//! three round trips a command. So they are submitted together wherever that is safe:
+//!
+//! | data phase | submitted together | why it is safe |
+//! |---|---|---|
+//! | none | command, status | nothing is queued behind the command on its pipe |
+//! | IN | command, data, status | likewise; what waits on the IN pipe is only ever read |
+//! | OUT, whole packets of 64 bytes and more | command, data, status | were the command lost or refused, the data would be taken for commands; a valid command is a packet of exactly 31 bytes (§6.2.1), and no packet of this data is |
+//! | OUT, anything else | command; then data; then status | the last packet could have 31 bytes and be obeyed |
+//!
+//! | what happens | what is done |
+//! |---|---|
+//! | STALL in the IN data | withdraw the status request behind it, clear the halt, read the status (§6.7.2) |
+//! | STALL in the OUT data | clear the halt; the status is on the other pipe and comes (§6.7.3) |
+//! | STALL instead of the status | clear the halt, read it once more (§5.3.3); a second one is a fault |
+//! | an empty packet instead of the status | read it once more: the data was ended twice |
+//! | 13 bytes of IN data that are this command's status | the device skipped the data: that was the status |
+//! | status while OUT data is still queued, not all of it taken | withdraw the data; fault |
+//! | status not valid or not meaningful (§6.3), phase error, STALL of the command, babble, bus errors | fault |
+//! | the command's time passes | fault |
+//!
+//! A **fault** ends in reset recovery (§5.3.4): everything in flight is withdrawn and waited for, then
+//! Bulk-Only Mass Storage Reset, clear both halts. The caller is told of the fault when the
+//! transport is fit again; if it did not become fit, the next command begins with another reset.
+//!
+//! Completions on different endpoints may be reported in any order, so nothing is decided by order
+//! between pipes: each completion is noted, and [`BulkOnly::proceed`] looks at the whole.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_model::{Direction, Done, EpAddr, Instant, Payload, Setup, Status, Urb, UrbId};
+
+use crate::driver::{Driver, IdSource};
+use crate::limits::CONTROL_TIMEOUT;
+use crate::transfers::Transfers;
+
+use super::error::Fault;
+use super::scsi::Cdb;
+use super::target::Target;
+use super::wrapper::{COMMAND_BYTES, CommandStatus, STATUS_BYTES, write_command};
+
+/// The smallest packet of which a full one cannot be taken for a command: more than 31 bytes.
+const PIPELINED_PACKET_BYTES_MIN: u32 = 64;
+
+/// Bulk-Only Mass Storage Reset (BOT §3.1).
+const RESET: u8 = 0xff;
+
+/// A command's data phase.
+#[derive(Clone, Debug)]
+pub(super) enum Data {
+    /// None.
+    None,
+    /// Room for this many bytes.
+    In(u32),
+    /// These bytes.
+    Out(Payload),
+}
+
+/// What came of a command whose transport worked.
+#[derive(Debug, Default)]
+pub(super) struct Reply {
+    /// The device says that it succeeded.
+    pub passed: bool,
+    /// Bytes that mean something: moved, and not residue.
+    pub moved: u32,
+    /// IN data.
+    pub payload: Payload,
+}
+
+/// The transport to one interface.
+#[derive(Debug)]
+pub(super) struct BulkOnly {
+    target: Target,
+    transfers: Transfers,
+    tag: u32,
+    /// The bytes of the command wrapper; written anew for each command once the port let go of them.
+    wrapper: Arc<[u8]>,
+    phase: Phase,
+    run: Run,
+    /// When the command that runs has had its time.
+    deadline: Option<Instant>,
+    /// What the last command ended with, while the transport is being made fit again.
+    fault: Option<Fault>,
+    /// The transport is out of step: before anything else it must be reset.
+    needs_reset: bool,
+    /// The device is gone or holds on to old requests: nothing is tried any more.
+    dead: Option<Fault>,
+    result: Option<Result<Reply, Fault>>,
+    spent: Payload,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    Idle,
+    /// A request to the control pipe is in flight.
+    Asking,
+    /// A command is under way; [`Run`] knows how far.
+    Moving,
+    /// After a fault: waiting for everything withdrawn.
+    Draining,
+    /// Reset recovery, rung by rung.
+    Climbing(Rung),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Rung {
+    Reset,
+    ClearIn,
+    ClearOut,
+}
+
+/// One command under way.
+#[derive(Debug, Default)]
+struct Run {
+    tag: u32,
+    cdb: Option<(u8, Cdb)>,
+    direction: Option<Direction>,
+    length: u32,
+    /// OUT data that was not submitted yet.
+    out: Payload,
+    command: Leg,
+    data: Leg,
+    status: Leg,
+    clear: Leg,
+    halted_in: bool,
+    halted_out: bool,
+    /// Bytes of the data phase that moved.
+    moved: u32,
+    /// IN data.
+    payload: Payload,
+    verdict: Option<CommandStatus>,
+    /// The status request in flight was withdrawn.
+    status_withdrawn: bool,
+    /// The OUT data in flight was withdrawn.
+    data_withdrawn: bool,
+    status_stalls: u32,
+    status_blanks: u32,
+}
+
+/// One of a command's transfers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Leg {
+    /// Not to be made, or not yet.
+    #[default]
+    Waiting,
+    Flying(UrbId),
+    Landed,
+}
+
+impl Leg {
+    fn is(self, id: UrbId) -> bool {
+        self == Leg::Flying(id)
+    }
+
+    fn is_flying(self) -> bool {
+        matches!(self, Leg::Flying(_))
+    }
+}
+
+impl BulkOnly {
+    pub fn new(target: Target, ids: IdSource) -> Self {
+        Self {
+            target,
+            transfers: Transfers::new(ids),
+            tag: 0,
+            wrapper: Arc::new([0; COMMAND_BYTES]),
+            phase: Phase::Idle,
+            run: Run::default(),
+            deadline: None,
+            fault: None,
+            needs_reset: false,
+            dead: None,
+            result: None,
+            spent: Payload::Empty,
+        }
+    }
+
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The last command passed but cannot be believed: the next one begins with a reset.
+    pub fn distrust(&mut self) {
+        self.needs_reset = true;
+    }
+
+    /// Asks the control pipe. A refusal is a reply that did not pass.
+    pub fn ask(&mut self, now: Instant, setup: Setup) {
+        assert_eq!(self.phase, Phase::Idle, "one thing at a time");
+        if let Some(fault) = self.dead {
+            return self.finish(Err(fault));
+        }
+        self.phase = Phase::Asking;
+        self.transfers.control_in(now, setup, Some(CONTROL_TIMEOUT));
+    }
+
+    /// Runs a command on logical unit `lun`.
+    pub fn start(&mut self, now: Instant, lun: u8, cdb: Cdb, data: Data, timeout: Duration) {
+        assert_eq!(self.phase, Phase::Idle, "Bulk-Only transport has one command outstanding (BOT §5.1)");
+        if let Some(fault) = self.dead {
+            return self.finish(Err(fault));
+        }
+        let (direction, length, out) = match data {
+            Data::None => (None, 0, Payload::Empty),
+            Data::In(length) => (Some(Direction::In), length, Payload::Empty),
+            Data::Out(payload) => (Some(Direction::Out), payload.len() as u32, payload),
+        };
+        let direction = direction.filter(|_| length > 0);
+        self.tag = self.tag.wrapping_add(1);
+        self.run = Run { tag: self.tag, cdb: Some((lun, cdb)), direction, length, out, ..Run::default() };
+        // Time spent on a reset is part of the command's.
+        self.deadline = Some(now + timeout);
+        if self.needs_reset { self.climb(now, Rung::Reset) } else { self.launch(now) }
+    }
+
+    /// The result of the last [`BulkOnly::ask`] or [`BulkOnly::start`], once.
+    pub fn poll_result(&mut self) -> Option<Result<Reply, Fault>> {
+        self.result.take()
+    }
+
+    pub fn poll_submit(&mut self) -> Option<Urb> {
+        self.transfers.poll_submit()
+    }
+
+    pub fn poll_cancel(&mut self) -> Option<UrbId> {
+        self.transfers.poll_cancel()
+    }
+
+    pub fn poll_spent(&mut self) -> Payload {
+        std::mem::take(&mut self.spent)
+    }
+
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let deadline = self.deadline.filter(|_| self.phase == Phase::Moving);
+        match (deadline, self.transfers.poll_timeout()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    pub fn handle_done(&mut self, now: Instant, done: Done) {
+        self.transfers.handle_done(now, done);
+        self.advance(now);
+    }
+
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.transfers.handle_timeout(now);
+        self.advance(now);
+        if self.phase == Phase::Moving && self.deadline.is_some_and(|deadline| deadline <= now) {
+            self.fail(now, Fault::TimedOut);
+            self.advance(now);
+        }
+    }
+
+    /// Submits what may be submitted together: the first table of the module.
+    fn launch(&mut self, now: Instant) {
+        self.phase = Phase::Moving;
+        let payload = self.wrap_command();
+        self.run.command = Leg::Flying(self.transfers.data_out(now, self.target.bulk_out, payload, None));
+        match self.run.direction {
+            None => self.run.data = Leg::Landed,
+            Some(Direction::Out) if !self.may_pipeline_out() => return,
+            Some(_) => self.launch_data(now),
+        }
+        self.launch_status(now);
+    }
+
+    fn may_pipeline_out(&self) -> bool {
+        let packet = self.target.out_packet_bytes;
+        packet >= PIPELINED_PACKET_BYTES_MIN && self.run.length.is_multiple_of(packet)
+    }
+
+    fn wrap_command(&mut self) -> Payload {
+        let (lun, cdb) = self.run.cdb.expect("a command that runs has one");
+        if Arc::get_mut(&mut self.wrapper).is_none() {
+            self.wrapper = Arc::new([0; COMMAND_BYTES]);
+        }
+        let bytes = Arc::get_mut(&mut self.wrapper).expect("it is ours alone now");
+        let direction = self.run.direction.unwrap_or(Direction::Out);
+        write_command(bytes, self.run.tag, direction, self.run.length, lun, &cdb);
+        Payload::shared(&self.wrapper, 0..COMMAND_BYTES)
+    }
+
+    fn launch_data(&mut self, now: Instant) {
+        let id = match self.run.direction {
+            Some(Direction::Out) => {
+                let payload = std::mem::take(&mut self.run.out);
+                self.transfers.data_out(now, self.target.bulk_out, payload, None)
+            }
+            _ => self.transfers.data_in(now, self.target.bulk_in, self.run.length, None),
+        };
+        self.run.data = Leg::Flying(id);
+    }
+
+    fn launch_status(&mut self, now: Instant) {
+        let id = self.transfers.data_in(now, self.target.bulk_in, STATUS_BYTES as u32, None);
+        self.run.status = Leg::Flying(id);
+        self.run.status_withdrawn = false;
+    }
+
+    fn clear_halt(&mut self, now: Instant, endpoint: EpAddr) -> UrbId {
+        self.transfers.control_in(now, Setup::clear_halt(endpoint), Some(CONTROL_TIMEOUT))
+    }
+
+    /// Takes in everything that came back, then looks at the whole.
+    fn advance(&mut self, now: Instant) {
+        loop {
+            while let Some(done) = self.transfers.poll_outcome() {
+                self.note(now, done);
+            }
+            if self.phase == Phase::Moving {
+                self.proceed(now);
+            }
+            if self.phase == Phase::Draining && self.transfers.is_idle() {
+                self.drained(now);
+            }
+            // A withdrawn request that had not left yet is back already.
+            if !self.transfers.has_outcome() {
+                return;
+            }
+        }
+    }
+
+    fn note(&mut self, now: Instant, done: Done) {
+        match self.phase {
+            Phase::Moving => {
+                if let Err(fault) = self.landed(done) {
+                    self.fail(now, fault);
+                }
+            }
+            Phase::Asking => self.asked(done),
+            Phase::Climbing(rung) => self.climbed(now, rung, &done),
+            Phase::Draining if done.status == Status::Gone => self.fault = Some(Fault::Gone),
+            Phase::Idle | Phase::Draining => {}
+        }
+    }
+
+    fn asked(&mut self, done: Done) {
+        self.look_for_death(done.status);
+        let passed = matches!(done.status, Status::Ok | Status::Short);
+        let result = match done.status {
+            Status::Gone => Err(Fault::Gone),
+            _ => Ok(Reply { passed, moved: done.payload.len() as u32, payload: done.payload }),
+        };
+        self.finish(result);
+    }
+
+    /// Notes one transfer of the command: the second table of the module, left column.
+    fn landed(&mut self, done: Done) -> Result<(), Fault> {
+        let run = &mut self.run;
+        if run.command.is(done.id) {
+            run.command = Leg::Landed;
+            run.command_landed(&done)
+        } else if run.data.is(done.id) {
+            run.data = Leg::Landed;
+            run.data_landed(done)
+        } else if run.status.is(done.id) {
+            run.status = Leg::Landed;
+            let result = run.status_landed(&done);
+            self.spent = done.payload;
+            result
+        } else if run.clear.is(done.id) {
+            run.clear = Leg::Landed;
+            match (done.status, done.setup == Setup::clear_halt(self.target.bulk_in)) {
+                (Status::Ok, true) => run.halted_in = false,
+                (Status::Ok, false) => run.halted_out = false,
+                (status, _) => return Err(bus_fault(status)),
+            }
+            Ok(())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// What the command that is under way needs next: the second table, right column.
+    fn proceed(&mut self, now: Instant) {
+        // Serial OUT: the command has gone through.
+        if self.run.command == Leg::Landed && self.run.data == Leg::Waiting {
+            return self.launch_data(now);
+        }
+        self.withdraw_what_is_over(now);
+        self.clear_halts(now);
+        let run = &self.run;
+        let is_quiet = [run.command, run.data, run.status, run.clear].iter().all(|leg| !leg.is_flying());
+        let phases_are_over = run.command == Leg::Landed && run.data == Leg::Landed;
+        match run.verdict {
+            Some(verdict) if is_quiet => self.conclude(now, verdict),
+            // Not asked for yet, or to be asked for again.
+            None if phases_are_over && !run.status.is_flying() && !run.halted_in => self.launch_status(now),
+            _ => {}
+        }
+    }
+
+    /// Withdraws a status request that is stuck behind a halt or has its answer already, and OUT
+    /// data that the device does not want any more.
+    fn withdraw_what_is_over(&mut self, now: Instant) {
+        let run = &mut self.run;
+        if let Leg::Flying(id) = run.status
+            && (run.halted_in || run.verdict.is_some())
+            && !run.status_withdrawn
+        {
+            run.status_withdrawn = true;
+            self.transfers.withdraw(now, id);
+        }
+        if let Leg::Flying(id) = run.data
+            && run.verdict.is_some_and(|verdict| verdict.residue > 0)
+            && !run.data_withdrawn
+        {
+            run.data_withdrawn = true;
+            self.transfers.withdraw(now, id);
+        }
+    }
+
+    /// Clears one halt at a time, once nothing is queued on its pipe.
+    fn clear_halts(&mut self, now: Instant) {
+        let run = &self.run;
+        let is_in = run.direction == Some(Direction::In);
+        let in_is_busy = run.status.is_flying() || is_in && run.data.is_flying();
+        let out_is_busy = run.command.is_flying() || !is_in && run.data.is_flying();
+        let endpoint = match (run.clear.is_flying(), run.halted_in && !in_is_busy, run.halted_out && !out_is_busy) {
+            (false, true, _) => self.target.bulk_in,
+            (false, false, true) => self.target.bulk_out,
+            _ => return,
+        };
+        let id = self.clear_halt(now, endpoint);
+        self.run.clear = Leg::Flying(id);
+    }
+
+    fn conclude(&mut self, now: Instant, verdict: CommandStatus) {
+        if verdict.status > 1 {
+            return self.fail(now, Fault::PhaseError);
+        }
+        let run = &mut self.run;
+        let meant = run.length - verdict.residue;
+        let moved = if run.direction == Some(Direction::Out) { meant } else { meant.min(run.moved) };
+        let payload = std::mem::take(&mut run.payload);
+        self.finish(Ok(Reply { passed: verdict.status == 0, moved, payload }));
+    }
+
+    fn finish(&mut self, result: Result<Reply, Fault>) {
+        self.phase = Phase::Idle;
+        self.deadline = None;
+        self.run.out = Payload::Empty;
+        self.result = Some(result);
+    }
+
+    /// A fault: everything is withdrawn, then recovery begins.
+    fn fail(&mut self, now: Instant, fault: Fault) {
+        self.fault = Some(fault);
+        self.needs_reset = true;
+        self.phase = Phase::Draining;
+        self.transfers.withdraw_all(now);
+    }
+
+    fn drained(&mut self, now: Instant) {
+        let is_gone = self.fault == Some(Fault::Gone);
+        self.look_for_death(if is_gone { Status::Gone } else { Status::Ok });
+        match self.dead {
+            Some(fault) => self.finish(Err(fault)),
+            None => self.climb(now, Rung::Reset),
+        }
+    }
+
+    /// Whether there is no use in going on.
+    fn look_for_death(&mut self, status: Status) {
+        if status == Status::Gone {
+            self.dead = Some(Fault::Gone);
+        } else if self.transfers.unanswered() > 0 {
+            self.dead = Some(Fault::Unanswered);
+        }
+    }
+
+    /// Reset recovery (BOT §5.3.4): reset, clear IN, clear OUT, in this order.
+    fn climb(&mut self, now: Instant, rung: Rung) {
+        self.phase = Phase::Climbing(rung);
+        match rung {
+            Rung::Reset => {
+                let interface = self.target.interface.into();
+                let setup = Setup { request_type: 0x21, request: RESET, value: 0, index: interface, length: 0 };
+                self.transfers.control_in(now, setup, Some(CONTROL_TIMEOUT));
+            }
+            Rung::ClearIn => _ = self.clear_halt(now, self.target.bulk_in),
+            Rung::ClearOut => _ = self.clear_halt(now, self.target.bulk_out),
+        }
+    }
+
+    fn climbed(&mut self, now: Instant, rung: Rung, done: &Done) {
+        self.look_for_death(done.status);
+        if let Some(fault) = self.dead {
+            return self.finish(Err(fault));
+        }
+        match (rung, done.status) {
+            // A device that does not know the reset may still be helped by the rest.
+            (Rung::Reset, Status::Ok | Status::Stall) => self.climb(now, Rung::ClearIn),
+            (Rung::ClearIn, Status::Ok) => self.climb(now, Rung::ClearOut),
+            (Rung::ClearOut, Status::Ok) => {
+                self.needs_reset = false;
+                match self.fault.take() {
+                    Some(fault) => self.finish(Err(fault)),
+                    None => self.launch(now),
+                }
+            }
+            _ => {
+                let fault = self.fault.take().unwrap_or(Fault::ResetFailed);
+                self.finish(Err(fault));
+            }
+        }
+    }
+}
+
+impl Run {
+    fn command_landed(&mut self, done: &Done) -> Result<(), Fault> {
+        match done.status {
+            // An OUT transfer that succeeded was taken whole, whatever count a peer gives; some
+            // USB/IP servers give none.
+            Status::Ok => Ok(()),
+            Status::Stall => Err(Fault::CommandRefused),
+            status => Err(bus_fault(status)),
+        }
+    }
+
+    fn data_landed(&mut self, done: Done) -> Result<(), Fault> {
+        let is_in = self.direction == Some(Direction::In);
+        let moved = if is_in { done.payload.len() as u32 } else { done.actual };
+        if moved > self.length {
+            return Err(Fault::Babble);
+        }
+        match done.status {
+            Status::Ok | Status::Short if is_in && self.is_status(&done.payload) => return Ok(()),
+            Status::Ok | Status::Short => {}
+            Status::Stall if is_in => self.halted_in = true,
+            Status::Stall => self.halted_out = true,
+            Status::Cancelled if self.data_withdrawn => return Err(Fault::EarlyStatus),
+            status => return Err(bus_fault(status)),
+        }
+        self.moved = moved;
+        self.payload = done.payload;
+        Ok(())
+    }
+
+    /// Whether a device skipped the data phase and these bytes are its status. Linux knows such
+    /// devices ("Device skipped data phase").
+    fn is_status(&mut self, payload: &Payload) -> bool {
+        if payload.len() != STATUS_BYTES || self.length as usize == STATUS_BYTES {
+            return false;
+        }
+        self.verdict = CommandStatus::parse(&payload.contiguous(), self.tag, self.length);
+        self.verdict.is_some()
+    }
+
+    fn status_landed(&mut self, done: &Done) -> Result<(), Fault> {
+        let was_withdrawn = self.status_withdrawn;
+        match done.status {
+            // A withdrawal that came too late has not lost the status.
+            Status::Ok | Status::Short | Status::Cancelled if done.payload.len() == STATUS_BYTES => {
+                let verdict = CommandStatus::parse(&done.payload.contiguous(), self.tag, self.length);
+                self.verdict = Some(verdict.ok_or(Fault::BadStatus)?);
+                Ok(())
+            }
+            Status::Ok if done.payload.is_empty() && self.status_blanks == 0 => {
+                self.status_blanks += 1;
+                Ok(())
+            }
+            Status::Ok | Status::Short => Err(Fault::BadStatus),
+            // It shares the halt of the data before it, or was withdrawn for that.
+            Status::Stall | Status::Cancelled if self.halted_in || was_withdrawn => Ok(()),
+            Status::Stall if self.status_stalls == 0 => {
+                self.status_stalls += 1;
+                self.halted_in = true;
+                Ok(())
+            }
+            Status::Stall => Err(Fault::StatusRefused),
+            status => Err(bus_fault(status)),
+        }
+    }
+}
+
+/// A transfer that ended in a way for which there is nothing to do but to begin again.
+fn bus_fault(status: Status) -> Fault {
+    match status {
+        Status::Gone => Fault::Gone,
+        Status::Overflow => Fault::Babble,
+        Status::TimedOut => Fault::TimedOut,
+        status => Fault::Bus(status),
+    }
+}

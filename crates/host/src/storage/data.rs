@@ -1,0 +1,76 @@
+//! What a read brings.
+
+use farbus_model::Payload;
+
+/// The bytes of one read, where they arrived: nothing is copied until the reader wants it.
+#[derive(Clone, Debug, Default)]
+pub struct ReadData {
+    /// One payload a command; hardly ever more than one.
+    first: Payload,
+    rest: Vec<Payload>,
+    /// Bytes in front that belong to the first sector and not to what was asked for.
+    skip: usize,
+    len: usize,
+}
+
+impl ReadData {
+    /// Room for `len` bytes behind `skip` others.
+    pub(super) fn new(skip: usize, len: usize) -> Self {
+        Self { skip, len, ..Self::default() }
+    }
+
+    pub(super) fn push(&mut self, payload: Payload) {
+        if self.first.is_empty() { self.first = payload } else { self.rest.push(payload) }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing was asked for.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes as runs of memory, in order.
+    pub fn runs(&self) -> impl Iterator<Item = &[u8]> {
+        let (mut skip, mut left) = (self.skip, self.len);
+        let runs = std::iter::once(&self.first).chain(&self.rest).flat_map(Payload::runs);
+        runs.filter_map(move |run| {
+            let skipped = skip.min(run.len());
+            skip -= skipped;
+            let run = &run[skipped..];
+            let run = &run[..run.len().min(left)];
+            left -= run.len();
+            (!run.is_empty()).then_some(run)
+        })
+    }
+
+    /// Copies the bytes to the start of `to` and says how many; stops where either ends.
+    pub fn copy_to(&self, to: &mut [u8]) -> usize {
+        let mut at = 0;
+        for run in self.runs() {
+            let n = run.len().min(to.len() - at);
+            to[at..at + n].copy_from_slice(&run[..n]);
+            at += n;
+        }
+        at
+    }
+
+    /// The bytes as one payload: without a copy where one command brought exactly them.
+    pub fn into_payload(mut self) -> Payload {
+        if self.skip == 0 && self.rest.is_empty() {
+            self.first.truncate(self.len);
+            return self.first;
+        }
+        let mut bytes = Vec::with_capacity(self.len);
+        self.runs().for_each(|run| bytes.extend_from_slice(run));
+        bytes.into()
+    }
+
+    /// The payloads, for whoever owns the buffers.
+    pub fn into_pieces(self) -> impl Iterator<Item = Payload> {
+        std::iter::once(self.first).chain(self.rest)
+    }
+}

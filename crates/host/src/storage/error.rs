@@ -1,0 +1,143 @@
+//! What can go wrong with a disk, in words that a front end can act on.
+
+use std::fmt;
+
+use farbus_model::{Status, StoreError};
+
+use crate::port::PortError;
+
+use super::sense::Sense;
+
+/// Why an operation on a disk failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskError {
+    /// The interface is not a disk that can be driven here, and why.
+    Unsupported(&'static str),
+    /// The medium is there but not usable, and did not become so in time.
+    NotReady(Sense),
+    /// There is no medium in the device.
+    NoMedium,
+    /// The medium was exchanged, or its size changed: what was known of it no longer holds.
+    MediumChanged,
+    /// The medium could not be read or written there.
+    MediumError(Sense),
+    /// The device failed within itself.
+    HardwareError(Sense),
+    /// The device does not know the command or one of its fields.
+    IllegalRequest(Sense),
+    /// The range does not lie on the medium.
+    OutOfRange,
+    /// The medium refuses writing.
+    WriteProtected,
+    /// A thinly provisioned medium has no space left.
+    NoSpace,
+    /// Another complaint of the device.
+    Refused(Sense),
+    /// Commands, data and status do not arrive as Bulk-Only transport wants, and resetting it did not help.
+    Transport(Fault),
+    /// The device did not answer in time, and resetting it did not help.
+    TimedOut,
+    /// The device is gone.
+    Gone,
+    /// The way to the device is gone.
+    Port(PortError),
+}
+
+/// What went wrong with one command's transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The command itself was answered with STALL: the device found it invalid (BOT §6.6.1).
+    CommandRefused,
+    /// The status could not be read: STALL, twice (BOT §5.3.3).
+    StatusRefused,
+    /// The status is not valid or not meaningful (BOT §6.3).
+    BadStatus,
+    /// The device says that it and the host disagree about the data (BOT §6.6.2).
+    PhaseError,
+    /// The status came before the data was taken.
+    EarlyStatus,
+    /// The command passed and yet not all data moved.
+    ShortData,
+    /// More data came than was asked for.
+    Babble,
+    /// A transfer failed on the bus or on the way.
+    Bus(Status),
+    /// The command's time passed.
+    TimedOut,
+    /// Not even a withdrawal was answered: the endpoints may hold old requests for ever.
+    Unanswered,
+    /// The reset of the transport failed.
+    ResetFailed,
+    /// The device is gone.
+    Gone,
+}
+
+impl From<Fault> for DiskError {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Gone => DiskError::Gone,
+            Fault::TimedOut => DiskError::TimedOut,
+            fault => DiskError::Transport(fault),
+        }
+    }
+}
+
+impl From<PortError> for DiskError {
+    fn from(error: PortError) -> Self {
+        DiskError::Port(error)
+    }
+}
+
+impl From<&DiskError> for StoreError {
+    fn from(error: &DiskError) -> Self {
+        match error {
+            DiskError::WriteProtected => StoreError::ReadOnly,
+            DiskError::NoSpace => StoreError::NoSpace,
+            DiskError::NoMedium | DiskError::MediumChanged | DiskError::Gone | DiskError::Port(_) => StoreError::Gone,
+            _ => StoreError::Medium,
+        }
+    }
+}
+
+impl fmt::Display for DiskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DiskError::Unsupported(why) => write!(f, "not a disk that can be driven: {why}"),
+            DiskError::NotReady(sense) => write!(f, "the medium is not ready ({sense})"),
+            DiskError::NoMedium => f.write_str("there is no medium in the device"),
+            DiskError::MediumChanged => f.write_str("the medium was exchanged"),
+            DiskError::MediumError(sense) => write!(f, "the medium failed ({sense})"),
+            DiskError::HardwareError(sense) => write!(f, "the device failed ({sense})"),
+            DiskError::IllegalRequest(sense) => write!(f, "the device does not know the command ({sense})"),
+            DiskError::OutOfRange => f.write_str("the range does not lie on the medium"),
+            DiskError::WriteProtected => f.write_str("the medium is write-protected"),
+            DiskError::NoSpace => f.write_str("no space left on the medium"),
+            DiskError::Refused(sense) => write!(f, "the device refused ({sense})"),
+            DiskError::Transport(fault) => write!(f, "the transport failed: {fault}"),
+            DiskError::TimedOut => f.write_str("the device did not answer in time"),
+            DiskError::Gone => f.write_str("the device is gone"),
+            DiskError::Port(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for DiskError {}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fault::CommandRefused => "the device refused a command as invalid",
+            Fault::StatusRefused => "the device did not give its status",
+            Fault::BadStatus => "the status is not one",
+            Fault::PhaseError => "phase error",
+            Fault::EarlyStatus => "the status came before the data was taken",
+            Fault::ShortData => "a command passed without all its data",
+            Fault::Babble => "more data came than was asked for",
+            Fault::Bus(status) => return write!(f, "a transfer ended with {status:?}"),
+            Fault::TimedOut => "the device did not answer in time",
+            Fault::Unanswered => "the device did not even answer a withdrawal",
+            Fault::ResetFailed => "the transport could not be reset",
+            Fault::Gone => "the device is gone",
+        })
+    }
+}

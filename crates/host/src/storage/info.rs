@@ -1,0 +1,83 @@
+//! What is known of a disk.
+
+use std::time::Duration;
+
+use farbus_model::Speed;
+
+use crate::limits;
+
+/// How a disk is driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Which logical unit.
+    pub lun: u8,
+    /// A command's time.
+    pub timeout: Duration,
+    /// Bytes of one command at most; `None` leaves it to the device and the speed. More than the
+    /// usual pays on a link of long delay: each command costs one round trip.
+    pub transfer_bytes_max: Option<u32>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { lun: 0, timeout: limits::COMMAND_TIMEOUT, transfer_bytes_max: None }
+    }
+}
+
+/// What a disk says of itself, checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskInfo {
+    /// Who made it.
+    pub vendor: String,
+    /// What it is called.
+    pub product: String,
+    /// Its firmware's revision.
+    pub revision: String,
+    /// Logical units of the device.
+    pub luns: u8,
+    /// Whether the medium can be taken out.
+    pub removable: bool,
+    /// Bytes of a sector; a power of two.
+    pub block_bytes: u32,
+    /// Sectors.
+    pub blocks: u64,
+    /// Writing is refused.
+    pub read_only: bool,
+    /// Whether what was written may still be in a cache; `None` if the device does not say.
+    pub write_cache: Option<bool>,
+    /// Bytes of one command at most; whole sectors.
+    pub transfer_bytes_max: u32,
+    /// Sectors that one UNMAP may name, if there is that command.
+    pub unmap_blocks_max: Option<u32>,
+    /// Sectors that one WRITE SAME may name, if there is that command.
+    pub write_same_blocks_max: Option<u32>,
+    /// WRITE SAME may give the space back, and it reads as zeros then.
+    pub write_same_unmaps: bool,
+    /// Caches need not be told to flush: there are none, or the device does not know how.
+    pub(super) needs_no_flush: bool,
+}
+
+impl DiskInfo {
+    /// Size in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_bytes)
+    }
+
+    /// Whether the range lies on the medium.
+    pub(super) fn holds(&self, offset: u64, len: u64) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.size_bytes())
+    }
+
+    /// Bytes of one command: the caller's wish, or the device's limit in blocks (0: not said), or
+    /// what the speed's hosts do.
+    pub(super) fn transfer_bytes(&self, options: &Options, speed: Speed, device_blocks_max: u32) -> u32 {
+        let device = u64::from(device_blocks_max) * u64::from(self.block_bytes);
+        let usual = match (device, speed >= Speed::Super) {
+            (1.., _) => device.min(limits::TRANSFER_BYTES_MAX.into()) as u32,
+            (0, true) => limits::TRANSFER_BYTES_SUPER_SPEED,
+            (0, false) => limits::TRANSFER_BYTES_HIGH_SPEED,
+        };
+        let wish = options.transfer_bytes_max.unwrap_or(usual).min(farbus_model::limits::URB_BYTES_MAX);
+        (wish / self.block_bytes).max(1) * self.block_bytes
+    }
+}

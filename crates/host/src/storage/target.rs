@@ -1,0 +1,46 @@
+//! Where on a device a Bulk-Only interface is.
+
+use farbus_model::descriptor::Configuration;
+use farbus_model::{Direction, Speed, TransferType};
+
+use farbus_model::EpAddr;
+
+/// Class, subclass, protocol: mass storage, SCSI transparent command set, Bulk-Only (BOT §4.3).
+pub const BULK_ONLY: [u8; 3] = [0x08, 0x06, 0x50];
+
+/// A Bulk-Only interface and its two pipes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The interface.
+    pub interface: u8,
+    /// The alternate setting that is Bulk-Only, where another may be UAS.
+    pub alternate: u8,
+    /// Status and IN data.
+    pub bulk_in: EpAddr,
+    /// Commands and OUT data.
+    pub bulk_out: EpAddr,
+    /// Largest packet of `bulk_out`, bytes.
+    pub out_packet_bytes: u32,
+    /// The device's speed.
+    pub speed: Speed,
+}
+
+impl Target {
+    /// The first Bulk-Only interface of a configuration that has both pipes.
+    pub fn find(configuration: &Configuration, speed: Speed) -> Option<Self> {
+        configuration.settings.iter().filter(|setting| setting.class == BULK_ONLY).find_map(|setting| {
+            let bulk_in = setting.find(TransferType::Bulk, Direction::In)?;
+            let bulk_out = setting.find(TransferType::Bulk, Direction::Out)?;
+            // Endpoint 0 is no bulk endpoint, whatever a descriptor says.
+            let is_real = !bulk_in.address.is_control() && !bulk_out.address.is_control();
+            is_real.then_some(Self {
+                interface: setting.interface,
+                alternate: setting.alternate,
+                bulk_in: bulk_in.address,
+                bulk_out: bulk_out.address,
+                out_packet_bytes: bulk_out.packet_bytes_max.into(),
+                speed,
+            })
+        })
+    }
+}
