@@ -8,7 +8,11 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "smoke", purpose: "the stock kernel boots, loads modules, reaches the host, runs every tool of the rig", run: smoke },
+    Case {
+        name: "smoke",
+        purpose: "the stock kernel boots, loads modules, reaches the host, runs every tool of the rig",
+        run: smoke,
+    },
     Case {
         name: "verdicts",
         purpose: "a panic, a failing script and a stuck one are each told apart, and leave no machine behind",

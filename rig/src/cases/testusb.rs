@@ -43,6 +43,7 @@ fn run(lab: &Lab, client: Client, port: Option<u16>) -> Result<String> {
         port,
         variables: &[("TIMES", lab.times().to_string()), ("LOCAL", port.map_or("1", |_| "").into())],
         patience: Duration::from_secs(30 + 90 * u64::from(lab.times())),
+        capture: port.map(|_| lab.log("pcap")),
         ..Boot::default()
     })?;
     let mut seconds = Vec::new();
