@@ -1,1 +1,3 @@
 //! How a device is shown to programs on this machine.
+
+pub mod fuse;

@@ -1,0 +1,310 @@
+//! A disk as a file, without any USB in the kernel: a FUSE file system of one folder with one file,
+//! ready for `losetup`, `mkfs`, `mount`, `qemu`.
+//!
+//! One thread serves it: it takes a request from the kernel, asks the store, answers, and takes the
+//! next. No hand-off, no queue of ours, no allocation on that way. The kernel may keep the disk's pages
+//! in its cache, for the disk is ours alone. The file has the disk's size for ever: a program that cuts
+//! it before writing is refused (`dd` wants `conv=notrunc`).
+//!
+//! | what happens | what the owner sees | what programs see |
+//! |---|---|---|
+//! | [`DiskMount::unmount`], nobody uses the file | [`Health::Ended`] | the file is gone |
+//! | the same, somebody does | `in_use`; later [`Health::Ended`] | gone from the tree; works on until closed |
+//! | `umount` by somebody else | [`Health::Ended`] | the file is gone |
+//! | the store says it is gone, or [`DiskMount::cut`] | [`Health::Lost`] | `ENODEV` at once, from everything |
+//! | [`DiskMount`] dropped | | unmounted; who still uses it gets `ENODEV` |
+//! | the process is killed | | `ENOTCONN` until somebody says `umount` |
+
+mod disk;
+mod mounting;
+mod mountpoint;
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use farbus_model::{BlockStore, StoreError};
+use fuser::SessionACL;
+
+use self::disk::{Disk, FileSystem, REQUEST_BYTES_MAX};
+use self::mountpoint::{Left, Mountpoint};
+use crate::sys::writeback;
+
+/// How long the kernel may take to end the session of a mount that nobody uses. It takes
+/// microseconds; but a mount can live on in another mount namespace, and then it does not end.
+const END_WAIT: Duration = Duration::from_secs(2);
+
+/// The same for one that is in use, before its user is believed to stay: another program may merely be
+/// looking at every new file, or a child of ours not have got as far as closing its descriptors.
+const USER_WAIT: Duration = Duration::from_millis(200);
+
+/// A store mounted as a file.
+pub struct DiskMount {
+    file: PathBuf,
+    disk: Arc<Disk>,
+    session: Option<JoinHandle<()>>,
+    // Last: the folder can go only when nothing is mounted there.
+    mountpoint: Mountpoint,
+}
+
+/// How a mounted disk is. It only ever gets worse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Health {
+    /// Requests reach the store.
+    Serving,
+    /// The store is gone; requests fail at once.
+    Lost,
+    /// The last user is gone and so is the mount.
+    Ended,
+}
+
+/// What [`DiskMount::unmount`] achieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "somebody may still use the disk, and the last writes may be lost"]
+pub struct Unmounted {
+    /// Whether programs still have the file open. They are served until they close it, as long as
+    /// the [`DiskMount`] is kept: wait for [`Health::Ended`].
+    pub in_use: bool,
+    /// Whether everything that was written is durable.
+    pub flushed: Result<(), StoreError>,
+}
+
+impl DiskMount {
+    /// Mounts `store` as the file `file_name` in the folder `at`, which is made if it is missing.
+    ///
+    /// # Errors
+    /// [`MountError`], which says what to type next.
+    pub fn mount(at: &Path, file_name: &str, store: impl BlockStore + 'static) -> Result<DiskMount, MountError> {
+        if matches!(file_name, "" | "." | "..") || file_name.contains(['/', '\0']) || file_name.len() > 255 {
+            return Err(MountError::BadName { name: file_name.to_owned() });
+        }
+        let mut mountpoint = Mountpoint::prepare(at)?;
+        let refused = |error| MountError::Refused { at: at.to_owned(), error };
+        let read_only = store.is_read_only();
+        let disk = Disk::new(OsStr::new(file_name), Box::new(store)).map_err(refused)?;
+        let device = mountpoint.mount(read_only)?;
+        // From here on the folder is left with the value that is dropped on an error.
+        let mut mount = DiskMount { file: mountpoint.path().join(file_name), disk, session: None, mountpoint };
+        let session = FileSystem(mount.disk.clone());
+        let session = fuser::Session::from_fd(session, device, SessionACL::Owner, fuser::Config::default());
+        let session = session.map_err(refused)?;
+        // After the handshake, in which the kernel takes the smaller of two.
+        mount.mountpoint.set_read_ahead(REQUEST_BYTES_MAX);
+        let disk = mount.disk.clone();
+        let thread = thread::Builder::new().name("farbus-fuse".into()).spawn(move || serve(session, &disk));
+        mount.session = Some(thread.map_err(refused)?);
+        Ok(mount)
+    }
+
+    /// The file that is the disk.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The folder it lies in.
+    pub fn mountpoint(&self) -> &Path {
+        self.mountpoint.path()
+    }
+
+    /// How the disk is.
+    pub fn health(&self) -> Health {
+        self.disk.health()
+    }
+
+    /// A descriptor that is readable once the disk is no longer [`Health::Serving`], for `poll`.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.disk.event()
+    }
+
+    /// Waits until the disk's health is `least` or worse, or `patience` ends; what it is then.
+    pub fn wait_for(&self, least: Health, patience: Option<Duration>) -> Health {
+        self.disk.wait_for(least, patience)
+    }
+
+    /// Declares the store gone, as it would itself at the next request: for an owner who hears of a
+    /// lost link first. A request that is inside the store ends when the store lets it.
+    pub fn cut(&self) {
+        self.disk.lose();
+    }
+
+    /// Makes everything durable and takes the disk out of the file tree, even if it is in use.
+    /// Takes as long as the store takes to flush.
+    ///
+    /// # Errors
+    /// [`UnmountError`] when it is still mounted.
+    pub fn unmount(&mut self) -> Result<Unmounted, UnmountError> {
+        let flushed = self.disk.flush();
+        let left = self.mountpoint.leave();
+        let left = left.map_err(|error| UnmountError { at: self.mountpoint.path().to_owned(), error })?;
+        let patience = if left == Left::Busy { USER_WAIT } else { END_WAIT };
+        let in_use = self.session.is_some() && self.wait_for(Health::Ended, Some(patience)) < Health::Ended;
+        if in_use {
+            tracing::warn!(at = %self.mountpoint.path().display(), "the disk is still in use and was taken out of the tree");
+            return Ok(Unmounted { in_use, flushed });
+        }
+        self.join();
+        // What was written between our flush and the last close.
+        Ok(Unmounted { in_use, flushed: flushed.and_then(|()| self.disk.flush()) })
+    }
+
+    fn join(&mut self) {
+        if let Some(session) = self.session.take() {
+            // The thread catches nothing and ends anyway: its health was told before.
+            let _ = session.join();
+        }
+    }
+}
+
+impl Drop for DiskMount {
+    fn drop(&mut self) {
+        if self.health() < Health::Ended {
+            match self.unmount() {
+                Ok(Unmounted { flushed: Ok(()), .. }) => {}
+                Ok(Unmounted { flushed: Err(error), .. }) => tracing::error!(%error, "the last writes may be lost"),
+                Err(error) => tracing::error!(%error, "left mounted"),
+            }
+            // Users that are left have no owner any more.
+            self.disk.lose();
+        }
+        if self.health() == Health::Ended {
+            self.join();
+        }
+    }
+}
+
+impl fmt::Debug for DiskMount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskMount").field("file", &self.file).field("health", &self.health()).finish_non_exhaustive()
+    }
+}
+
+/// The thread of the session.
+fn serve(session: fuser::Session<FileSystem>, disk: &Disk) {
+    // The thread that runs the loop is started below and inherits this. Without privilege it is
+    // refused, and the owner has heard so from `protect_writeback_path`.
+    let _ = writeback::mark_io_flusher();
+    if let Err(error) = session.run() {
+        tracing::error!(%error, "the FUSE session failed");
+    }
+    disk.end();
+}
+
+/// Why a disk could not be mounted.
+#[derive(Debug)]
+pub enum MountError {
+    /// Not a name that a file can have.
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// Something else is there.
+    NotAFolder {
+        /// Where.
+        at: PathBuf,
+    },
+    /// The folder has contents, which the mount would hide.
+    NotEmpty {
+        /// Where.
+        at: PathBuf,
+    },
+    /// An earlier mount lies there whose process was killed.
+    DeadMount {
+        /// Where.
+        at: PathBuf,
+    },
+    /// The folder is missing and cannot be made.
+    CannotMakeFolder {
+        /// Where.
+        at: PathBuf,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// The folder is there and cannot be read.
+    CannotReadFolder {
+        /// Where.
+        at: PathBuf,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// This kernel has no FUSE, or this user may not use it.
+    NoFuse {
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// Only root mounts by itself; everybody else needs FUSE's helper program, which is missing.
+    NoHelper,
+    /// Something else.
+    Refused {
+        /// Where.
+        at: PathBuf,
+        /// What the kernel or the helper said.
+        error: io::Error,
+    },
+}
+
+impl fmt::Display for MountError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MountError::BadName { name } => write!(f, "{name:?} cannot be the name of a file"),
+            MountError::NotAFolder { at } => write!(f, "{} is not a folder; name one, or nothing yet", at.display()),
+            MountError::NotEmpty { at } => {
+                write!(f, "{} is not empty and would be hidden; name an empty folder, or nothing yet", at.display())
+            }
+            MountError::DeadMount { at } => write!(
+                f,
+                "a disk whose process was killed is still mounted at {at}; clear it away with `fusermount3 -u {at}`",
+                at = at.display()
+            ),
+            MountError::CannotMakeFolder { at, error } => {
+                write!(f, "cannot make the folder {}: {error}; make the folders above it first", at.display())
+            }
+            MountError::CannotReadFolder { at, error } => write!(f, "cannot read the folder {}: {error}", at.display()),
+            MountError::NoFuse { error } => write!(
+                f,
+                "cannot open /dev/fuse: {error}; load it with `modprobe fuse`, in a container pass it with `--device /dev/fuse`"
+            ),
+            MountError::NoHelper => {
+                f.write_str("only root mounts without the program fusermount3; install it with `apt-get install fuse3`")
+            }
+            MountError::Refused { at, error } => write!(f, "cannot mount at {}: {error}", at.display()),
+        }
+    }
+}
+
+impl std::error::Error for MountError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            MountError::CannotMakeFolder { error, .. }
+            | MountError::CannotReadFolder { error, .. }
+            | MountError::NoFuse { error }
+            | MountError::Refused { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// Why a disk is still mounted.
+#[derive(Debug)]
+pub struct UnmountError {
+    /// Where.
+    pub at: PathBuf,
+    /// What the kernel said.
+    pub error: io::Error,
+}
+
+impl fmt::Display for UnmountError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot unmount {at}: {}; try `fusermount3 -uz {at}`", self.error, at = self.at.display())
+    }
+}
+
+impl std::error::Error for UnmountError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}

@@ -1,0 +1,211 @@
+//! The place in the file tree where a disk appears: made if missing, left, and tidied up.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use super::{MountError, mounting};
+
+/// A folder that a disk is, or is to be, mounted at. Removed at the end if we made it.
+#[derive(Debug)]
+pub(super) struct Mountpoint {
+    /// Absolute, without symbolic links: the process may change its folder, and the link its target.
+    at: PathBuf,
+    made: bool,
+    /// Which mount is ours, so that one which somebody puts there later is left alone.
+    mount: Option<Mount>,
+}
+
+/// A line of the kernel's table of mounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    id: u64,
+    /// Major and minor number of the file system, as `0:45`.
+    device: String,
+}
+
+/// What became of the mount when it was to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// Nobody used it.
+    Idle,
+    /// It has left the file tree; programs that have its file open keep it.
+    Busy,
+    /// It had gone before.
+    Already,
+}
+
+impl Mountpoint {
+    /// Makes sure there is an empty folder `at`.
+    pub(super) fn prepare(at: &Path) -> Result<Self, MountError> {
+        let unreadable = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotConnected => MountError::DeadMount { at: at.to_owned() },
+            _ => MountError::CannotReadFolder { at: at.to_owned(), error },
+        };
+        let made = match fs::metadata(at) {
+            Ok(metadata) if !metadata.is_dir() => return Err(MountError::NotAFolder { at: at.to_owned() }),
+            Ok(_) => false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match fs::create_dir(at) {
+                Ok(()) => true,
+                Err(error) => return Err(MountError::CannotMakeFolder { at: at.to_owned(), error }),
+            },
+            Err(error) => return Err(unreadable(error)),
+        };
+        let mut point = Self { at: at.to_owned(), made, mount: None };
+        point.at = fs::canonicalize(at).map_err(unreadable)?;
+        match fs::read_dir(&point.at).map_err(unreadable)?.next() {
+            None => Ok(point),
+            Some(_) => Err(MountError::NotEmpty { at: at.to_owned() }),
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.at
+    }
+
+    /// Mounts here; the descriptor through which the kernel asks.
+    pub(super) fn mount(&mut self, read_only: bool) -> Result<OwnedFd, MountError> {
+        let device = mounting::mount(&self.at, read_only)?;
+        self.mount = self.find_mount();
+        Ok(device)
+    }
+
+    /// How much the kernel reads ahead of a program that reads the mounted file in order; it asks for
+    /// no more than this at once. Best effort: only root may say so.
+    pub(super) fn set_read_ahead(&self, bytes: usize) {
+        if let Some(mount) = &self.mount {
+            let _ = fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", mount.device), (bytes >> 10).to_string());
+        }
+    }
+
+    /// Takes the mount out of the file tree, from under its users if need be, and tidies up.
+    pub(super) fn leave(&mut self) -> io::Result<Left> {
+        let left = self.unmount()?;
+        self.tidy();
+        Ok(left)
+    }
+
+    fn unmount(&self) -> io::Result<Left> {
+        if self.mount.is_some() && self.find_mount() != self.mount {
+            return Ok(Left::Already);
+        }
+        match rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW) {
+            Ok(()) => Ok(Left::Idle),
+            Err(Errno::INVAL | Errno::NOENT) => Ok(Left::Already),
+            Err(Errno::BUSY) => {
+                rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)?;
+                Ok(Left::Busy)
+            }
+            // Without privilege fuse's own helper does it.
+            Err(Errno::PERM) if self.fusermount("-u") => Ok(Left::Idle),
+            Err(Errno::PERM) if self.fusermount("-uz") => Ok(Left::Busy),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn fusermount(&self, how: &str) -> bool {
+        ["fusermount3", "fusermount"].iter().any(|program| {
+            let mut command = Command::new(program);
+            command.arg(how).arg("--").arg(&self.at).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            command.status().is_ok_and(|status| status.success())
+        })
+    }
+
+    /// Removes the folder if it was made here.
+    fn tidy(&mut self) {
+        if self.made {
+            // Refused while something is mounted there or has been put in: then it stays.
+            self.made = fs::remove_dir(&self.at).is_err();
+        }
+    }
+
+    fn find_mount(&self) -> Option<Mount> {
+        topmost_mount(&fs::read("/proc/self/mountinfo").ok()?, &self.at)
+    }
+}
+
+impl Drop for Mountpoint {
+    fn drop(&mut self) {
+        self.tidy();
+    }
+}
+
+/// The last, hence uppermost, mount at `at` in a mountinfo table (proc_pid_mountinfo(5)).
+fn topmost_mount(mountinfo: &[u8], at: &Path) -> Option<Mount> {
+    mountinfo.split(|&b| b == b'\n').rev().find_map(|line| {
+        let mut fields = line.split(|&b| b == b' ');
+        let id = fields.next()?;
+        let device = fields.nth(1)?;
+        let place = fields.nth(1)?;
+        (unescape(place) == at.as_os_str().as_bytes()).then_some(())?;
+        Some(Mount {
+            id: str::from_utf8(id).ok()?.parse().ok()?,
+            device: OsStr::from_bytes(device).to_str()?.to_owned(),
+        })
+    })
+}
+
+/// Undoes the kernel's `\040` for spaces and the like.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        let octal = |digits: &[u8]| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok();
+        match tail.get(..3).filter(|_| *first == b'\\').and_then(octal) {
+            Some(byte) => {
+                plain.push(byte);
+                rest = &tail[3..];
+            }
+            None => plain.push(*first),
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[u8] = b"\
+22 28 0:20 / /sys rw,nosuid shared:7 - sysfs sysfs rw
+97 28 0:45 / /mnt/my\\040disk rw,nosuid,nodev shared:50 - fuse farbus rw,user_id=0
+98 28 7:0 / /mnt/a rw - ext4 /dev/loop0 rw
+99 97 0:46 / /mnt/my\\040disk rw - fuse farbus rw
+";
+
+    #[test]
+    fn the_uppermost_mount_at_a_place_is_found_whatever_its_name() {
+        let found = topmost_mount(TABLE, Path::new("/mnt/my disk"));
+        assert_eq!(found, Some(Mount { id: 99, device: "0:46".into() }));
+        assert_eq!(topmost_mount(TABLE, Path::new("/mnt/a")).unwrap().device, "7:0");
+        assert_eq!(topmost_mount(TABLE, Path::new("/mnt")), None);
+        assert_eq!(unescape(br"a\134b\04"), br"a\b\04");
+    }
+
+    #[test]
+    fn a_folder_that_was_made_goes_away_and_one_that_was_there_stays() {
+        let at = std::env::temp_dir().join(format!("farbus-mountpoint-{}", std::process::id()));
+        let mut point = Mountpoint::prepare(&at).unwrap();
+        assert!(at.is_dir());
+        let same = Mountpoint::prepare(&at).unwrap();
+        drop(same);
+        assert!(at.is_dir());
+        fs::write(at.join("mine"), "").unwrap();
+        assert!(matches!(Mountpoint::prepare(&at), Err(MountError::NotEmpty { .. })));
+        assert!(matches!(Mountpoint::prepare(&at.join("mine")), Err(MountError::NotAFolder { .. })));
+        assert!(matches!(Mountpoint::prepare(&at.join("a/b")), Err(MountError::CannotMakeFolder { .. })));
+        assert_eq!(point.leave().unwrap(), Left::Already);
+        assert!(at.is_dir(), "somebody's file is in it");
+        fs::remove_file(at.join("mine")).unwrap();
+        drop(point);
+        assert!(!at.exists());
+    }
+}
