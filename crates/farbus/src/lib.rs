@@ -1,1 +1,26 @@
-//! Placeholder replaced by the first commit of this room.
+//! # The wiring and the product
+//!
+//! **This room is** where pure rooms get an outside: [`Share`] puts devices on a listening socket,
+//! [`client`] takes a device from another machine, [`attach`] hands it to this machine's kernel or
+//! shows its disk as a file, [`control`] lets the `farbus` command find what runs.
+//!
+//! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
+//!
+//! **It never touches** a protocol's bytes or a device's inside: it moves what the rooms below hand out.
+//!
+//! **Enter at** `engine.rs`: one thread, one link, one device, in one loop.
+//!
+//! **Why** a library with a thin command on top: a gadget of your own is a definition and thirty
+//! lines, and what the command can do a program can do.
+
+pub mod attach;
+pub mod cli;
+pub mod client;
+pub mod control;
+mod engine;
+pub mod meters;
+mod session_record;
+pub mod share;
+
+pub use client::ClientError;
+pub use share::Share;

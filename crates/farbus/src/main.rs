@@ -1,2 +1,26 @@
 //! The `farbus` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use farbus::cli;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("FARBUS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let styled = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(styled)
+        .with_target(false)
+        .without_time()
+        .init();
+    match cli::run(cli::Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("farbus: {failure}");
+            cli::exit_code(&failure)
+        }
+    }
+}

@@ -63,6 +63,11 @@ pub trait Function: Send {
         let _ = cx;
     }
 
+    /// The commands that [`Function::command`] knows, by the word its owner types.
+    fn verbs(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// The owner asks for something.
     ///
     /// # Errors
@@ -587,6 +592,10 @@ impl<F: Function> Device for Emulated<F> {
             self.with_function(now, done, |f, _, cx| f.handle_timeout(cx));
         }
         self.serve(now, done);
+    }
+
+    fn verbs(&self) -> &'static [&'static str] {
+        self.function.verbs()
     }
 
     fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {

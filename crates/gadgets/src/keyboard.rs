@@ -133,6 +133,10 @@ impl Function for Keyboard {
         *self = Self { events: std::mem::take(&mut self.events), protocol: 1, ..Self::default() };
     }
 
+    fn verbs(&self) -> &'static [&'static str] {
+        &["type"]
+    }
+
     fn command(&mut self, command: &Command, _cx: &mut Context<'_>) -> Result<(), CommandError> {
         match command {
             Command::Type(text) => self.type_text(text),

@@ -1,6 +1,6 @@
 //! # The only room with an outside
 //!
-//! **This room is** where farbus meets the world: [`store`] keeps blocks in files and block devices,
+//! **This room is** where farbus meets the world: [`link`] carries bytes, [`store`] keeps blocks in files and block devices,
 //! [`frontend`] shows a device to programs that know nothing of USB, [`sys`] speaks to the kernel.
 //!
 //! **It may touch** the world: files, sockets, mounts, threads, the kernel's switches.
@@ -14,5 +14,6 @@
 //! simulator as they are.
 
 pub mod frontend;
+pub mod link;
 pub mod store;
 pub mod sys;

@@ -52,6 +52,12 @@ pub trait Device: Send {
         let _ = (now, done);
     }
 
+    /// The commands that [`Device::command`] knows, by the word its owner types. A device without any
+    /// needs no door beside its link, and its engine blocks on the link alone.
+    fn verbs(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// Something its owner, not its user, asks of it: type this, eject that.
     ///
     /// # Errors
@@ -93,6 +99,10 @@ impl<T: Device + ?Sized> Device for Box<T> {
 
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
         (**self).handle_timeout(now, done);
+    }
+
+    fn verbs(&self) -> &'static [&'static str] {
+        (**self).verbs()
     }
 
     fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {

@@ -1,0 +1,1 @@
+//! Handing a remote device to this machine.

@@ -1,0 +1,62 @@
+//! `farbus list`.
+
+use serde::Serialize;
+
+use super::Failure;
+use super::output::{print_json, print_table, table};
+use crate::client::{address_of, list, name_of};
+use crate::session_record::classes;
+
+/// Show what a host offers.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  farbus list                     this machine\n  \
+    farbus list lab3                another one\n  farbus list 10.0.0.7:3241 --json")]
+pub struct Args {
+    /// HOST[:PORT] of a farbus or usbipd.
+    #[arg(default_value = "127.0.0.1")]
+    host: String,
+    /// For programs.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Line {
+    name: String,
+    bus_id: String,
+    vendor: String,
+    product: String,
+    speed: String,
+    interfaces: Vec<String>,
+    path: String,
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let address = address_of(&args.host);
+    let lines: Vec<Line> = list(&address)?
+        .iter()
+        .map(|record| Line {
+            name: name_of(record).to_owned(),
+            bus_id: record.bus_id.clone(),
+            vendor: format!("{:04x}", record.vendor),
+            product: format!("{:04x}", record.product),
+            speed: record.speed.to_string(),
+            interfaces: classes(record),
+            path: record.path.clone(),
+        })
+        .collect();
+    if args.json {
+        return print_json(&lines);
+    }
+    if lines.is_empty() {
+        println!("{address} offers nothing.");
+        return Ok(());
+    }
+    let mut table = table(&["NAME", "BUS ID", "ID", "SPEED", "WHAT"]);
+    for line in lines {
+        let ids = format!("{}:{}", line.vendor, line.product);
+        table.add_row([line.name, line.bus_id, ids, line.speed, line.interfaces.join(", ")]);
+    }
+    print_table(&table);
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! The `farbus` command, verb by verb.
+
+mod list;
+mod output;
+mod owner;
+mod share;
+
+use clap::{Parser, Subcommand};
+
+pub use output::{Failure, exit_code};
+
+/// Any machine's devices on any other machine, as if they were plugged in there.
+#[derive(Debug, Parser)]
+#[command(
+    name = "farbus",
+    version,
+    max_term_width = 100,
+    propagate_version = true,
+    after_help = "Examples:\n  \
+        farbus share disk:backup.img zero       offer a disk image and a test device on this machine\n  \
+        farbus list lab3                        what does lab3 offer?\n  \
+        farbus attach lab3/disk                 use its disk here\n  \
+        farbus demo                             see it all work, in ten seconds\n\n\
+        Exit codes: 0 done, 1 failed here, 2 usage, 3 refused, 4 gone or unknown, 5 network, 6 device."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Share(share::Args),
+    List(list::Args),
+    Status(owner::StatusArgs),
+    Type(owner::TypeArgs),
+    Eject(owner::DeviceArgs),
+    Insert(owner::DeviceArgs),
+}
+
+/// Does what the command line says.
+///
+/// # Errors
+/// [`Failure`], which knows its exit code.
+pub fn run(cli: Cli) -> Result<(), Failure> {
+    match cli.verb {
+        Verb::Share(args) => share::run(args),
+        Verb::List(args) => list::run(&args),
+        Verb::Status(args) => owner::status(&args),
+        Verb::Type(args) => owner::type_text(args),
+        Verb::Eject(args) => owner::eject(args),
+        Verb::Insert(args) => owner::insert(args),
+    }
+}

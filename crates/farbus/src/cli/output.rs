@@ -1,0 +1,80 @@
+//! What a person sees: failures with their exit codes, tables, colour only where there is a terminal.
+
+use std::fmt;
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+use comfy_table::{Attribute as Style, Cell, ContentArrangement, Table, TableStyle};
+
+use crate::client::{Attribute, ClientError};
+
+/// Why the command did not do what it was told: what happened, where, and what to type next.
+#[derive(Debug)]
+pub struct Failure {
+    attribute: Attribute,
+    message: String,
+}
+
+impl Failure {
+    /// Something on this machine.
+    pub fn local(message: impl fmt::Display) -> Self {
+        Self { attribute: Attribute::Local, message: message.to_string() }
+    }
+
+    /// With another attribute.
+    pub fn new(attribute: Attribute, message: impl fmt::Display) -> Self {
+        Self { attribute, message: message.to_string() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self { attribute: error.attribute(), message: error.to_string() }
+    }
+}
+
+/// The exit code of a failure; 2 is clap's for usage.
+pub fn exit_code(failure: &Failure) -> ExitCode {
+    ExitCode::from(match failure.attribute {
+        Attribute::Local => 1,
+        Attribute::Refused => 3,
+        Attribute::Gone => 4,
+        Attribute::Network => 5,
+        Attribute::Device => 6,
+    })
+}
+
+/// A table without lines; headings are bold on a terminal.
+pub fn table(headings: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Dynamic);
+    let styled = io::stdout().is_terminal();
+    table.set_header(headings.iter().map(|heading| {
+        let cell = Cell::new(heading);
+        if styled { cell.add_attribute(Style::Bold) } else { cell }
+    }));
+    table
+}
+
+/// Prints a table without the spaces at its lines' ends.
+pub fn print_table(table: &Table) {
+    for line in table.lines() {
+        println!("{}", line.trim_end());
+    }
+}
+
+/// Prints JSON for programs.
+///
+/// # Errors
+/// Never for our own types; a broken pipe is the reader's choice.
+pub fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(Failure::local)?;
+    println!("{text}");
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! Taking a device from another machine.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::time::Duration;
+
+use farbus_io::link::{Link, LinkError};
+use farbus_model::Limits;
+use farbus_session::importer::Greeting;
+use farbus_session::registry::PATH_PREFIX;
+use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
+use serde::Serialize;
+
+use crate::share::DEFAULT_PORT;
+
+/// How long an exporter may take to answer before it counts as unreachable.
+pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Whose trouble a failure is (N10): told apart in every message, exit code and JSON state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Attribute {
+    /// The device failed.
+    Device,
+    /// The way to it failed.
+    Network,
+    /// It was refused.
+    Refused,
+    /// It is not there.
+    Gone,
+    /// This machine lacks something.
+    Local,
+}
+
+/// Why a device was not had.
+#[derive(Debug)]
+pub enum ClientError {
+    /// No link.
+    Link(LinkError),
+    /// The link broke, or stayed silent too long.
+    Lost { address: String, source: io::Error },
+    /// The exporter closed the connection in mid-sentence.
+    Closed { address: String },
+    /// The exporter does not speak the protocol.
+    Protocol { address: String, reject: Reject },
+    /// It refused the device.
+    Refused { target: Target, status: OpStatus },
+    /// It has no device of that name.
+    NoDevice { target: Target, offered: Vec<String> },
+    /// The device cannot be used as asked.
+    Device { target: Target, what: String },
+    /// This machine lacks something.
+    Local(String),
+}
+
+impl ClientError {
+    /// Whose trouble it is.
+    pub fn attribute(&self) -> Attribute {
+        match self {
+            ClientError::Link(_) | ClientError::Lost { .. } | ClientError::Closed { .. } => Attribute::Network,
+            ClientError::Refused { status: OpStatus::NoDevice, .. } | ClientError::NoDevice { .. } => Attribute::Gone,
+            ClientError::Refused { .. } => Attribute::Refused,
+            ClientError::Protocol { .. } | ClientError::Device { .. } => Attribute::Device,
+            ClientError::Local(_) => Attribute::Local,
+        }
+    }
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ClientError::Link(error) => {
+                write!(
+                    f,
+                    "{error}\n  is 'farbus share' (or usbipd) running there, and does a firewall let {} through?",
+                    { error.address.rsplit(':').next().unwrap_or_default() }
+                )
+            }
+            ClientError::Lost { address, source } => write!(f, "the link to {address} was lost: {source}"),
+            ClientError::Closed { address } => write!(f, "{address} closed the connection"),
+            ClientError::Protocol { address, reject } => {
+                write!(f, "{address} does not speak USB/IP as it should: {reject}")
+            }
+            ClientError::Refused { target, status } => {
+                write!(f, "{target} was refused: {status}")?;
+                if *status == OpStatus::Busy {
+                    write!(f, "\n  one user at a time: detach it there first")?;
+                }
+                Ok(())
+            }
+            ClientError::NoDevice { target, offered } if offered.is_empty() => {
+                write!(f, "{} offers no device at all", target.address)
+            }
+            ClientError::NoDevice { target, offered } => {
+                write!(f, "{} offers no '{}', but {}", target.address, target.device, offered.join(", "))
+            }
+            ClientError::Device { target, what } => write!(f, "{target}: {what}"),
+            ClientError::Local(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for ClientError {}
+
+/// A device on a host: `HOST[:PORT]/DEVICE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// `HOST:PORT`.
+    pub address: String,
+    /// Name or bus id.
+    pub device: String,
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('/') {
+            Some((host, device)) if !host.is_empty() && !device.is_empty() => {
+                Ok(Self { address: address_of(host), device: device.to_owned() })
+            }
+            _ => Err(format!("'{text}' is not HOST[:PORT]/DEVICE, such as lab3/disk or 10.0.0.7:3240/1-1")),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.device)
+    }
+}
+
+/// `HOST[:PORT]` with the port filled in; IPv6 addresses in brackets or bare.
+pub fn address_of(host: &str) -> String {
+    let is_bare_v6 = host.parse::<std::net::Ipv6Addr>().is_ok();
+    if is_bare_v6 {
+        return format!("[{host}]:{DEFAULT_PORT}");
+    }
+    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    if has_port { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") }
+}
+
+/// The name of a device: what its exporter calls it if that is a farbus, else its bus id.
+pub fn name_of(record: &DeviceRecord) -> &str {
+    record.path.strip_prefix(PATH_PREFIX).unwrap_or(&record.bus_id)
+}
+
+/// The devices that `address` (`HOST:PORT`) offers.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn list(address: &str) -> Result<Vec<DeviceRecord>, ClientError> {
+    let link = connect(address)?;
+    let mut handshake = Handshake::list(Limits::DEFAULT);
+    match converse(&link, &mut handshake)? {
+        Greeting::Devices(devices) => Ok(devices),
+        Greeting::Imported(_) | Greeting::Refused(_) => unreachable!("a list was asked for"),
+    }
+}
+
+/// Takes a device: a link, and what speaks on it.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn import(target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+    let bus_id = resolve(target)?;
+    let link = connect(&target.address)?;
+    let mut handshake = Handshake::import(Limits::DEFAULT, &bus_id);
+    match converse(&link, &mut handshake)? {
+        Greeting::Imported(record) => Ok((link, handshake.into_device(record))),
+        Greeting::Refused(status) => Err(ClientError::Refused { target: target.clone(), status }),
+        Greeting::Devices(_) => unreachable!("an import was asked for"),
+    }
+}
+
+/// The bus id of a device that is named by name or bus id.
+fn resolve(target: &Target) -> Result<String, ClientError> {
+    let devices = list(&target.address)?;
+    let named = |record: &&DeviceRecord| name_of(record) == target.device || record.bus_id == target.device;
+    match devices.iter().find(named) {
+        Some(record) => Ok(record.bus_id.clone()),
+        None => {
+            let offered = devices.iter().map(|record| name_of(record).to_owned()).collect();
+            Err(ClientError::NoDevice { target: target.clone(), offered })
+        }
+    }
+}
+
+fn connect(address: &str) -> Result<Link, ClientError> {
+    let link = Link::connect(address, ANSWER_TIME_MAX).map_err(ClientError::Link)?;
+    let lost = |source| ClientError::Lost { address: address.to_owned(), source };
+    link.set_receive_timeout(Some(ANSWER_TIME_MAX)).map_err(lost)?;
+    Ok(link)
+}
+
+/// Sends a handshake's question and waits for its answer.
+fn converse(link: &Link, handshake: &mut Handshake) -> Result<Greeting, ClientError> {
+    let address = || link.peer().to_owned();
+    let lost = |source| ClientError::Lost { address: address(), source };
+    loop {
+        let runs = handshake.poll_transmit();
+        if !runs.is_empty() {
+            // A handshake is smaller than any socket's buffer.
+            let sent = link.try_send(&runs).map_err(lost)?.unwrap_or(0);
+            handshake.handle_transmitted(sent);
+        }
+        let count = link.receive(handshake.receive_space()).map_err(lost)?;
+        if count == 0 {
+            return Err(ClientError::Closed { address: address() });
+        }
+        let greeting = handshake.handle_received(count);
+        if let Some(greeting) = greeting.map_err(|reject| ClientError::Protocol { address: address(), reject })? {
+            return Ok(greeting);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_read_as_people_write_them() {
+        let read = |text: &str| text.parse::<Target>().map(|t| (t.address, t.device));
+        assert_eq!(read("lab3/disk"), Ok(("lab3:3240".into(), "disk".into())));
+        assert_eq!(read("10.0.0.7:99/1-1"), Ok(("10.0.0.7:99".into(), "1-1".into())));
+        assert_eq!(read("::1/zero"), Ok(("[::1]:3240".into(), "zero".into())));
+        assert_eq!(read("[::1]:5/zero"), Ok(("[::1]:5".into(), "zero".into())));
+        assert!(read("lab3").is_err());
+    }
+}

@@ -1,0 +1,164 @@
+//! One thread, one link, one device: no hand-off, no lock.
+//!
+//! The engine waits on what it owns. A device without commands of its owner's leaves it the link
+//! alone, and then it simply blocks there: two system calls a request, receive and send.
+
+use std::io;
+use std::sync::Mutex;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use std::os::fd::AsFd;
+
+use farbus_io::link::{Clock, Interest, Link, Wake, wait};
+use farbus_model::{Command, CommandError, Device, Instant};
+use farbus_session::{Exporter, Fault, Offers};
+
+use crate::meters::{Calls, Meters};
+
+/// What others may ask of a running engine.
+#[derive(Debug)]
+pub struct Mailbox {
+    orders: Mutex<Vec<Order>>,
+    wake: Wake,
+}
+
+#[derive(Debug)]
+struct Order {
+    command: Command,
+    answer: SyncSender<Result<(), CommandError>>,
+}
+
+impl Mailbox {
+    /// An empty one.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { orders: Mutex::default(), wake: Wake::new()? })
+    }
+
+    /// Leaves a command; the answer comes to `answer`.
+    pub fn leave(&self, command: Command, answer: SyncSender<Result<(), CommandError>>) {
+        self.orders.lock().expect("nobody panics with the mailbox open").push(Order { command, answer });
+        self.wake.wake();
+    }
+
+    fn take(&self) -> Vec<Order> {
+        self.wake.clear();
+        std::mem::take(&mut *self.orders.lock().expect("nobody panics with the mailbox open"))
+    }
+}
+
+/// Why an engine stopped.
+#[derive(Debug)]
+pub enum End {
+    /// Everything was said.
+    Finished,
+    /// The peer closed the link.
+    Closed,
+    /// The link failed.
+    Lost(io::Error),
+    /// The peer broke a rule.
+    Fault(Fault),
+}
+
+/// An engine: a link, an exporter, and what they may use.
+pub struct Engine<'a, D, O> {
+    pub link: &'a Link,
+    pub exporter: Exporter<D>,
+    pub offers: O,
+    pub clock: Clock,
+    pub mailbox: &'a Mailbox,
+    pub meters: &'a Meters,
+    pub calls: Calls,
+}
+
+impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
+    /// Serves the link until it ends.
+    pub fn run(&mut self) -> End {
+        loop {
+            match self.turn() {
+                Ok(None) => {}
+                Ok(Some(end)) => return end,
+                Err(error) => return End::Lost(error),
+            }
+        }
+    }
+
+    /// Does what can be done, sends what can be sent, waits for what comes next.
+    fn turn(&mut self) -> io::Result<Option<End>> {
+        if let Err(fault) = self.exporter.advance(self.clock.now(), &mut self.offers) {
+            // The refusal goes out if the socket takes it; nothing is waited for.
+            let _ = self.flush();
+            return Ok(Some(End::Fault(fault)));
+        }
+        let is_blocked = !self.flush()?;
+        if self.exporter.has_held() && !is_blocked {
+            return Ok(None);
+        }
+        self.meters.publish(self.exporter.counters(), self.calls);
+        if self.exporter.is_finished() {
+            self.link.finish_sending();
+            return Ok(Some(End::Finished));
+        }
+        self.wait(is_blocked)
+    }
+
+    /// Sends until nothing is left (`true`) or the socket takes no more (`false`).
+    fn flush(&mut self) -> io::Result<bool> {
+        while self.exporter.has_transmit() {
+            self.calls.send += 1;
+            match self.link.try_send(&self.exporter.poll_transmit())? {
+                Some(count) => self.exporter.handle_transmitted(count),
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    fn wait(&mut self, is_blocked: bool) -> io::Result<Option<End>> {
+        let timeout = self.exporter.poll_timeout();
+        let has_verbs = self.exporter.device().is_some_and(|device| !device.verbs().is_empty());
+        if timeout.is_none() && !has_verbs && !is_blocked {
+            self.calls.receive += 1;
+            let count = self.link.receive(self.exporter.receive_space())?;
+            return Ok(self.received(count));
+        }
+        self.calls.wait += 1;
+        let span = timeout.map(|at| span_until(at, self.clock.now()));
+        let mut interests =
+            [Interest::new(self.link.as_fd(), is_blocked), Interest::new(self.mailbox.wake.as_fd(), false)];
+        wait(&mut interests, span)?;
+        let [on_link, on_mailbox] = interests.map(|interest| interest.readable);
+        if on_mailbox {
+            self.carry_out_orders();
+        }
+        let now = self.clock.now();
+        if timeout.is_some_and(|at| at <= now) {
+            self.exporter.handle_timeout(now);
+        }
+        if on_link {
+            self.calls.receive += 1;
+            if let Some(count) = self.link.try_receive(self.exporter.receive_space())? {
+                return Ok(self.received(count));
+            }
+        }
+        Ok(None)
+    }
+
+    fn received(&mut self, count: usize) -> Option<End> {
+        self.exporter.handle_received(count);
+        (count == 0).then_some(End::Closed)
+    }
+
+    fn carry_out_orders(&mut self) {
+        for order in self.mailbox.take() {
+            let result = self.exporter.command(self.clock.now(), &order.command);
+            // Whoever asked may have stopped waiting.
+            let _ = order.answer.try_send(result);
+        }
+    }
+}
+
+/// The span from `now` to `at`, at least zero.
+pub fn span_until(at: Instant, now: Instant) -> Duration {
+    at - now
+}

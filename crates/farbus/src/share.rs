@@ -1,0 +1,376 @@
+//! Devices on a listening socket: the exporter's process.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Connection, Link, Listener};
+use farbus_model::{BufferPool, Command, CommandError, Completions, Device, Limits};
+use farbus_session::{DeviceRecord, Exporter, Offers, OpStatus, Registry};
+use serde::Serialize;
+use tracing::{info, warn};
+
+use crate::engine::{End, Engine, Mailbox};
+use crate::meters::{Calls, Meters, Readings};
+
+/// The port that USB/IP's tools expect.
+pub const DEFAULT_PORT: u16 = 3240;
+/// Connections at once. One device takes one; the rest are lists and strangers.
+const SESSIONS_MAX: usize = 512;
+/// An engine's stack: its frames are shallow, its buffers are on the heap.
+const STACK_BYTES: usize = 256 << 10;
+/// How long an owner waits for a device's answer to a command.
+const COMMAND_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long sessions may take to make their devices durable when sharing ends.
+const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// Devices that are being shared. Dropping it ends all sessions.
+pub struct Share {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    registry: Mutex<Registry>,
+    sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
+    session_ended: Condvar,
+    listeners: Mutex<Vec<Listener>>,
+    is_stopping: AtomicBool,
+    clock: Clock,
+    limits: Limits,
+}
+
+/// One connection.
+struct Session {
+    link: Link,
+    mailbox: Mailbox,
+    meters: Meters,
+    bus_id: Mutex<Option<String>>,
+}
+
+/// One shared device, as `farbus status` shows it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceStatus {
+    /// Its name.
+    pub name: String,
+    /// Its bus id on the wire.
+    pub bus_id: String,
+    /// Manufacturer and product.
+    pub title: String,
+    /// Speed.
+    pub speed: String,
+    /// `vendor:product`.
+    pub ids: String,
+    /// `available` or `in use`.
+    pub state: String,
+    /// Who uses it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// For how long, seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_s: Option<f64>,
+    /// What passed through since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub meters: Option<Readings>,
+}
+
+/// Why a device cannot be shared or commanded.
+#[derive(Debug)]
+pub enum ShareError {
+    /// A bus has 127 device numbers.
+    BusFull,
+    /// No device of that name.
+    NoDevice(String),
+    /// The device's own refusal.
+    Command(CommandError),
+    /// The session that holds it does not answer.
+    Silent,
+    /// The system has no more threads or descriptors.
+    System(io::Error),
+}
+
+impl fmt::Display for ShareError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ShareError::BusFull => f.write_str("a bus has room for 127 devices"),
+            ShareError::NoDevice(name) => write!(f, "no device called '{name}' is shared here"),
+            ShareError::Command(error) => error.fmt(f),
+            ShareError::Silent => f.write_str("the session that uses the device does not answer"),
+            ShareError::System(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ShareError {}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self::new(Limits::DEFAULT)
+    }
+}
+
+impl Share {
+    /// Nothing is shared yet.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                registry: Mutex::default(),
+                sessions: Mutex::default(),
+                session_ended: Condvar::new(),
+                listeners: Mutex::default(),
+                is_stopping: AtomicBool::new(false),
+                clock: Clock::start(),
+                limits,
+            }),
+        }
+    }
+
+    /// Offers a device under a name that begins with `kind`; returns its record.
+    ///
+    /// # Errors
+    /// [`ShareError::BusFull`].
+    pub fn add(&self, kind: &str, device: impl Device + 'static) -> Result<DeviceRecord, ShareError> {
+        let mut registry = self.shared.registry();
+        registry.add(kind, Box::new(device)).cloned().ok_or(ShareError::BusFull)
+    }
+
+    /// Serves USB/IP at `address` from now on; says where (port 0 takes a free one).
+    ///
+    /// # Errors
+    /// What the system says of the address.
+    pub fn listen(&self, address: SocketAddr) -> io::Result<SocketAddr> {
+        let listener = Listener::bind(address)?;
+        let address = listener.address()?;
+        let for_shutdown = listener.try_clone()?;
+        let shared = Arc::clone(&self.shared);
+        thread::Builder::new()
+            .name("listen".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || shared.accept_all(&listener))?;
+        self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
+        Ok(address)
+    }
+
+    /// Every shared device and its user.
+    pub fn status(&self) -> Vec<DeviceStatus> {
+        self.shared.status()
+    }
+
+    /// Asks something of a device by name or bus id, in use or not.
+    ///
+    /// # Errors
+    /// [`ShareError`].
+    pub fn command(&self, device: &str, command: Command) -> Result<(), ShareError> {
+        self.shared.command(device, command)
+    }
+
+    /// Ends all sessions and makes their devices durable. Returns whether all did in time.
+    pub fn stop(&self) -> bool {
+        self.shared.stop()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+impl Shared {
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().expect("no claim panics")
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Session>>> {
+        self.sessions.lock().expect("no session panics while it is counted")
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
+    fn accept_all(self: &Arc<Self>, listener: &Listener) {
+        let mut number = 0u64;
+        while !self.is_stopping() {
+            match listener.accept() {
+                Ok(connection) => {
+                    number += 1;
+                    let from = connection.from;
+                    if let Err(error) = self.begin_session(number, connection) {
+                        warn!(%from, %error, "the connection was turned away");
+                    }
+                }
+                Err(_) if self.is_stopping() => return,
+                Err(error) => {
+                    // Out of descriptors, most likely: what is open goes on, new ones wait.
+                    warn!(%error, "cannot accept a connection");
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn begin_session(self: &Arc<Self>, number: u64, connection: Connection) -> io::Result<()> {
+        if self.sessions().len() >= SESSIONS_MAX {
+            return Err(io::Error::other(format!("there are {SESSIONS_MAX} connections already")));
+        }
+        let session = Arc::new(Session {
+            link: connection.link,
+            mailbox: Mailbox::new()?,
+            meters: Meters::default(),
+            bus_id: Mutex::default(),
+        });
+        self.sessions().insert(number, Arc::clone(&session));
+        let shared = Arc::clone(self);
+        let spawned = thread::Builder::new()
+            .name(format!("session-{number}"))
+            .stack_size(STACK_BYTES)
+            .spawn(move || shared.serve(number, &session));
+        if let Err(error) = spawned {
+            self.end_session(number);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn end_session(&self, number: u64) {
+        self.sessions().remove(&number);
+        self.session_ended.notify_all();
+    }
+
+    /// The whole life of a connection, on its own thread.
+    fn serve(self: Arc<Self>, number: u64, session: &Session) {
+        let mut engine = Engine {
+            link: &session.link,
+            exporter: Exporter::new(self.clock.now(), self.limits),
+            offers: Offer { shared: &self, session },
+            clock: self.clock,
+            mailbox: &session.mailbox,
+            meters: &session.meters,
+            calls: Calls::default(),
+        };
+        let end = engine.run();
+        let device = engine.exporter.finish(self.clock.now());
+        let bus_id = session.bus_id.lock().expect("no session panics").take();
+        session.link.shut_down();
+        match (device, bus_id) {
+            (Some(device), Some(bus_id)) => {
+                report_end(&end, session.link.peer(), Some(&bus_id));
+                self.registry().release(&bus_id, device);
+            }
+            _ => report_end(&end, session.link.peer(), None),
+        }
+        self.end_session(number);
+    }
+
+    fn status(&self) -> Vec<DeviceStatus> {
+        let sessions = self.sessions();
+        let meters_of = |bus_id: &str| {
+            let mut holders = sessions.values();
+            let holder = holders.find(|s| s.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(bus_id)));
+            holder.map(|session| session.meters.read())
+        };
+        let now = self.clock.now();
+        let registry = self.registry();
+        let entries = registry.entries().map(|entry| DeviceStatus {
+            name: entry.name.to_owned(),
+            bus_id: entry.record.bus_id.clone(),
+            title: entry.title.to_owned(),
+            speed: entry.record.speed.to_string(),
+            ids: format!("{:04x}:{:04x}", entry.record.vendor, entry.record.product),
+            state: if entry.holder.is_some() { "in use" } else { "available" }.to_owned(),
+            user: entry.holder.map(|holder| holder.who.clone()),
+            used_s: entry.holder.map(|holder| (now - holder.since).as_secs_f64()),
+            meters: meters_of(&entry.record.bus_id),
+        });
+        entries.collect()
+    }
+
+    fn command(&self, device: &str, command: Command) -> Result<(), ShareError> {
+        let missing = || ShareError::NoDevice(device.to_owned());
+        let bus_id = {
+            let mut registry = self.registry();
+            let bus_id = registry.find(device).ok_or_else(missing)?.to_owned();
+            if let Some(idle) = registry.idle_device(&bus_id) {
+                let mut done = Completions::new(BufferPool::new(0));
+                return idle.command(self.clock.now(), &command, &mut done).map_err(ShareError::Command);
+            }
+            bus_id
+        };
+        let holder = self
+            .sessions()
+            .values()
+            .find(|s| s.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(&bus_id)))
+            .cloned()
+            .ok_or(ShareError::Silent)?;
+        let (answer, answered) = mpsc::sync_channel(1);
+        holder.mailbox.leave(command, answer);
+        let result = answered.recv_timeout(COMMAND_TIME_MAX).map_err(|_| ShareError::Silent)?;
+        result.map_err(ShareError::Command)
+    }
+
+    fn stop(&self) -> bool {
+        if self.is_stopping.swap(true, Ordering::AcqRel) {
+            return true;
+        }
+        for listener in self.listeners.lock().expect("no listener panics").drain(..) {
+            listener.shut_down();
+        }
+        let mut sessions = self.sessions();
+        for session in sessions.values() {
+            session.link.shut_down();
+        }
+        while !sessions.is_empty() {
+            let waited = self.session_ended.wait_timeout(sessions, SHUTDOWN_TIME_MAX);
+            let (left, timeout) = waited.expect("no session panics while it is counted");
+            if timeout.timed_out() {
+                return left.is_empty();
+            }
+            sessions = left;
+        }
+        true
+    }
+}
+
+/// What a connection is offered: the registry, on behalf of its peer.
+struct Offer<'a> {
+    shared: &'a Shared,
+    session: &'a Session,
+}
+
+impl Offers<Box<dyn Device>> for Offer<'_> {
+    fn list(&mut self) -> Vec<DeviceRecord> {
+        self.shared.registry().records()
+    }
+
+    fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, Box<dyn Device>), OpStatus> {
+        if self.shared.is_stopping() {
+            return Err(OpStatus::NotAvailable);
+        }
+        let peer = self.session.link.peer();
+        match self.shared.registry().claim(bus_id, peer, self.shared.clock.now()) {
+            Ok(claimed) => {
+                *self.session.bus_id.lock().expect("no session panics") = Some(bus_id.to_owned());
+                info!(device = bus_id, peer, "attached");
+                Ok((claimed.record, claimed.device))
+            }
+            Err(status) => {
+                info!(device = bus_id, peer, %status, "refused");
+                Err(status)
+            }
+        }
+    }
+}
+
+fn report_end(end: &End, peer: &str, device: Option<&str>) {
+    let device = device.unwrap_or("none");
+    match end {
+        End::Finished | End::Closed => info!(device, peer, "the peer ended the connection"),
+        End::Lost(error) => warn!(device, peer, %error, "the link was lost; the device is offered again"),
+        End::Fault(fault) => warn!(device, peer, %fault, "the connection was cut off"),
+    }
+}

@@ -1,0 +1,115 @@
+//! Waiting on several descriptors at once, with nanoseconds: a frame is 125 us long.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+/// A descriptor, and what to wait for on it.
+#[derive(Debug)]
+pub struct Interest<'a> {
+    fd: BorrowedFd<'a>,
+    flags: PollFlags,
+    /// After [`wait`]: there is something to read, an end or an error among it.
+    pub readable: bool,
+    /// After [`wait`]: there is room to write.
+    pub writable: bool,
+}
+
+impl<'a> Interest<'a> {
+    /// Waits for something to read, and for room to write if `write`.
+    pub fn new(fd: BorrowedFd<'a>, write: bool) -> Self {
+        let flags = if write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        Self { fd, flags, readable: false, writable: false }
+    }
+
+    /// Waits for the peer's end alone, leaving what it sent.
+    pub fn hangup(fd: BorrowedFd<'a>) -> Self {
+        Self { fd, flags: PollFlags::RDHUP, readable: false, writable: false }
+    }
+}
+
+/// Waits until one of `interests` is ready or `timeout` has passed (`None`: for ever).
+///
+/// # Errors
+/// What the system says; an interruption by a signal counts as nothing ready.
+///
+/// # Panics
+/// With more than four interests: an engine owns few descriptors.
+pub fn wait(interests: &mut [Interest<'_>], timeout: Option<Duration>) -> io::Result<()> {
+    assert!((1..=4).contains(&interests.len()), "an engine owns few descriptors");
+    let first = PollFd::from_borrowed_fd(interests[0].fd, interests[0].flags);
+    let mut fds = [first.clone(), first.clone(), first.clone(), first];
+    for (fd, interest) in fds.iter_mut().zip(interests.iter()) {
+        *fd = PollFd::from_borrowed_fd(interest.fd, interest.flags);
+    }
+    let timeout = timeout.map(|span| Timespec {
+        tv_sec: span.as_secs().min(i64::MAX as u64).cast_signed(),
+        tv_nsec: span.subsec_nanos().into(),
+    });
+    match poll(&mut fds[..interests.len()], timeout.as_ref()) {
+        Ok(_) => {}
+        Err(Errno::INTR) => return Ok(()),
+        Err(errno) => return Err(errno.into()),
+    }
+    let bad = PollFlags::ERR | PollFlags::HUP | PollFlags::RDHUP | PollFlags::NVAL;
+    for (fd, interest) in fds.iter().zip(interests) {
+        let ready = fd.revents();
+        interest.readable = ready.intersects(PollFlags::IN | bad);
+        interest.writable = ready.intersects(PollFlags::OUT | bad);
+    }
+    Ok(())
+}
+
+/// Wakes a thread that waits: it puts this among its interests.
+#[derive(Debug)]
+pub struct Wake {
+    event: OwnedFd,
+}
+
+impl Wake {
+    /// A fresh one.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+    }
+
+    /// Wakes the waiting thread, now or when it next waits.
+    pub fn wake(&self) {
+        // A counter that is full wakes as well.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+
+    /// Forgets that it was woken.
+    pub fn clear(&self) {
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Wake {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wake_ends_a_wait_once() {
+        let wake = Wake::new().unwrap();
+        wake.wake();
+        let mut interests = [Interest::new(wake.as_fd(), false)];
+        wait(&mut interests, None).unwrap();
+        assert!(interests[0].readable);
+        wake.clear();
+        let mut interests = [Interest::new(wake.as_fd(), false)];
+        wait(&mut interests, Some(Duration::from_micros(125))).unwrap();
+        assert!(!interests[0].readable);
+    }
+}
