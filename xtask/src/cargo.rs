@@ -5,6 +5,7 @@
 
 use crate::workspace;
 use serde::Deserialize;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// A cargo command in the workspace.
@@ -42,8 +43,8 @@ pub struct Target {
     pub name: String,
     pub is_example: bool,
     pub is_test: bool,
-    /// Features that it is not built without.
-    pub features: Vec<String>,
+    /// Its root file.
+    pub source: PathBuf,
 }
 
 /// Every target of the workspace.
@@ -61,7 +62,7 @@ fn parse_targets(json: &[u8]) -> Result<Vec<Target>, String> {
             is_example: target.kind.iter().any(|kind| kind == "example"),
             is_test: target.kind.iter().any(|kind| kind == "test"),
             name: target.name,
-            features: target.features,
+            source: target.src_path,
         })
     });
     Ok(targets.collect())
@@ -89,8 +90,7 @@ struct MetadataPackage {
 struct MetadataTarget {
     name: String,
     kind: Vec<String>,
-    #[serde(rename = "required-features", default)]
-    features: Vec<String>,
+    src_path: PathBuf,
 }
 
 #[cfg(test)]
@@ -100,12 +100,12 @@ mod tests {
     #[test]
     fn targets_are_read_from_cargos_own_words() {
         let json = br#"{"packages":[{"name":"farbus","targets":[
-            {"name":"gadget","kind":["example"]},
-            {"name":"mount","kind":["test"],"required-features":["machine"]}]}]}"#;
+            {"name":"gadget","kind":["example"],"src_path":"examples/gadget.rs"},
+            {"name":"mount","kind":["test"],"src_path":"tests/mount.rs"}]}]}"#;
         let targets = parse_targets(json).unwrap();
         assert_eq!(targets.len(), 2);
         assert!(targets[0].is_example && !targets[0].is_test);
-        assert_eq!(targets[1].features, ["machine"]);
+        assert!(targets[1].is_test && targets[1].source.ends_with("mount.rs"));
     }
 
     #[test]
