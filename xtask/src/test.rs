@@ -12,6 +12,16 @@ pub const STEPS: [&str; 9] = ["format", "clippy", "tidy", "test", "examples", "f
 const FUZZ_SECONDS: u32 = 5;
 
 #[derive(Args)]
+#[command(after_help = "Steps, in order:
+  format    every file is formatted
+  clippy    no warnings
+  tidy      the house's rules
+  test      every test of every crate
+  examples  every example does what it shows
+  fuzz      a short run of every fuzz target
+  machine   FUSE, loop devices and file systems of this machine (root)
+  rig       real kernels in virtual machines
+  demo      what the README promises")]
 pub struct Arguments {
     /// Run this step only; may be given several times
     #[arg(long, value_name = "STEP", value_parser = STEPS)]
