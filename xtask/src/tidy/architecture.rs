@@ -104,7 +104,8 @@ pub struct Files {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prose {
-    pub banned: Vec<String>,
+    /// Names of folders at the root of a file system.
+    pub banned_folders: Vec<String>,
 }
 
 pub fn read(tree: &Tree) -> Result<Architecture, String> {

@@ -88,7 +88,7 @@ typed_under = ["crates/io/"]
 lines_max = 20
 
 [prose]
-banned = ["/home/"]
+banned_folders = ["home"]
 "#;
 
 const ROOM: &str =

@@ -5,10 +5,11 @@ use super::tree::Tree;
 use super::violation::Violation;
 
 pub fn check(architecture: &Architecture, tree: &Tree) -> Vec<Violation> {
+    let folders: Vec<_> = architecture.prose.banned_folders.iter().map(|name| format!("/{name}/")).collect();
     let mut violations = Vec::new();
     for (path, text) in tree.iter().filter(|(path, _)| path.ends_with(".md")) {
         for (at, line) in text.lines().enumerate() {
-            if let Some(folder) = architecture.prose.banned.iter().find(|folder| names_folder(line, folder)) {
+            if let Some(folder) = folders.iter().find(|folder| names_folder(line, folder)) {
                 let advice = format!("{folder} is a folder of one machine: say it relative to the project, or use ~");
                 violations.push(Violation::new(path, at + 1, "prose", advice));
             }
