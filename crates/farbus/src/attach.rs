@@ -1,1 +1,393 @@
-//! Handing a remote device to this machine.
+//! A remote device, for this machine: through its kernel, or as a file.
+
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use farbus_host::{Options, RemoteDisk};
+use farbus_io::frontend::fuse::{DiskMount, Health};
+use farbus_io::link::{Clock, Interest, Link, Wake, wait};
+use farbus_io::sys::vhci::{Port, Vhci};
+use farbus_io::sys::writeback::{Protection, protect_writeback_path};
+use farbus_model::Limits;
+use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject, RemoteDevice};
+use tracing::{debug, warn};
+
+use crate::client::{ClientError, Target};
+use crate::meters::{Calls, Meters, Readings};
+use crate::port::RemotePort;
+
+/// Why an attachment ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// It was asked to.
+    Asked,
+    /// This machine let go of it: `usbip detach`, `umount`.
+    Released,
+    /// The link was lost, or the exporter ended it.
+    Lost(String),
+    /// The exporter broke the protocol.
+    Broken(Reject),
+}
+
+/// Asks an attachment to end, from any thread.
+#[derive(Clone, Debug)]
+pub struct Ender {
+    asked: Arc<AtomicBool>,
+    wake: Arc<Wake>,
+}
+
+impl Ender {
+    fn new() -> io::Result<Self> {
+        Ok(Self { asked: Arc::default(), wake: Arc::new(Wake::new()?) })
+    }
+
+    /// Ends it, soon.
+    pub fn end(&self) {
+        self.asked.store(true, Ordering::Release);
+        self.wake.wake();
+    }
+
+    fn was_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+}
+
+/// A device attached to this machine's kernel: the kernel's messages come in on a socket pair and
+/// only such answers as the protocol allows go back (field experience: CVE-2026-31607).
+pub struct KernelAttachment {
+    relay: Relay,
+    vhci: Vhci,
+    port: Port,
+    ender: Ender,
+    meters: Arc<Meters>,
+    protection: Protection,
+}
+
+impl KernelAttachment {
+    /// Takes `target` and plugs it in.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn new(target: &Target) -> Result<Self, ClientError> {
+        // First what may be missing here: nothing is taken from anybody before.
+        let vhci = Vhci::open().map_err(local)?;
+        let (link, device) = crate::client::enumerate(target)?;
+        let (kernel, theirs) = Link::pair("this kernel").map_err(local)?;
+        let record = device.record().clone();
+        let port = vhci.attach(theirs.as_fd(), record.device_id(), record.speed).map_err(local)?;
+        drop(theirs);
+        let clock = Clock::start();
+        let limits = Limits::DEFAULT;
+        let exporter = Exporter::imported(clock.now(), limits, record.device_id(), device, OnReset::PassOn);
+        let ender = Ender::new().map_err(local)?;
+        let relay = Relay { kernel, remote: link, exporter, clock, calls: Calls::default() };
+        let protection = protect_writeback_path();
+        Ok(Self { relay, vhci, port, ender, meters: Arc::default(), protection })
+    }
+
+    /// The port it is plugged into.
+    pub fn port(&self) -> Port {
+        self.port
+    }
+
+    /// What was done against a deadlock under memory pressure.
+    pub fn protection(&self) -> &Protection {
+        &self.protection
+    }
+
+    /// What ends it.
+    pub fn ender(&self) -> Ender {
+        self.ender.clone()
+    }
+
+    /// What passes through, for status.
+    pub fn meters(&self) -> Arc<Meters> {
+        Arc::clone(&self.meters)
+    }
+
+    /// Relays until it ends, then unplugs.
+    pub fn run(mut self) -> Ended {
+        let ended = self.relay.run(&self.ender, &self.meters);
+        if !matches!(ended, Ended::Released)
+            && let Err(error) = self.vhci.detach(self.port)
+        {
+            warn!(%error, "the kernel did not let go of its port");
+        }
+        ended
+    }
+}
+
+/// The engine between a kernel and a remote exporter: one thread, two sockets.
+struct Relay {
+    kernel: Link,
+    remote: Link,
+    exporter: Exporter<RemoteDevice>,
+    clock: Clock,
+    calls: Calls,
+}
+
+/// Why a turn of the relay was the last.
+enum Stop {
+    Kernel(io::Error),
+    Remote(io::Error),
+    Fault(Fault),
+    Reject(Reject),
+    KernelClosed,
+    RemoteClosed,
+}
+
+impl Relay {
+    fn run(&mut self, ender: &Ender, meters: &Meters) -> Ended {
+        loop {
+            match self.turn(ender) {
+                Ok(()) if ender.was_asked() => return Ended::Asked,
+                Ok(()) => meters.publish(self.exporter.counters(), self.calls),
+                Err(stop) => return self.end(stop),
+            }
+        }
+    }
+
+    fn end(&mut self, stop: Stop) -> Ended {
+        let now = self.clock.now();
+        // What the kernel still waits for ends as gone, as far as its socket takes it.
+        self.exporter.with_device(now, RemoteDevice::handle_lost);
+        let _ = self.flush_kernel();
+        match stop {
+            Stop::KernelClosed => Ended::Released,
+            Stop::Kernel(error) => {
+                debug!(%error, "the kernel's socket ended");
+                Ended::Released
+            }
+            Stop::Fault(fault) => Ended::Lost(format!("the kernel said what it should not: {fault}")),
+            Stop::Remote(error) => Ended::Lost(error.to_string()),
+            Stop::RemoteClosed => Ended::Lost("the exporter closed the connection".into()),
+            Stop::Reject(reject) => Ended::Broken(reject),
+        }
+    }
+
+    fn turn(&mut self, ender: &Ender) -> Result<(), Stop> {
+        self.exporter.advance(self.clock.now(), &mut Nothing).map_err(Stop::Fault)?;
+        let remote_full = !self.flush_remote().map_err(Stop::Remote)?;
+        let kernel_full = !self.flush_kernel().map_err(Stop::Kernel)?;
+        if self.exporter.has_held() && !kernel_full {
+            return Ok(());
+        }
+        self.calls.wait += 1;
+        let mut interests = [
+            Interest::new(self.kernel.as_fd(), kernel_full),
+            Interest::new(self.remote.as_fd(), remote_full),
+            Interest::new(ender.wake.as_fd(), false),
+        ];
+        wait(&mut interests, None).map_err(Stop::Kernel)?;
+        let [on_kernel, on_remote, _] = interests.map(|interest| interest.readable);
+        if on_kernel {
+            self.receive_from_kernel()?;
+        }
+        if on_remote {
+            self.receive_from_remote()?;
+        }
+        Ok(())
+    }
+
+    fn receive_from_kernel(&mut self) -> Result<(), Stop> {
+        self.calls.receive += 1;
+        match self.kernel.try_receive(self.exporter.receive_space()).map_err(Stop::Kernel)? {
+            Some(0) => Err(Stop::KernelClosed),
+            Some(count) => {
+                self.exporter.handle_received(count);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn receive_from_remote(&mut self) -> Result<(), Stop> {
+        self.calls.receive += 1;
+        let remote = &self.remote;
+        let received = self.exporter.with_device(self.clock.now(), |device, done| {
+            match remote.try_receive(device.receive_space()).map_err(Stop::Remote)? {
+                Some(0) => Err(Stop::RemoteClosed),
+                Some(count) => device.handle_received(count, done).map_err(Stop::Reject),
+                None => Ok(()),
+            }
+        });
+        received.expect("a relay has its device from the start")
+    }
+
+    fn flush_kernel(&mut self) -> io::Result<bool> {
+        while self.exporter.has_transmit() {
+            self.calls.send += 1;
+            match self.kernel.try_send(&self.exporter.poll_transmit())? {
+                Some(count) => self.exporter.handle_transmitted(count),
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    fn flush_remote(&mut self) -> io::Result<bool> {
+        while let Some(device) = self.exporter.device().filter(|device| device.has_transmit()) {
+            self.calls.send += 1;
+            match self.remote.try_send(&device.poll_transmit())? {
+                Some(count) => {
+                    let sent = |device: &mut RemoteDevice, done: &mut _| device.handle_transmitted(count, done);
+                    self.exporter.with_device(self.clock.now(), sent);
+                }
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// A kernel asks for no list and no import.
+struct Nothing;
+
+impl Offers<RemoteDevice> for Nothing {
+    fn list(&mut self) -> Vec<DeviceRecord> {
+        Vec::new()
+    }
+
+    fn claim(&mut self, _bus_id: &str) -> Result<(DeviceRecord, RemoteDevice), OpStatus> {
+        Err(OpStatus::NotAvailable)
+    }
+}
+
+/// A remote disk as a file: no kernel USB at all.
+pub struct FileAttachment {
+    mount: DiskMount,
+    watched: Link,
+    ender: Ender,
+    protection: Protection,
+    size_bytes: u64,
+}
+
+/// The name of the file in the mounted folder.
+const DISK_FILE: &str = "disk.img";
+/// How long programs that use the file may take to let go of it when the attachment ends.
+const RELEASE_TIME_MAX: Duration = Duration::from_secs(10);
+
+impl FileAttachment {
+    /// Takes `target`, which has to be a disk, and shows it in the folder `at`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn new(target: &Target, at: &Path) -> Result<Self, ClientError> {
+        let disk = open_disk(target)?;
+        Self::over(disk, at)
+    }
+
+    /// Shows a disk that was opened before.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`].
+    pub fn over(mut disk: RemoteDisk<RemotePort>, at: &Path) -> Result<Self, ClientError> {
+        let watched = disk.port_mut().link().map_err(local)?;
+        let size_bytes = farbus_model::BlockStore::size_bytes(&disk);
+        let mount = DiskMount::mount(at, DISK_FILE, disk).map_err(local)?;
+        let ender = Ender::new().map_err(local)?;
+        Ok(Self { mount, watched, ender, protection: protect_writeback_path(), size_bytes })
+    }
+
+    /// The disk's file.
+    pub fn file(&self) -> PathBuf {
+        self.mount.file().to_owned()
+    }
+
+    /// Its size.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// What was done against a deadlock under memory pressure.
+    pub fn protection(&self) -> &Protection {
+        &self.protection
+    }
+
+    /// What ends it.
+    pub fn ender(&self) -> Ender {
+        self.ender.clone()
+    }
+
+    /// Watches until it ends, then takes the file away. The disk is served by its own thread.
+    pub fn run(mut self) -> Ended {
+        let ended = self.watch();
+        if matches!(ended, Ended::Lost(_)) {
+            self.mount.cut();
+        }
+        match self.mount.unmount() {
+            Ok(result) => {
+                if let Err(error) = result.flushed {
+                    warn!(%error, "the last writes may not be durable");
+                }
+                if result.in_use && self.mount.wait_for(Health::Ended, Some(RELEASE_TIME_MAX)) != Health::Ended {
+                    warn!("programs still have the disk open; they get errors from now on");
+                }
+            }
+            Err(error) => warn!(%error, "the folder stays mounted"),
+        }
+        ended
+    }
+
+    fn watch(&self) -> Ended {
+        loop {
+            let mut interests = [
+                Interest::hangup(self.watched.as_fd()),
+                Interest::new(self.mount.event(), false),
+                Interest::new(self.ender.wake.as_fd(), false),
+            ];
+            if let Err(error) = wait(&mut interests, None) {
+                return Ended::Lost(error.to_string());
+            }
+            let [on_link, on_mount, on_ender] = interests.map(|interest| interest.readable);
+            if on_ender && self.ender.was_asked() {
+                return Ended::Asked;
+            }
+            if on_mount && self.mount.health() == Health::Ended {
+                return Ended::Released;
+            }
+            if on_link || on_mount {
+                return Ended::Lost("the exporter ended the connection, or the way to it broke".into());
+            }
+        }
+    }
+}
+
+/// Takes a disk: imported, configured, brought up.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn open_disk(target: &Target) -> Result<RemoteDisk<RemotePort>, ClientError> {
+    let device = crate::client::open(target)?;
+    let trouble = |error: &dyn fmt::Display| ClientError::Device { target: target.clone(), what: error.to_string() };
+    device.into_disk(Options::default()).map_err(|error| trouble(&error))
+}
+
+fn local(error: impl fmt::Display) -> ClientError {
+    ClientError::Local(error.to_string())
+}
+
+/// What an attachment tells `farbus status`.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct AttachmentStatus {
+    /// The device's name at its exporter.
+    pub name: String,
+    /// `HOST:PORT/DEVICE`.
+    pub title: String,
+    /// `attached`.
+    pub state: &'static str,
+    /// The exporter.
+    pub user: String,
+    /// Where it is here.
+    pub at: String,
+    /// For how long, seconds.
+    pub used_s: f64,
+    /// What passed through, where it is counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub meters: Option<Readings>,
+}

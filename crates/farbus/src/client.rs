@@ -5,13 +5,15 @@ use std::io;
 use std::str::FromStr;
 use std::time::Duration;
 
+use farbus_host::{Enumerate, IdSource, Port, run};
 use farbus_io::link::{Link, LinkError};
-use farbus_model::Limits;
+use farbus_model::{Device, Limits};
 use farbus_session::importer::Greeting;
 use farbus_session::registry::PATH_PREFIX;
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 use serde::Serialize;
 
+use crate::port::RemotePort;
 use crate::share::DEFAULT_PORT;
 
 /// How long an exporter may take to answer before it counts as unreachable.
@@ -39,17 +41,45 @@ pub enum ClientError {
     /// No link.
     Link(LinkError),
     /// The link broke, or stayed silent too long.
-    Lost { address: String, source: io::Error },
+    Lost {
+        /// To whom.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The exporter closed the connection in mid-sentence.
-    Closed { address: String },
+    Closed {
+        /// Who.
+        address: String,
+    },
     /// The exporter does not speak the protocol.
-    Protocol { address: String, reject: Reject },
+    Protocol {
+        /// Who.
+        address: String,
+        /// What it said.
+        reject: Reject,
+    },
     /// It refused the device.
-    Refused { target: Target, status: OpStatus },
+    Refused {
+        /// What was asked for.
+        target: Target,
+        /// Its word for why.
+        status: OpStatus,
+    },
     /// It has no device of that name.
-    NoDevice { target: Target, offered: Vec<String> },
+    NoDevice {
+        /// What was asked for.
+        target: Target,
+        /// What there is instead.
+        offered: Vec<String>,
+    },
     /// The device cannot be used as asked.
-    Device { target: Target, what: String },
+    Device {
+        /// Which.
+        target: Target,
+        /// A sentence for a person.
+        what: String,
+    },
     /// This machine lacks something.
     Local(String),
 }
@@ -185,6 +215,35 @@ fn resolve(target: &Target) -> Result<String, ClientError> {
             Err(ClientError::NoDevice { target: target.clone(), offered })
         }
     }
+}
+
+/// Takes a device and reads its descriptors, leaving it unconfigured for another host.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn enumerate(target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+    let (link, device) = import(target)?;
+    let speed = device.speed();
+    let mut port = RemotePort::new(link, device).map_err(|error| ClientError::Local(error.to_string()))?;
+    let trouble = |what: &dyn fmt::Display| ClientError::Device { target: target.clone(), what: what.to_string() };
+    let mut driver = Enumerate::new(port.now(), IdSource::new(), speed);
+    let descriptors = run(&mut driver, &mut port).map_err(|e| trouble(&e))?.map_err(|e| trouble(&e))?;
+    let (link, mut device) = port.into_parts();
+    device.set_descriptors(descriptors);
+    link.set_receive_timeout(None).map_err(|error| ClientError::Local(error.to_string()))?;
+    Ok((link, device))
+}
+
+/// Takes a device, reads its descriptors, selects its first configuration: ready for transfers.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn open(target: &Target) -> Result<farbus_host::RemoteDevice<RemotePort>, ClientError> {
+    let (link, device) = enumerate(target)?;
+    let (speed, descriptors) = (device.speed(), device.descriptors().clone());
+    let port = RemotePort::new(link, device).map_err(|error| ClientError::Local(error.to_string()))?;
+    farbus_host::RemoteDevice::enumerated(port, speed, descriptors)
+        .map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })
 }
 
 fn connect(address: &str) -> Result<Link, ClientError> {

@@ -19,6 +19,7 @@ pub mod client;
 pub mod control;
 mod engine;
 pub mod meters;
+pub mod port;
 mod session_record;
 pub mod share;
 

@@ -32,8 +32,17 @@ impl<P: Port> RemoteDevice<P> {
     /// # Errors
     /// [`RemoteError`] when its descriptors are wrong or it cannot be reached.
     pub fn open(mut port: P, speed: Speed) -> Result<Self, RemoteError> {
+        let descriptors = run(&mut Enumerate::new(port.now(), IdSource::new(), speed), &mut port)??;
+        Self::enumerated(port, speed, descriptors)
+    }
+
+    /// The same for a device whose descriptors were read before, and behind whose port nothing is
+    /// in flight.
+    ///
+    /// # Errors
+    /// [`RemoteError`] when it cannot be configured or reached.
+    pub fn enumerated(mut port: P, speed: Speed, descriptors: Descriptors) -> Result<Self, RemoteError> {
         let ids = IdSource::new();
-        let descriptors = run(&mut Enumerate::new(port.now(), ids.clone(), speed), &mut port)??;
         let configuration = run(&mut Configure::first(port.now(), ids.clone(), &descriptors)?, &mut port)??;
         let transfers = Transfers::new(ids.clone());
         Ok(Self { port, ids, transfers, speed, descriptors, configuration, timeout: None })

@@ -1,5 +1,6 @@
 //! The `farbus` command, verb by verb.
 
+mod attach;
 mod list;
 mod output;
 mod owner;
@@ -32,6 +33,8 @@ pub struct Cli {
 enum Verb {
     Share(share::Args),
     List(list::Args),
+    Attach(attach::AttachArgs),
+    Detach(attach::DetachArgs),
     Status(owner::StatusArgs),
     Type(owner::TypeArgs),
     Eject(owner::DeviceArgs),
@@ -46,6 +49,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.verb {
         Verb::Share(args) => share::run(args),
         Verb::List(args) => list::run(&args),
+        Verb::Attach(args) => attach::attach(args),
+        Verb::Detach(args) => attach::detach(args),
         Verb::Status(args) => owner::status(&args),
         Verb::Type(args) => owner::type_text(args),
         Verb::Eject(args) => owner::eject(args),

@@ -69,6 +69,14 @@ pub fn print_table(table: &Table) {
     }
 }
 
+/// Says a line, at once: whoever reads it through a pipe waits for it.
+pub fn say(line: impl fmt::Display) {
+    use std::io::Write;
+    let mut out = io::stdout().lock();
+    // A reader that has gone has heard enough.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
 /// Prints JSON for programs.
 ///
 /// # Errors

@@ -6,13 +6,16 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use farbus_gadgets::keyboard::Keyboard;
+use farbus_gadgets::storage::{Options, Storage};
 use farbus_gadgets::zero::{Fill, SourceSink};
-use farbus_model::{Command, Speed};
+use farbus_io::store::FileStore;
+use farbus_model::{BlockStore, Command, Speed};
 use farbus_session::DeviceRecord;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
+use super::output::say;
 use super::owner::ProcessStatus;
 use crate::client::name_of;
 use crate::control::{Answer, Door, Question};
@@ -126,7 +129,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
              whoever reaches this address can use these devices and read what they say."
         );
     }
-    println!("listening on {address}   (Ctrl-C ends)");
+    say(format!("listening on {address}   (Ctrl-C ends)"));
     signals.forever().next();
     if share.stop() {
         Ok(())
@@ -139,8 +142,15 @@ fn offer(share: &Share, what: &What) -> Result<DeviceRecord, Failure> {
     match *what {
         What::Zero { speed, fill, verify } => share.add("zero", SourceSink::device(speed, fill, verify)),
         What::Keyboard => share.add("keyboard", Keyboard::device()),
-        What::Disk { ref path, .. } => {
-            return Err(Failure::local(format!("disks come with the storage gadget: {}", path.display())));
+        What::Disk { ref path, read_only, sector_bytes } => {
+            let store = FileStore::open(path, read_only).map_err(Failure::local)?;
+            let name = store.path().display().to_string();
+            let product = path.file_name().map_or_else(|| name.clone(), |name| name.to_string_lossy().into_owned());
+            let serial = Options::serial_of(&name);
+            let read_only = read_only || store.is_read_only();
+            let options = Options { read_only, sector_bytes, serial, product, ..Options::default() };
+            let disk = Storage::device(Box::new(store), options);
+            share.add("disk", disk.map_err(|error| Failure::local(format!("{}: {error}", path.display())))?)
         }
     }
     .map_err(Failure::local)

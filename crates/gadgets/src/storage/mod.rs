@@ -1,1 +1,150 @@
-//! Bulk-Only mass storage.
+//! A disk: Bulk-Only mass storage over any [`BlockStore`].
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `options.rs` | what an owner chooses |
+//! | `bulk_only.rs` | the transport: wrappers, phases, stalls, Reset Recovery |
+//! | `scsi/mod.rs` | the logical unit: commands begun, moved, finished; events; the cache |
+//! | `scsi/command.rs` | bytes to typed command, the gate |
+//! | `scsi/…` | sense data, INQUIRY, mode pages, capacities, UNMAP and WRITE SAME, one each |
+//! | `medium.rs` | the store as sectors |
+//!
+//! **The store's size** is rounded down to whole sectors: what lies behind is out of reach.
+//!
+//! **Memory.** Data goes from the store into the buffer that the host's request is answered with,
+//! and from the host's request into the store, piece by piece: a command of any size holds 64 KiB.
+//!
+//! **Durability.** A write is in the store when its status is good, and durable after the next
+//! SYNCHRONIZE CACHE, write with FUA, stop, eject, or owner's [`Command::Sync`]; at once while
+//! the host has the write cache turned off. Where the owner's flush fails the owner is told, and
+//! so is the host, by a deferred error on its next command.
+//!
+//! **Resets.** A port reset forgets what the host set (cache, prevention, stop) and says so by a
+//! unit attention. A Bulk-Only Reset is about the transport alone (§3.1): the unit keeps its state.
+
+mod bulk_only;
+mod medium;
+mod options;
+mod scsi;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use farbus_model::definition::InterfaceDefinition;
+use farbus_model::descriptor::Selection;
+use farbus_model::usb::{Recipient, RequestKind};
+use farbus_model::{BlockStore, Command, CommandError, Definition, Direction, EpAddr, Payload, Setup};
+
+use self::bulk_only::{BULK_OUT, BulkOnly};
+use self::medium::Medium;
+pub use self::options::{OptionError, Options};
+use self::scsi::Unit;
+use self::scsi::sense::Sense;
+use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
+
+/// Mass storage, SCSI transparent command set, Bulk-Only Transport (§4.3).
+const INTERFACE_CLASS: (u8, u8, u8) = (0x08, 0x06, 0x50);
+/// The interface, the only one.
+const INTERFACE: u16 = 0;
+/// The ids of the kernel's own file-backed storage gadget.
+const VENDOR: u16 = 0x0525;
+const PRODUCT: u16 = 0xa4a5;
+/// Class requests (§3.1, §3.2).
+const BULK_ONLY_RESET: u8 = 0xff;
+const GET_MAX_LUN: u8 = 0xfe;
+
+/// A disk.
+pub struct Storage {
+    transport: BulkOnly,
+    unit: Unit,
+}
+
+impl Storage {
+    /// The device over `store`, ready to be shared.
+    ///
+    /// # Errors
+    /// [`OptionError`] when the options make no disk, or the store holds less than a sector.
+    pub fn device(store: Box<dyn BlockStore>, options: Options) -> Result<Emulated<Self>, OptionError> {
+        let options = options.check(store.size_bytes())?;
+        let (class, subclass, protocol) = INTERFACE_CLASS;
+        let definition = Definition::new(VENDOR, PRODUCT)
+            .speed(options.speed)
+            .names("farbus", &options.product, &options.serial)
+            .interface(InterfaceDefinition::new(class, subclass, protocol).bulk_pair(BULK_OUT.number()));
+        let medium = Medium::new(store, options.sector_bytes, options.read_only);
+        let storage = Self { transport: BulkOnly::new(), unit: Unit::new(medium, &options) };
+        Ok(Emulated::new(&definition, storage))
+    }
+
+    /// Whether the medium is in.
+    pub fn has_medium(&self) -> bool {
+        self.unit.has_medium()
+    }
+}
+
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Storage").field("transport", &self.transport).finish_non_exhaustive()
+    }
+}
+
+impl Function for Storage {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, cx: &mut Context<'_>) -> Sent {
+        self.transport.send(room, &mut self.unit, cx)
+    }
+
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, cx: &mut Context<'_>) -> Received {
+        self.transport.receive(payload, &mut self.unit, cx)
+    }
+
+    fn control(&mut self, setup: Setup, _data: &[u8], _cx: &mut Context<'_>) -> Control {
+        let to_us = setup.kind() == RequestKind::Class && setup.recipient() == Recipient::Interface;
+        if !to_us || setup.index != INTERFACE || setup.value != 0 {
+            return Control::Stall;
+        }
+        match (setup.request, setup.direction(), setup.length) {
+            // Halts stay as they are: clearing them is the rest of Reset Recovery (§3.1, §5.3.4).
+            (BULK_ONLY_RESET, Direction::Out, 0) => {
+                self.transport.restart();
+                Control::Ack
+            }
+            (GET_MAX_LUN, Direction::In, 1) => Control::Data([0].as_slice().into()),
+            _ => Control::Stall,
+        }
+    }
+
+    fn selected(&mut self, _selection: &Selection, _cx: &mut Context<'_>) {
+        self.transport.restart();
+    }
+
+    fn clear_halt(&mut self, _endpoint: EpAddr, _cx: &mut Context<'_>) -> bool {
+        self.transport.may_clear_halt()
+    }
+
+    fn reset(&mut self, _cx: &mut Context<'_>) {
+        self.transport.restart();
+        self.unit.reset();
+    }
+
+    fn verbs(&self) -> &'static [&'static str] {
+        &["eject", "insert"]
+    }
+
+    fn command(&mut self, command: &Command, _cx: &mut Context<'_>) -> Result<(), CommandError> {
+        match command {
+            Command::Sync => self.unit.sync().map_err(|sense| explain("written data is not durable", sense)),
+            Command::Eject => self.unit.eject().map_err(|sense| explain("the disk stays in", sense)),
+            Command::Insert => {
+                self.unit.insert();
+                Ok(())
+            }
+            other => Err(CommandError::unknown(other)),
+        }
+    }
+}
+
+/// A refusal, for the owner to read.
+fn explain(what: &str, sense: Sense) -> CommandError {
+    CommandError(format!("{what}: {}", sense.sentence()))
+}

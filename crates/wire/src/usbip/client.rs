@@ -326,6 +326,13 @@ impl ClientConn {
     }
 }
 
+impl Drop for ClientConn {
+    /// Whoever drops a connection drops its askers too; nobody reads these answers.
+    fn drop(&mut self) {
+        self.abandon(Status::Gone);
+    }
+}
+
 enum Progress {
     /// The message is not all there.
     More,
