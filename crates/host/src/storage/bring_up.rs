@@ -201,12 +201,10 @@ impl BringUp {
         if !block_bytes.is_power_of_two() || !BLOCK_BYTES.contains(&block_bytes) {
             return Err(DiskError::Unsupported("its sectors have an impossible size"));
         }
+        let blocks = last_block.checked_add(1).filter(|blocks| blocks.checked_mul(block_bytes.into()).is_some());
+        info.blocks = blocks.ok_or(DiskError::Unsupported("its size is impossible"))?;
         info.block_bytes = block_bytes;
-        info.blocks = last_block.checked_add(1).ok_or(DiskError::Unsupported("its size is impossible"))?;
-        match info.blocks.checked_mul(block_bytes.into()) {
-            Some(_) => Ok(At::Mode(scsi::PAGE_ALL)),
-            None => Err(DiskError::Unsupported("its size is impossible")),
-        }
+        Ok(At::Mode(scsi::PAGE_ALL))
     }
 
     fn moded(&mut self, info: &mut DiskInfo, page: u8, reply: Option<Reply>) -> At {

@@ -22,8 +22,12 @@
 //! | the command's time passes | fault |
 //!
 //! A **fault** ends in reset recovery (§5.3.4): everything in flight is withdrawn and waited for, then
-//! Bulk-Only Mass Storage Reset, clear both halts. The caller is told of the fault when the
-//! transport is fit again; if it did not become fit, the next command begins with another reset.
+//! Bulk-Only Mass Storage Reset, clear both halts. A device that refuses any of these may still sit
+//! in its data phase and would take the next command for data; so it is reset as a whole, as far as
+//! a client can: GET_DESCRIPTOR(DEVICE) of 64 bytes, which an exporter takes for the port reset that a
+//! kernel begins with it, then SET_CONFIGURATION, which puts every endpoint and function back to
+//! its beginning (USB 2.0 §9.1.1.5). The caller is told of the fault when the transport is fit
+//! again; if it did not become fit, the next command begins with another reset.
 //!
 //! Completions on different endpoints may be reported in any order, so nothing is decided by order
 //! between pipes: each completion is noted, and [`BulkOnly::proceed`] looks at the whole.
@@ -31,6 +35,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_model::descriptor::kind;
 use farbus_model::{Direction, Done, EpAddr, Instant, Payload, Setup, Status, Urb, UrbId};
 
 use crate::driver::{Driver, IdSource};
@@ -107,9 +112,14 @@ enum Phase {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rung {
+    /// Bulk-Only Mass Storage Reset.
     Reset,
     ClearIn,
     ClearOut,
+    /// What an exporter takes for a port reset.
+    Port,
+    Configure,
+    Setting,
 }
 
 /// One command under way.
@@ -473,18 +483,19 @@ impl BulkOnly {
         }
     }
 
-    /// Reset recovery (BOT §5.3.4): reset, clear IN, clear OUT, in this order.
+    /// Reset recovery (BOT §5.3.4): reset, clear IN, clear OUT, in this order; below it the device.
     fn climb(&mut self, now: Instant, rung: Rung) {
         self.phase = Phase::Climbing(rung);
-        match rung {
-            Rung::Reset => {
-                let interface = self.target.interface.into();
-                let setup = Setup { request_type: 0x21, request: RESET, value: 0, index: interface, length: 0 };
-                self.transfers.control_in(now, setup, Some(CONTROL_TIMEOUT));
-            }
-            Rung::ClearIn => _ = self.clear_halt(now, self.target.bulk_in),
-            Rung::ClearOut => _ = self.clear_halt(now, self.target.bulk_out),
-        }
+        let Target { configuration, interface, alternate, bulk_in, bulk_out, .. } = self.target;
+        let setup = match rung {
+            Rung::Reset => Setup { request_type: 0x21, request: RESET, value: 0, index: interface.into(), length: 0 },
+            Rung::ClearIn => Setup::clear_halt(bulk_in),
+            Rung::ClearOut => Setup::clear_halt(bulk_out),
+            Rung::Port => Setup::get_descriptor(kind::DEVICE, 0, 0, 64),
+            Rung::Configure => Setup::set_configuration(configuration),
+            Rung::Setting => Setup::set_interface(interface, alternate),
+        };
+        self.transfers.control_in(now, setup, Some(CONTROL_TIMEOUT));
     }
 
     fn climbed(&mut self, now: Instant, rung: Rung, done: &Done) {
@@ -492,18 +503,21 @@ impl BulkOnly {
         if let Some(fault) = self.dead {
             return self.finish(Err(fault));
         }
-        match (rung, done.status) {
-            // A device that does not know the reset may still be helped by the rest.
-            (Rung::Reset, Status::Ok | Status::Stall) => self.climb(now, Rung::ClearIn),
-            (Rung::ClearIn, Status::Ok) => self.climb(now, Rung::ClearOut),
-            (Rung::ClearOut, Status::Ok) => {
+        match (rung, done.status == Status::Ok) {
+            (Rung::Reset, true) => self.climb(now, Rung::ClearIn),
+            (Rung::ClearIn, true) => self.climb(now, Rung::ClearOut),
+            (Rung::Reset | Rung::ClearIn | Rung::ClearOut, false) => self.climb(now, Rung::Port),
+            // Whatever it says: to most devices it is only a question.
+            (Rung::Port, _) => self.climb(now, Rung::Configure),
+            (Rung::Configure, true) if self.target.alternate != 0 => self.climb(now, Rung::Setting),
+            (Rung::ClearOut | Rung::Configure | Rung::Setting, true) => {
                 self.needs_reset = false;
                 match self.fault.take() {
                     Some(fault) => self.finish(Err(fault)),
                     None => self.launch(now),
                 }
             }
-            _ => {
+            (Rung::Configure | Rung::Setting, false) => {
                 let fault = self.fault.take().unwrap_or(Fault::ResetFailed);
                 self.finish(Err(fault));
             }

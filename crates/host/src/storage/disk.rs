@@ -195,8 +195,13 @@ impl Disk {
     fn finish(&mut self, result: Result<Answer, DiskError>) {
         let was_bring_up = matches!(self.job.take(), Some(Job::BringUp(_)));
         match &result {
-            Ok(_) if was_bring_up => self.executor.guards_medium = true,
-            Err(error) if was_bring_up || *error == DiskError::MediumChanged => self.unfit = Some(error.clone()),
+            // A medium that cannot be taken out is the same one, whatever a reset makes the device say.
+            Ok(_) if was_bring_up => self.executor.guards_medium = self.info.removable,
+            Err(error) if was_bring_up => {
+                self.info = DiskInfo::default();
+                self.unfit = Some(error.clone());
+            }
+            Err(DiskError::MediumChanged) => self.unfit = Some(DiskError::MediumChanged),
             _ => {}
         }
         self.outcome = Some(result);

@@ -1,9 +1,7 @@
 //! Where on a device a Bulk-Only interface is.
 
 use farbus_model::descriptor::Configuration;
-use farbus_model::{Direction, Speed, TransferType};
-
-use farbus_model::EpAddr;
+use farbus_model::{Direction, EpAddr, Speed, TransferType};
 
 /// Class, subclass, protocol: mass storage, SCSI transparent command set, Bulk-Only (BOT §4.3).
 pub const BULK_ONLY: [u8; 3] = [0x08, 0x06, 0x50];
@@ -11,6 +9,8 @@ pub const BULK_ONLY: [u8; 3] = [0x08, 0x06, 0x50];
 /// A Bulk-Only interface and its two pipes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
+    /// The value of the configuration it belongs to.
+    pub configuration: u8,
     /// The interface.
     pub interface: u8,
     /// The alternate setting that is Bulk-Only, where another may be UAS.
@@ -34,6 +34,7 @@ impl Target {
             // Endpoint 0 is no bulk endpoint, whatever a descriptor says.
             let is_real = !bulk_in.address.is_control() && !bulk_out.address.is_control();
             is_real.then_some(Self {
+                configuration: configuration.value,
                 interface: setting.interface,
                 alternate: setting.alternate,
                 bulk_in: bulk_in.address,
