@@ -601,6 +601,20 @@ mod isochronous {
     }
 
     #[test]
+    fn what_a_client_says_of_packets_before_they_moved_is_not_believed() {
+        // Linux presets every packet's status to -EXDEV before it submits.
+        let mut server = Server::imported();
+        let mut submit = Submit::iso_in(1, 3, &[100, 100]);
+        for packet in &mut submit.packets {
+            (packet.actual, packet.status) = (77, peer::EXDEV);
+        }
+        let urb = server.submit(&submit);
+        assert!(urb.iso.iter().all(|packet| packet.actual == 0 && packet.status == Status::Ok), "{:?}", urb.iso);
+        server.complete(urb.launch().fail(Status::Shutdown));
+        assert_eq!(server.checker.ret_submit(1).actual, 0);
+    }
+
+    #[test]
     fn packets_1024_are_served_and_1025_are_refused() {
         let mut server = Server::imported();
         let urb = server.submit(&Submit::iso_in(1, 3, &[8; 1024]));

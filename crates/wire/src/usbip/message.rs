@@ -459,7 +459,8 @@ impl Submit {
     }
 }
 
-/// Reads packet descriptors and holds them against the buffer: each lies inside it, and their sum too.
+/// Reads a command's packet descriptors and holds them against the buffer: each lies inside it, and
+/// their sum too. What they say of the outcome is not believed: Linux presets every status to EXDEV.
 ///
 /// # Errors
 /// A packet outside the buffer.
@@ -473,7 +474,7 @@ pub fn decode_iso_packets(bytes: &[u8], length: u32) -> Result<Vec<IsoPacket>, R
         if end > u64::from(length) || sum > u64::from(length) {
             return Err(Reject::new("iso packet offset + length", end.max(sum), "packets lie inside the buffer"));
         }
-        packets.push(packet);
+        packets.push(IsoPacket { actual: 0, status: Status::Ok, ..packet });
     }
     Ok(packets)
 }
