@@ -852,6 +852,18 @@ mod refusals {
     }
 
     #[test]
+    fn a_number_in_flight_is_not_used_again_and_the_first_keeps_its_answer() {
+        let mut server = Server::imported();
+        let urb = server.submit(&Submit::data_in(1, 1, 4));
+        let refused = server.refusal(&Submit::data_out(1, 1, &[1; 100]).bytes());
+        assert_eq!((refused.field, refused.value), ("seqnum", 1));
+        assert_eq!((server.conn.in_flight(), server.conn.out_bytes_held()), (1, 0));
+        server.complete(urb.launch().answer(vec![1; 4].into()));
+        assert_eq!(server.checker.ret_submit(1).actual, 4);
+        server.submit(&Submit::data_in(1, 1, 4));
+    }
+
+    #[test]
     fn a_promise_of_16_mib_reserves_nothing() {
         let mut server = Server::imported();
         let head = &Submit { length: 16 << 20, ..Submit::data_out(1, 1, &[]) }.bytes()[..48];

@@ -12,6 +12,7 @@
 //! Every unlink is answered: the client's kernel may be waiting for it uninterruptibly.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::IoSlice;
 
 use farbus_model::{BufferPool, Done, EpAddr, Limits, Payload, Status, TransferType, Urb, UrbId};
@@ -211,11 +212,11 @@ impl ServerConn {
     }
 
     fn begin_flight(&mut self, submit: &Submit, out_bytes: usize) -> Result<(), Reject> {
-        let flight = Flight { number_of_packets: submit.number_of_packets, out_bytes, unlinks: Vec::new() };
-        if self.flights.insert(submit.seqnum, flight).is_some() {
+        let Entry::Vacant(place) = self.flights.entry(submit.seqnum) else {
             let value = u64::from(submit.seqnum);
             return Err(Reject::new("seqnum", value, "a number in flight is not used again"));
-        }
+        };
+        place.insert(Flight { number_of_packets: submit.number_of_packets, out_bytes, unlinks: Vec::new() });
         self.out_bytes_held += out_bytes;
         Ok(())
     }
