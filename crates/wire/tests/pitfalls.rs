@@ -357,6 +357,18 @@ mod handshake {
         assert_eq!(listing(with(288, &[0, 1, 0, 0])), "busnum or devnum", "17 bits in a 16-bit half");
         assert_eq!(listing(with(296, &[0, 0, 0, 7])), "speed");
     }
+
+    #[test]
+    fn a_client_that_goes_on_talking_after_its_list_is_not_heard_and_fills_nothing() {
+        let mut server = Server::new();
+        server.receive(&peer::list_request()).unwrap();
+        server.conn.reply_device_list(&[]);
+        for _ in 0..8 {
+            let heard = server.receive(&[0x55; 64 << 10]).unwrap();
+            assert!(heard.is_empty());
+        }
+        assert!(server.conn.receive_space().len() > 1, "there is always room");
+    }
 }
 
 mod headers {

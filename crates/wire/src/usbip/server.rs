@@ -105,7 +105,12 @@ impl ServerConn {
         match self.phase {
             Phase::Operation => self.poll_operation(),
             Phase::Urbs { devid } => self.poll_urb(devid, kind_of),
-            Phase::Answering | Phase::Closing => Ok(None),
+            Phase::Answering => Ok(None),
+            Phase::Closing => {
+                // Not heard, and not kept either: there is always room to receive.
+                self.incoming.consume(self.incoming.bytes().len());
+                Ok(None)
+            }
         }
     }
 
