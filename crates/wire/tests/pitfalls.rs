@@ -757,6 +757,21 @@ mod unlink {
     }
 
     #[test]
+    fn unlinks_that_wait_for_a_slow_device_are_counted_as_bytes_to_come() {
+        // A client that unlinks one URB for ever would otherwise be remembered for ever.
+        let mut server = Server::imported();
+        let urb = server.submit(&Submit::data_in(1, 1, 4));
+        for seqnum in 2..1002 {
+            server.unlink(seqnum, 1);
+        }
+        assert_eq!(server.conn.backlog_bytes(), 0);
+        assert_eq!(server.conn.backlog_header_bytes(), 1000 * 48);
+        server.complete(urb.launch().fail(Status::Cancelled));
+        assert_eq!(server.conn.backlog_header_bytes(), 0);
+        server.checker.assert_settled();
+    }
+
+    #[test]
     fn the_importer_takes_ret_unlink_104_for_cancelled() {
         let mut client = Client::imported();
         client.submit(data_in(5, 4));

@@ -44,6 +44,8 @@ pub struct ServerConn {
     phase: Phase,
     flights: BTreeMap<u32, Flight>,
     out_bytes_held: usize,
+    /// Unlinks whose answer waits for the device.
+    unlinks_owed: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +77,7 @@ impl ServerConn {
             phase: Phase::Operation,
             flights: BTreeMap::new(),
             out_bytes_held: 0,
+            unlinks_owed: 0,
         }
     }
 
@@ -230,6 +233,7 @@ impl ServerConn {
         match self.flights.get_mut(&victim) {
             Some(flight) => {
                 flight.unlinks.push(seqnum);
+                self.unlinks_owed += 1;
                 (flight.unlinks.len() == 1).then_some(Request::Unlink(UrbId(u64::from(victim))))
             }
             None => {
@@ -273,6 +277,7 @@ impl ServerConn {
         let seqnum = u32::try_from(done.id.0).expect("the id is the sequence number");
         let flight = self.flights.remove(&seqnum).expect("a URB is answered once");
         self.out_bytes_held -= flight.out_bytes;
+        self.unlinks_owed -= flight.unlinks.len();
         let withdrawn = !flight.unlinks.is_empty() && done.status == Status::Cancelled;
         if withdrawn {
             pool.recycle(done.payload);
@@ -325,9 +330,10 @@ impl ServerConn {
         self.outgoing.len()
     }
 
-    /// Header bytes waiting to be sent: what grows when a peer sends and never reads.
+    /// Header bytes waiting to be sent, or owed to unlinks that wait for the device: what grows when
+    /// a peer sends and never reads.
     pub fn backlog_header_bytes(&self) -> usize {
-        self.outgoing.header_bytes()
+        self.outgoing.header_bytes() + self.unlinks_owed * HEADER_BYTES
     }
 
     /// The runs of memory to send next, in order; empty when there is nothing.
