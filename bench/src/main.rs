@@ -42,7 +42,9 @@ use crate::{
   farbus-bench --only round-trip --only deep --quick
   farbus-bench --markdown > table.md
   farbus-bench --subject ref              what this machine lets anyone reach
-  farbus-bench --only survey --json survey.json"
+  farbus-bench --only survey --json survey.json
+  chrt -f 1 farbus-bench --pin split --patience 0
+                                          on a busy machine, to look for causes"
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -65,6 +67,9 @@ struct Arguments {
     /// Which server is held against the targets
     #[arg(long, value_enum, default_value = "farbus")]
     subject: Subject,
+    /// Wait this long in all, for each figure, for a machine that does nothing else
+    #[arg(long, value_name = "SECONDS")]
+    patience: Option<u64>,
     /// Which CPUs client and servers are kept on, alike for all servers
     #[arg(long, value_enum, default_value = "free")]
     pin: Placement,
@@ -108,11 +113,11 @@ impl Arguments {
         let lab = Lab {
             subject: self.subject,
             farbus: match self.farbus {
-                Some(path) => path,
+                Some(ref path) => path.clone(),
                 None => std::env::current_exe()?.with_file_name("farbus"),
             },
             placement: self.pin,
-            rules: if self.quick { QUICK } else { THOROUGH },
+            rules: self.rules(),
             quick: self.quick,
         };
         lab.placement.place_client()?;
@@ -147,6 +152,14 @@ impl Arguments {
         } else {
             ExitCode::from(u8::from(findings.iter().any(report::Finding::missed)))
         })
+    }
+
+    fn rules(&self) -> Rules {
+        let mut rules = if self.quick { QUICK } else { THOROUGH };
+        if let Some(seconds) = self.patience {
+            rules.patience = Duration::from_secs(seconds);
+        }
+        rules
     }
 
     fn chosen(&self) -> Result<Vec<&'static Benchmark>> {

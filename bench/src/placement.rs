@@ -5,9 +5,11 @@
 //! the scheduler moves both sides of a comparison alike; interleaved samples let that average out.
 //! Pinning makes quieter figures to look for causes with.
 
-use anyhow::Result;
+use std::process::{Child, Command};
+
+use anyhow::{Context, Result};
 use clap::ValueEnum;
-use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Placement {
@@ -22,20 +24,24 @@ pub enum Placement {
 
 impl Placement {
     pub fn place_client(self) -> Result<()> {
-        self.place(None, 0)
+        self.move_to(0)
     }
 
-    /// To be called before the server starts threads, which inherit it.
-    pub fn place_server(self, pid: u32) -> Result<()> {
-        self.place(Pid::from_raw(pid.cast_signed()), usize::from(self == Self::Split))
+    /// Starts a server where servers belong. A process is born where its parent is, and threads it
+    /// starts at once would stay there were it moved afterwards; so the parent goes and comes back.
+    pub fn start_server(self, command: &mut Command) -> Result<Child> {
+        self.move_to(usize::from(self == Self::Split))?;
+        let child = command.spawn().with_context(|| format!("cannot start {command:?}"));
+        self.move_to(0)?;
+        child
     }
 
-    fn place(self, pid: Option<Pid>, cpu: usize) -> Result<()> {
+    fn move_to(self, cpu: usize) -> Result<()> {
         if self == Self::Free {
             return Ok(());
         }
         let mut cpus = CpuSet::new();
         cpus.set(cpu);
-        Ok(sched_setaffinity(pid, &cpus)?)
+        Ok(sched_setaffinity(None, &cpus)?)
     }
 }

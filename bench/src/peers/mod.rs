@@ -17,7 +17,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
@@ -30,6 +30,9 @@ const ANY_LOOPBACK_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::
 
 /// How long a server may take to say that it listens.
 const START_MAX: Duration = Duration::from_secs(10);
+
+/// Within which a device is to be offered again after its user has gone.
+const RELEASE_MAX: Duration = Duration::from_secs(1);
 
 /// The servers that are part of this binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -107,13 +110,8 @@ impl Server {
     }
 
     fn start(mut command: Command, name: &'static str, busid: &'static str, placement: Placement) -> Result<Self> {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot start {command:?}"))?;
-        placement.place_server(child.id())?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = placement.start_server(&mut command)?;
         // Both are read to their end, long after the line that matters: a full pipe stops a server.
         let (lines, heard) = mpsc::channel();
         read_lines(child.stdout.take().expect("piped"), lines.clone());
@@ -141,8 +139,16 @@ impl Server {
     }
 
     /// A new connection with the server's device imported and configured.
+    ///
+    /// A device whose last user has just gone may count as busy until the server has noticed.
     pub fn attach(&self) -> Result<Client> {
-        Client::attach(self.address, self.busid).with_context(|| format!("cannot attach to {}", self.name))
+        let began = Instant::now();
+        loop {
+            match Client::attach(self.address, self.busid) {
+                Err(_) if began.elapsed() < RELEASE_MAX => thread::sleep(Duration::from_millis(1)),
+                result => return result.with_context(|| format!("cannot attach to {}", self.name)),
+            }
+        }
     }
 }
 

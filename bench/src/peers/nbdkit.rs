@@ -41,14 +41,15 @@ impl Nbdkit {
     pub fn start(bytes: u64, placement: Placement) -> Result<Self> {
         // nbdkit cannot choose a port and tell, so one is found first and given back.
         let address = TcpListener::bind(ANY_LOOPBACK_PORT)?.local_addr()?;
-        let child = Command::new("nbdkit")
+        let mut command = Command::new("nbdkit");
+        command
             .args(["--foreground", "--exit-with-parent", "--ipaddr", "127.0.0.1"])
             .args(["--port", &address.port().to_string(), "memory", &bytes.to_string()])
-            .stdin(Stdio::null())
-            .spawn()
+            .stdin(Stdio::null());
+        let child = placement
+            .start_server(&mut command)
             .context("nbdkit (Debian package nbdkit) is the peer of the storage target")?;
         let nbdkit = Self { child, address };
-        placement.place_server(nbdkit.child.id())?;
         let began = Instant::now();
         while TcpStream::connect(address).is_err() {
             ensure!(began.elapsed() < START_MAX, "nbdkit does not listen on {address}");
@@ -83,7 +84,6 @@ pub struct Nbd {
 impl Nbd {
     fn negotiate(mut stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
         ensure!(greeting[..8] == NBD_MAGIC.to_be_bytes(), "not an NBD server");
