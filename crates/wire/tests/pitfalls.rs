@@ -960,6 +960,27 @@ mod refusals {
             assert_eq!(client.refusal(&reply.bytes()).field, field, "{packets:?}");
         }
     }
+
+    #[test]
+    fn answers_that_are_swallowed_are_waited_for_only_so_long() {
+        // RET_UNLINK 0 and never a RET_SUBMIT: an exporter that does so must not grow its client.
+        let mut client = Client::imported();
+        for id in 0..1000 {
+            client.conn.submit(data_in(id, 4).launch(), TransferType::Bulk, &mut client.pool);
+            client.sent();
+            let unlink = client.unlink(UrbId(id));
+            match client.receive(&peer::ret_unlink(unlink, 0)) {
+                Ok(answers) => assert_eq!(answers.len(), 1),
+                Err(refused) => {
+                    assert_eq!((refused.field, refused.value), ("status", 0));
+                    assert_eq!(id as usize, LIMITS.urbs_in_flight_max);
+                    assert_eq!(client.conn.in_flight(), 1, "whoever asked last is answered when the link is given up");
+                    return;
+                }
+            }
+        }
+        panic!("this went on for too long");
+    }
 }
 
 mod cuts {

@@ -9,6 +9,7 @@
 //! | RET_UNLINK with another errno | the request with that status (Linux's stub when the two race) |
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::IoSlice;
 
 use farbus_model::{BufferPool, Direction, Done, InFlight, IsoPacket, Limits, Payload, Status, TransferType, UrbId};
@@ -42,6 +43,9 @@ pub struct ClientConn {
     flights: BTreeMap<u32, Flight>,
     /// Unlinks without an answer: their number to their victim's.
     unlinks: BTreeMap<u32, u32>,
+    /// Requests whose asker has an answer and whose RET_SUBMIT may still come.
+    late: usize,
+    late_max: usize,
 }
 
 #[derive(Debug)]
@@ -78,6 +82,8 @@ impl ClientConn {
             next_seqnum: 1,
             flights: BTreeMap::new(),
             unlinks: BTreeMap::new(),
+            late: 0,
+            late_max: limits.urbs_in_flight_max,
         }
     }
 
@@ -252,7 +258,7 @@ impl ClientConn {
                 },
                 command::RET_UNLINK => {
                     self.incoming.consume(HEADER_BYTES);
-                    self.unlink_reply(&raw)
+                    self.unlink_reply(&raw)?
                 }
                 other => {
                     let rule = "an exporter sends 3 (submit reply) or 4 (unlink reply)";
@@ -281,26 +287,35 @@ impl ClientConn {
         let payload = self.incoming.window(HEADER_BYTES..HEADER_BYTES + data_bytes);
         self.incoming.consume(total);
         let flight = self.flights.remove(&reply.seqnum).expect("looked up just now");
+        self.late -= usize::from(flight.urb.is_none());
         Ok(Progress::Done(flight.urb.map(|urb| finish(urb, &reply, iso, payload))))
     }
 
-    fn unlink_reply(&mut self, raw: &RawHeader) -> Option<Done> {
+    fn unlink_reply(&mut self, raw: &RawHeader) -> Result<Option<Done>, Reject> {
         // An unlink reply that nobody waits for is harmless.
-        let victim = self.unlinks.remove(&raw.seqnum)?;
-        let flight = self.flights.get_mut(&victim)?;
-        let urb = flight.urb.take();
-        let status = status::from_errno(raw.body[0].cast_signed());
-        if status != Status::Ok {
-            self.flights.remove(&victim);
-        }
-        // Zero while the request is unanswered: its true answer may still come, and is swallowed.
-        let status = if status == Status::Ok { Status::Cancelled } else { status };
-        urb.map(|urb| urb.fail(status))
+        let Some(victim) = self.unlinks.remove(&raw.seqnum) else { return Ok(None) };
+        let Entry::Occupied(mut flight) = self.flights.entry(victim) else { return Ok(None) };
+        let status = match status::from_errno(raw.body[0].cast_signed()) {
+            Status::Ok if self.late >= self.late_max => {
+                return Err(Reject::new("status", 0, "an unlink is answered with 0 behind its request's own answer"));
+            }
+            Status::Ok => {
+                // Its true answer may still come, and is swallowed.
+                let urb = flight.get_mut().urb.take();
+                self.late += usize::from(urb.is_some());
+                return Ok(urb.map(|urb| urb.fail(Status::Cancelled)));
+            }
+            status => status,
+        };
+        let urb = flight.remove().urb;
+        self.late -= usize::from(urb.is_none());
+        Ok(urb.map(|urb| urb.fail(status)))
     }
 
     /// The link is gone: every request ends with `status`.
     pub fn abandon(&mut self, status: Status) -> Vec<Done> {
         self.unlinks.clear();
+        self.late = 0;
         let flights = std::mem::take(&mut self.flights);
         flights.into_values().filter_map(|flight| flight.urb).map(|urb| urb.fail(status)).collect()
     }
