@@ -9,7 +9,7 @@ use crate::port::{Port, PortError};
 /// A device in this process. Time is made up: it stands still while anything can happen and jumps
 /// to the next due moment when nothing can, so that thirty-second timeouts pass in no time.
 #[derive(Debug)]
-pub struct LocalPort<D> {
+pub struct LocalPort<D: Device> {
     device: D,
     now: Instant,
     done: Completions,
@@ -37,14 +37,16 @@ impl<D: Device> LocalPort<D> {
         (&mut self.device, &mut self.done)
     }
 
-    /// The device back.
-    pub fn into_device(self) -> D {
-        self.device
-    }
-
     /// Lets time pass.
     pub fn advance(&mut self, span: Duration) {
         self.now = self.now + span;
+    }
+}
+
+/// Whoever drops a port takes the device away from its host: what is in flight is answered.
+impl<D: Device> Drop for LocalPort<D> {
+    fn drop(&mut self) {
+        self.device.reset(self.now, &mut self.done);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use farbus_model::{Descriptors, EpAddr, Payload, Setup, Speed, Status};
+use farbus_model::{Descriptors, EpAddr, Payload, Setup, Speed, Status, UrbId};
 
 use crate::driver::IdSource;
 use crate::enumerate::{Configure, Enumerate, EnumerateError};
@@ -78,8 +78,8 @@ impl<P: Port> RemoteDevice<P> {
     /// # Errors
     /// [`RemoteError`] when it does not succeed.
     pub fn control_in(&mut self, setup: Setup) -> Result<Payload, RemoteError> {
-        self.transfers.control_in(self.port.now(), setup, Some(CONTROL_TIMEOUT));
-        self.finish().map(|(payload, _)| payload)
+        let id = self.transfers.control_in(self.port.now(), setup, Some(CONTROL_TIMEOUT));
+        self.finish(id).map(|(payload, _)| payload)
     }
 
     /// A control request with data going OUT; `setup.length` is set to the data's length.
@@ -93,8 +93,8 @@ impl<P: Port> RemoteDevice<P> {
         let payload = data.into();
         let length = u16::try_from(payload.len()).expect("a control transfer's data is at most 65535 bytes");
         let setup = Setup { length, ..setup };
-        self.transfers.control_out(self.port.now(), setup, payload, Some(CONTROL_TIMEOUT));
-        self.finish().map(|_| ())
+        let id = self.transfers.control_out(self.port.now(), setup, payload, Some(CONTROL_TIMEOUT));
+        self.finish(id).map(|_| ())
     }
 
     /// Up to `length` bytes from a bulk or interrupt endpoint.
@@ -102,8 +102,8 @@ impl<P: Port> RemoteDevice<P> {
     /// # Errors
     /// [`RemoteError`] when it does not succeed.
     pub fn data_in(&mut self, endpoint: EpAddr, length: u32) -> Result<Payload, RemoteError> {
-        self.transfers.data_in(self.port.now(), endpoint, length, self.timeout);
-        self.finish().map(|(payload, _)| payload)
+        let id = self.transfers.data_in(self.port.now(), endpoint, length, self.timeout);
+        self.finish(id).map(|(payload, _)| payload)
     }
 
     /// Bytes to a bulk or interrupt endpoint; says how many were taken.
@@ -111,8 +111,8 @@ impl<P: Port> RemoteDevice<P> {
     /// # Errors
     /// [`RemoteError`] when it does not succeed.
     pub fn data_out(&mut self, endpoint: EpAddr, data: impl Into<Payload>) -> Result<u32, RemoteError> {
-        self.transfers.data_out(self.port.now(), endpoint, data.into(), self.timeout);
-        self.finish().map(|(_, actual)| actual)
+        let id = self.transfers.data_out(self.port.now(), endpoint, data.into(), self.timeout);
+        self.finish(id).map(|(_, actual)| actual)
     }
 
     /// Clears an endpoint's halt.
@@ -139,11 +139,15 @@ impl<P: Port> RemoteDevice<P> {
         self.port
     }
 
-    fn finish(&mut self) -> Result<(Payload, u32), RemoteError> {
-        let done = run(&mut self.transfers, &mut self.port)?;
-        match done.status {
-            Status::Ok => Ok((done.payload, done.actual)),
-            status => Err(RemoteError::Transfer(status)),
+    fn finish(&mut self, id: UrbId) -> Result<(Payload, u32), RemoteError> {
+        loop {
+            let done = run(&mut self.transfers, &mut self.port)?;
+            match done.status {
+                // What an earlier call left behind, when its port could not wait.
+                _ if done.id != id => {}
+                Status::Ok => return Ok((done.payload, done.actual)),
+                status => return Err(RemoteError::Transfer(status)),
+            }
         }
     }
 }

@@ -37,9 +37,9 @@ pub enum Wrong {
     /// An empty packet before the status.
     BlankStatus,
     /// A status of another command.
-    WrongTag,
+    OtherTag,
     /// A status that begins otherwise.
-    WrongSignature,
+    OtherSignature,
     /// A status that ends early.
     CutStatus,
     /// A status that nobody has defined.
@@ -246,8 +246,8 @@ impl Fake {
     fn wrong_status(&self, wrong: Option<Wrong>, tag: u32, residue: u32, code: u8) -> Vec<u8> {
         let mut bytes = status(tag, residue, code);
         match wrong {
-            Some(Wrong::WrongTag) => bytes[4] ^= 1,
-            Some(Wrong::WrongSignature) => bytes[0] = b'X',
+            Some(Wrong::OtherTag) => bytes[4] ^= 1,
+            Some(Wrong::OtherSignature) => bytes[0] = b'X',
             Some(Wrong::CutStatus) => bytes.truncate(12),
             Some(Wrong::Residue(residue)) => bytes[8..12].copy_from_slice(&residue.to_le_bytes()),
             Some(Wrong::StallData { status, .. }) => bytes[12] = status,
