@@ -209,8 +209,9 @@ impl Device for RemoteDevice {
     }
 
     /// The protocol has no reset: its client's first descriptor read is how the exporter sees one.
+    /// What is in flight is withdrawn there as well, and the link goes on.
     fn reset(&mut self, _now: Instant, done: &mut Completions) {
-        for finished in self.conn.abandon(Status::Shutdown) {
+        for finished in self.conn.withdraw_all(Status::Shutdown) {
             done.push(finished);
         }
         self.selection.clear();

@@ -822,6 +822,31 @@ mod unlink {
     }
 
     #[test]
+    fn a_reset_withdraws_everything_and_the_link_goes_on() {
+        let mut client = Client::imported();
+        let (first, second) = (client.submit(data_in(1, 4)), client.submit(data_in(2, 4)));
+        let unlinked = client.unlink(UrbId(2));
+        let done = client.conn.withdraw_all(Status::Shutdown);
+        assert_eq!(
+            done.iter().map(|done| (done.id, done.status)).collect::<Vec<_>>(),
+            [(UrbId(1), Status::Shutdown), (UrbId(2), Status::Shutdown)]
+        );
+        let unlink = client.sent();
+        assert_eq!((unlink.len(), peer::word(&unlink, 20)), (48, first), "the second is withdrawn already");
+        let third = client.submit(data_in(3, 4));
+        // One was faster, one was not.
+        let late = [
+            RetSubmit::data_in(first, &[1; 4]).bytes(),
+            peer::ret_unlink(peer::word(&unlink, 4), 0),
+            peer::ret_unlink(unlinked, ECONNRESET),
+            RetSubmit::data_in(third, &[3; 4]).bytes(),
+        ];
+        let done = client.done(&late.concat());
+        assert_eq!(done.iter().map(|done| (done.id, done.status)).collect::<Vec<_>>(), [(UrbId(3), Status::Ok)]);
+        assert_eq!(client.refusal(&RetSubmit::data_in(second, &[1; 4]).bytes()).field, "seqnum");
+    }
+
+    #[test]
     fn a_second_wish_to_withdraw_sends_no_second_unlink() {
         let mut client = Client::imported();
         client.submit(data_in(5, 4));

@@ -135,7 +135,25 @@ impl ClientConn {
     pub fn unlink(&mut self, id: UrbId) {
         let victim = self.flights.iter().find(|(_, f)| f.urb.as_ref().is_some_and(|urb| urb.id == id));
         let Some((&victim, _)) = victim else { return };
-        let flight = self.flights.get_mut(&victim).expect("found just now");
+        self.send_unlink(victim);
+    }
+
+    /// Withdraws every request and answers it with `status` now; what the exporter still says of
+    /// them is swallowed.
+    pub fn withdraw_all(&mut self, status: Status) -> Vec<Done> {
+        let asked: Vec<u32> = self.flights.iter().filter(|(_, f)| f.urb.is_some()).map(|(&seqnum, _)| seqnum).collect();
+        let withdraw = |seqnum| {
+            self.send_unlink(seqnum);
+            self.late += 1;
+            let flight = self.flights.get_mut(&seqnum).expect("listed just now");
+            flight.urb.take().expect("listed because it is there").fail(status)
+        };
+        asked.into_iter().map(withdraw).collect()
+    }
+
+    /// Once for each request.
+    fn send_unlink(&mut self, victim: u32) {
+        let flight = self.flights.get_mut(&victim).expect("the caller found it");
         if std::mem::replace(&mut flight.unlinked, true) {
             return;
         }
@@ -296,7 +314,7 @@ impl ClientConn {
         let Some(victim) = self.unlinks.remove(&raw.seqnum) else { return Ok(None) };
         let Entry::Occupied(mut flight) = self.flights.entry(victim) else { return Ok(None) };
         let status = match status::from_errno(raw.body[0].cast_signed()) {
-            Status::Ok if self.late >= self.late_max => {
+            Status::Ok if self.late >= self.late_max && flight.get().urb.is_some() => {
                 return Err(Reject::new("status", 0, "an unlink is answered with 0 behind its request's own answer"));
             }
             Status::Ok => {
