@@ -319,11 +319,11 @@ mod tests {
             }
             let mut got: Vec<u8> = Vec::new();
             while outgoing.len() > 0 {
-                let flat: Vec<u8> = outgoing.runs().iter().flat_map(|run| run.iter().copied()).collect();
-                assert!(!flat.is_empty());
-                let n = flat.len().min(step);
-                got.extend_from_slice(&flat[..n]);
-                outgoing.sent(n, &mut pool);
+                let runs = outgoing.runs();
+                let part: Vec<u8> = runs.iter().flat_map(|run| run.iter().copied()).take(step).collect();
+                assert!(!part.is_empty());
+                outgoing.sent(part.len(), &mut pool);
+                got.extend(part);
             }
             assert_eq!(got, expected);
             assert_eq!((outgoing.header_bytes(), outgoing.arena.len()), (0, 0));
