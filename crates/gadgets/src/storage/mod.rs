@@ -26,8 +26,6 @@ mod bulk_only;
 mod medium;
 mod options;
 mod scsi;
-#[cfg(test)]
-mod tests;
 
 use std::fmt;
 

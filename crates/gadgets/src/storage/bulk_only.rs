@@ -1,0 +1,254 @@
+//! The Bulk-Only Transport 1.0: command wrapper, data, status wrapper.
+//!
+//! ```text
+//!            CBW                    all moved, or it failed            CSW collected
+//! Command ────────► DataIn/DataOut ────────────────────────► Status ────────────────► Command
+//!    │                                                          ▲
+//!    │ a CBW whose command moves nothing, fails, or disagrees ──┘
+//!    └ not a CBW ──► Wedged ── Bulk-Only Mass Storage Reset ──► Command
+//! ```
+//!
+//! The host may have everything queued before the device has seen the command: data and status
+//! leave in order, each when its turn has come, and what comes too early is not taken.
+//!
+//! **Host and device disagree** (§6.7, the thirteen cases). Where the host expects more than the
+//! device does, the endpoint of the missing data halts, so that whatever the host queued for data
+//! ends, and the status follows once the halt is cleared. Where the device would move more, or the
+//! other way, nothing is done and the status is a phase error.
+
+use farbus_model::{Direction, EpAddr, Payload};
+
+use super::scsi::{CheckCondition, Plan, Unit};
+use crate::emulated::{Context, Received, Sent};
+
+/// The endpoints.
+pub(super) const BULK_IN: EpAddr = EpAddr::from_byte(0x81);
+pub(super) const BULK_OUT: EpAddr = EpAddr::from_byte(0x01);
+
+/// A command block wrapper (§5.1) that is valid (§6.2.1): its size and signature are right.
+struct Cbw {
+    tag: u32,
+    /// Bytes that the host expects to move.
+    length: u32,
+    direction: Direction,
+    lun: u8,
+    /// `bCBWCBLength` bytes of this; what lies behind them is to be ignored.
+    cdb: [u8; CDB_BYTES_MAX],
+    cdb_bytes: u8,
+    /// No reserved bit is set, and the block's length is possible (§6.2.2).
+    is_meaningful: bool,
+}
+
+const CBW_BYTES: usize = 31;
+const CBW_SIGNATURE: &[u8; 4] = b"USBC";
+const CSW_BYTES: usize = 13;
+const CSW_SIGNATURE: &[u8; 4] = b"USBS";
+const CDB_BYTES_MAX: usize = 16;
+
+impl Cbw {
+    fn parse(payload: &Payload) -> Option<Self> {
+        const DIRECTION_IN: u8 = 0x80;
+        const LUN_MASK: u8 = 0x0f;
+        if payload.len() != CBW_BYTES {
+            return None;
+        }
+        let mut b = [0; CBW_BYTES];
+        payload.copy_to(&mut b);
+        let [s0, s1, s2, s3, t0, t1, t2, t3, l0, l1, l2, l3, flags, lun, cdb_bytes, cdb @ ..] = b;
+        if [s0, s1, s2, s3] != *CBW_SIGNATURE {
+            return None;
+        }
+        let is_meaningful =
+            flags & !DIRECTION_IN == 0 && lun & !LUN_MASK == 0 && (1..=CDB_BYTES_MAX).contains(&usize::from(cdb_bytes));
+        Some(Self {
+            tag: u32::from_le_bytes([t0, t1, t2, t3]),
+            length: u32::from_le_bytes([l0, l1, l2, l3]),
+            direction: if flags & DIRECTION_IN == 0 { Direction::Out } else { Direction::In },
+            lun,
+            cdb,
+            cdb_bytes,
+            is_meaningful,
+        })
+    }
+
+    fn command(&self) -> &[u8] {
+        &self.cdb[..usize::from(self.cdb_bytes)]
+    }
+}
+
+/// `bCSWStatus` (§5.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum CswStatus {
+    Passed = 0,
+    Failed = 1,
+    PhaseError = 2,
+}
+
+impl From<Result<(), CheckCondition>> for CswStatus {
+    fn from(result: Result<(), CheckCondition>) -> Self {
+        if result.is_ok() { CswStatus::Passed } else { CswStatus::Failed }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waits for a CBW.
+    Command,
+    /// Sends so many bytes more.
+    DataIn(u32),
+    /// Takes so many bytes more.
+    DataOut(u32),
+    /// Waits for the host to collect the CSW.
+    Status(CswStatus),
+    /// Got something that is no CBW: both endpoints stall until Reset Recovery (§6.6.1).
+    Wedged,
+}
+
+/// One command at a time, in its phases.
+#[derive(Debug)]
+pub(super) struct BulkOnly {
+    phase: Phase,
+    /// The current command's tag and direction, and the bytes that the host still expects to move:
+    /// in the end the residue.
+    tag: u32,
+    direction: Direction,
+    expected: u32,
+}
+
+impl BulkOnly {
+    pub fn new() -> Self {
+        Self { phase: Phase::Command, tag: 0, direction: Direction::Out, expected: 0 }
+    }
+
+    /// Waits for a CBW, whatever went before.
+    pub fn restart(&mut self) {
+        self.phase = Phase::Command;
+    }
+
+    /// Whether a halt may be cleared: not before a Bulk-Only Reset if no CBW could be understood.
+    pub fn may_clear_halt(&self) -> bool {
+        self.phase != Phase::Wedged
+    }
+
+    /// The host sent something to the OUT endpoint.
+    pub fn receive(&mut self, payload: &Payload, unit: &mut Unit, cx: &mut Context<'_>) -> Received {
+        match self.phase {
+            Phase::Command => self.receive_command(payload, unit, cx),
+            Phase::DataOut(left) => self.receive_data(left, payload, unit, cx),
+            Phase::DataIn(_) | Phase::Status(_) => Received::Nak,
+            Phase::Wedged => Received::Stall,
+        }
+    }
+
+    /// The host wants up to `room` bytes from the IN endpoint.
+    pub fn send(&mut self, room: usize, unit: &mut Unit, cx: &mut Context<'_>) -> Sent {
+        match self.phase {
+            Phase::Command | Phase::DataOut(_) => Sent::Nak,
+            Phase::DataIn(left) => self.send_data(left, room, unit, cx),
+            Phase::Status(status) => self.send_status(status, room, cx),
+            Phase::Wedged => Sent::Stall,
+        }
+    }
+
+    fn receive_command(&mut self, payload: &Payload, unit: &mut Unit, cx: &mut Context<'_>) -> Received {
+        let Some(cbw) = Cbw::parse(payload) else {
+            self.phase = Phase::Wedged;
+            cx.halt(BULK_IN);
+            return Received::Stall;
+        };
+        self.tag = cbw.tag;
+        self.direction = cbw.direction;
+        self.expected = cbw.length;
+        if !cbw.is_meaningful {
+            // §6.4 leaves the answer open; a phase error makes the host start over.
+            self.end(CswStatus::PhaseError, cx);
+            return Received::Accepted;
+        }
+        // The number says which of the thirteen cases it is; without data the direction means nothing.
+        let room = u64::from(cbw.length);
+        match (unit.begin(cbw.lun, cbw.command()), cbw.direction) {
+            // 1, 4, 9
+            (Ok(Plan::Done), _) => self.end(CswStatus::Passed, cx),
+            (Err(CheckCondition), _) => self.end(CswStatus::Failed, cx),
+            // 5, 6
+            (Ok(Plan::Send(bytes)), Direction::In) if bytes <= room => self.phase = Phase::DataIn(bytes as u32),
+            // 11, 12
+            (Ok(Plan::Take(bytes)), Direction::Out) if bytes <= room => self.phase = Phase::DataOut(bytes as u32),
+            // 2, 3, 7, 8, 10, 13
+            (Ok(Plan::Send(_) | Plan::Take(_)), _) => self.end(CswStatus::PhaseError, cx),
+        }
+        Received::Accepted
+    }
+
+    fn receive_data(&mut self, left: u32, payload: &Payload, unit: &mut Unit, cx: &mut Context<'_>) -> Received {
+        if payload.len() > self.expected as usize {
+            // More than the host itself announced: none of it can be trusted.
+            self.end(CswStatus::PhaseError, cx);
+            return Received::Stall;
+        }
+        let mut left_bytes = left as usize;
+        for run in payload.runs() {
+            let piece = &run[..run.len().min(left_bytes)];
+            if unit.take(piece).is_err() {
+                self.end(CswStatus::Failed, cx);
+                return Received::Stall;
+            }
+            left_bytes -= piece.len();
+            self.expected -= piece.len() as u32;
+            if left_bytes == 0 {
+                let status = unit.finish().into();
+                self.end(status, cx);
+                // What the host sent beyond is not taken: it expected case 12 and has case 11.
+                return if payload.len() > left as usize { Received::Stall } else { Received::Accepted };
+            }
+        }
+        self.phase = Phase::DataOut(left_bytes as u32);
+        Received::Accepted
+    }
+
+    fn send_data(&mut self, left: u32, room: usize, unit: &mut Unit, cx: &mut Context<'_>) -> Sent {
+        let bytes = room.min(left as usize);
+        if bytes == 0 {
+            return Sent::Data(Payload::Empty);
+        }
+        let mut buffer = cx.pool.take(bytes);
+        if unit.fill(&mut buffer).is_err() {
+            cx.pool.put(buffer);
+            self.end(CswStatus::Failed, cx);
+            return Sent::Stall;
+        }
+        self.expected -= bytes as u32;
+        self.phase = Phase::DataIn(left - bytes as u32);
+        if bytes == left as usize {
+            let status = unit.finish().into();
+            self.end(status, cx);
+        }
+        Sent::Data(buffer.into())
+    }
+
+    /// The data phase is over or will not be. Data that the host still expects will not move: its
+    /// endpoint halts, which ends every request that the host has queued for it (§6.7.2, §6.7.3).
+    fn end(&mut self, status: CswStatus, cx: &mut Context<'_>) {
+        if self.expected > 0 {
+            cx.halt(match self.direction {
+                Direction::In => BULK_IN,
+                Direction::Out => BULK_OUT,
+            });
+        }
+        self.phase = Phase::Status(status);
+    }
+
+    /// The CSW, in one packet. A host with less room than that would see babble on a bus; here it
+    /// sees a status wrapper that is not valid, and either way recovers by reset (§6.3).
+    fn send_status(&mut self, status: CswStatus, room: usize, cx: &mut Context<'_>) -> Sent {
+        let mut buffer = cx.pool.take(CSW_BYTES);
+        buffer[..4].copy_from_slice(CSW_SIGNATURE);
+        buffer[4..8].copy_from_slice(&self.tag.to_le_bytes());
+        buffer[8..12].copy_from_slice(&self.expected.to_le_bytes());
+        buffer[12] = status as u8;
+        buffer.truncate(room);
+        self.phase = Phase::Command;
+        Sent::Data(buffer.into())
+    }
+}

@@ -1,0 +1,23 @@
+//! What one command may ask for. The Block Limits page tells a host the same numbers.
+
+/// Blocks of a READ, WRITE or VERIFY: all that a ten-byte command can say. A VERIFY that compares
+/// nothing reads so much before the engine gets its turn again: 256 MiB at most.
+pub const TRANSFER_BLOCKS_MAX: u32 = 0xffff;
+/// Blocks of a WRITE SAME: a pattern that is not zeros has to be written out, block by block.
+pub const WRITE_SAME_BLOCKS_MAX: u32 = 0xffff;
+/// Bytes of an UNMAP. A store that cannot punch holes writes zeros: a second's work.
+pub const UNMAP_BYTES_MAX: u32 = 1 << 30;
+/// Ranges of an UNMAP: what the kernel's own target takes, and more than a kernel sends.
+pub const UNMAP_RANGES_MAX: u32 = 256;
+/// Bytes of a UNMAP parameter list's header, and of each range behind it (SBC-3, UNMAP parameter list).
+pub const UNMAP_HEADER_BYTES: usize = 8;
+pub const UNMAP_RANGE_BYTES: usize = 16;
+/// The longest parameter list that is taken: UNMAP's.
+pub const PARAMETER_BYTES_MAX: usize = UNMAP_HEADER_BYTES + UNMAP_RANGES_MAX as usize * UNMAP_RANGE_BYTES;
+/// The unit that files are kept in: what a hole, an aligned transfer and a "physical" block are.
+pub const PAGE_BYTES: u32 = 4096;
+/// A logical unit's only buffer, allocated once: replies, parameter lists, and the pieces in which
+/// VERIFY reads and WRITE SAME writes.
+pub const BUFFER_BYTES: usize = 64 << 10;
+
+const _: () = assert!(PARAMETER_BYTES_MAX <= BUFFER_BYTES);

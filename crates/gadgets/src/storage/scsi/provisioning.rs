@@ -1,0 +1,62 @@
+//! UNMAP and WRITE SAME: giving space back, and writing much with little (SBC-3).
+
+use super::limits::{BUFFER_BYTES, UNMAP_BYTES_MAX, UNMAP_HEADER_BYTES, UNMAP_RANGE_BYTES, UNMAP_RANGES_MAX};
+use super::sense::Sense;
+use crate::storage::medium::{Extent, Medium, Span};
+
+/// Carries out an UNMAP parameter list. All of it is judged before any of it is done.
+pub(crate) fn unmap(medium: &mut Medium, list: &[u8]) -> Result<(), Sense> {
+    if list.is_empty() {
+        return Ok(());
+    }
+    let ranges = ranges(list)?;
+    let mut bytes = 0;
+    for extent in ranges.clone() {
+        // Each lies in the medium, so 256 of them cannot overflow what 64 bits hold of a store.
+        bytes = u64::saturating_add(bytes, medium.span(extent)?.len);
+    }
+    if ranges.len() > UNMAP_RANGES_MAX as usize || bytes > u64::from(UNMAP_BYTES_MAX) {
+        return Err(Sense::INVALID_FIELD_IN_PARAMETERS);
+    }
+    for extent in ranges.filter(|extent| extent.blocks > 0) {
+        let span = medium.span(extent)?;
+        medium.discard(span)?;
+    }
+    Ok(())
+}
+
+/// The block descriptors of an UNMAP parameter list. The part of one at the end is ignored.
+fn ranges(list: &[u8]) -> Result<impl ExactSizeIterator<Item = Extent> + Clone, Sense> {
+    let (header, rest) = list.split_at_checked(UNMAP_HEADER_BYTES).ok_or(Sense::PARAMETER_LIST_LENGTH)?;
+    let data_bytes = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    let data = rest.get(..data_bytes).ok_or(Sense::PARAMETER_LIST_LENGTH)?;
+    let (descriptors, _) = data.as_chunks::<UNMAP_RANGE_BYTES>();
+    Ok(descriptors.iter().map(|descriptor| {
+        let [lba @ .., b8, b9, b10, b11, _, _, _, _] = *descriptor;
+        Extent { lba: u64::from_be_bytes(lba), blocks: u32::from_be_bytes([b8, b9, b10, b11]).into() }
+    }))
+}
+
+/// Zeros over `span`: with their space kept or, if the host allows it, given back.
+pub(crate) fn write_zeros(medium: &mut Medium, span: Span, unmap: bool) -> Result<(), Sense> {
+    if unmap { medium.discard(span) } else { medium.write_zeroes(span) }
+}
+
+/// The block at the start of `buffer` over all of `span`. UNMAP is permission and not an order: a
+/// block that would not read back is written.
+pub(crate) fn write_same(medium: &mut Medium, span: Span, unmap: bool, buffer: &mut Vec<u8>) -> Result<(), Sense> {
+    if buffer.iter().all(|byte| *byte == 0) {
+        return write_zeros(medium, span, unmap);
+    }
+    let block_bytes = buffer.len();
+    while buffer.len() + block_bytes <= BUFFER_BYTES && (buffer.len() as u64) < span.len {
+        buffer.extend_from_within(..block_bytes);
+    }
+    let mut done = 0;
+    while done < span.len {
+        let n = (buffer.len() as u64).min(span.len - done);
+        medium.write(span.offset + done, &buffer[..n as usize])?;
+        done += n;
+    }
+    Ok(())
+}

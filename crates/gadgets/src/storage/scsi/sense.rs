@@ -1,0 +1,146 @@
+//! Why a command failed, in SCSI's words (SPC-4, sense data).
+
+/// Sense keys (SPC-4, sense key descriptions); those that a disk of ours has use for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Key {
+    NoSense = 0x0,
+    NotReady = 0x2,
+    MediumError = 0x3,
+    IllegalRequest = 0x5,
+    UnitAttention = 0x6,
+    DataProtect = 0x7,
+    Miscompare = 0xe,
+}
+
+/// Response codes: which format, and whether an earlier command is meant (SPC-4, response codes).
+const FIXED: u8 = 0x70;
+const DESCRIPTOR: u8 = 0x72;
+const DEFERRED: u8 = 0x01;
+/// VALID of both formats: the information field holds something.
+const INFORMATION_VALID: u8 = 0x80;
+/// Bytes behind byte 7 of fixed sense data of 18 bytes.
+const FIXED_ADDITIONAL_BYTES: u8 = 10;
+/// The information descriptor: type, and bytes that follow its length.
+const INFORMATION_TYPE: u8 = 0x00;
+const INFORMATION_BYTES: u8 = 0x0a;
+
+/// One report of trouble.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sense {
+    key: Key,
+    /// Additional sense code and its qualifier.
+    code: u8,
+    qualifier: u8,
+    /// The block it is about.
+    lba: Option<u64>,
+    /// It is about an earlier command, whose status was good.
+    deferred: bool,
+}
+
+impl Sense {
+    pub const NONE: Sense = Sense::new(Key::NoSense, 0x00, 0x00);
+    /// Initializing command required: it was stopped.
+    pub const STOPPED: Sense = Sense::new(Key::NotReady, 0x04, 0x02);
+    pub const MEDIUM_NOT_PRESENT: Sense = Sense::new(Key::NotReady, 0x3a, 0x00);
+    pub const WRITE_ERROR: Sense = Sense::new(Key::MediumError, 0x0c, 0x00);
+    /// Unrecovered read error.
+    pub const READ_ERROR: Sense = Sense::new(Key::MediumError, 0x11, 0x00);
+    pub const PARAMETER_LIST_LENGTH: Sense = Sense::new(Key::IllegalRequest, 0x1a, 0x00);
+    pub const INVALID_OPERATION_CODE: Sense = Sense::new(Key::IllegalRequest, 0x20, 0x00);
+    pub const LBA_OUT_OF_RANGE: Sense = Sense::new(Key::IllegalRequest, 0x21, 0x00);
+    pub const INVALID_FIELD_IN_CDB: Sense = Sense::new(Key::IllegalRequest, 0x24, 0x00);
+    pub const UNIT_NOT_SUPPORTED: Sense = Sense::new(Key::IllegalRequest, 0x25, 0x00);
+    pub const INVALID_FIELD_IN_PARAMETERS: Sense = Sense::new(Key::IllegalRequest, 0x26, 0x00);
+    pub const SAVING_NOT_SUPPORTED: Sense = Sense::new(Key::IllegalRequest, 0x39, 0x00);
+    pub const REMOVAL_PREVENTED: Sense = Sense::new(Key::IllegalRequest, 0x53, 0x02);
+    /// Not ready to ready change, medium may have changed.
+    pub const MEDIUM_CHANGED: Sense = Sense::new(Key::UnitAttention, 0x28, 0x00);
+    /// Power on, reset, or bus device reset occurred.
+    pub const RESET_OCCURRED: Sense = Sense::new(Key::UnitAttention, 0x29, 0x00);
+    pub const WRITE_PROTECTED: Sense = Sense::new(Key::DataProtect, 0x27, 0x00);
+    /// Space allocation failed write protect: a thin store is full.
+    pub const SPACE_ALLOCATION_FAILED: Sense = Sense::new(Key::DataProtect, 0x27, 0x07);
+    pub const MISCOMPARE: Sense = Sense::new(Key::Miscompare, 0x1d, 0x00);
+
+    const fn new(key: Key, code: u8, qualifier: u8) -> Self {
+        Self { key, code, qualifier, lba: None, deferred: false }
+    }
+
+    /// The same, about this block.
+    pub fn at(self, lba: u64) -> Self {
+        Self { lba: Some(lba), ..self }
+    }
+
+    /// The same, about a command that ended well before the trouble showed.
+    pub fn deferred(self) -> Self {
+        Self { deferred: true, ..self }
+    }
+
+    /// For an owner whose wish it stands against.
+    pub fn sentence(self) -> &'static str {
+        match Self::new(self.key, self.code, self.qualifier) {
+            Sense::REMOVAL_PREVENTED => "the host has locked it in",
+            Sense::INVALID_FIELD_IN_CDB => "it is not removable",
+            Sense::SPACE_ALLOCATION_FAILED => "no space left on the medium",
+            Sense::WRITE_PROTECTED => "the medium is read-only",
+            Sense::MEDIUM_NOT_PRESENT => "the medium is gone",
+            _ => "the medium failed",
+        }
+    }
+
+    /// As fixed format sense data (SPC-4, table of that name), 18 bytes.
+    pub fn write_fixed(self, to: &mut Vec<u8>) {
+        // A block beyond 32 bits cannot be told in this format.
+        let information = self.lba.and_then(|lba| u32::try_from(lba).ok());
+        let valid = if information.is_some() { INFORMATION_VALID } else { 0 };
+        to.extend([valid | self.response_code(FIXED), 0, self.key as u8]);
+        to.extend(information.unwrap_or(0).to_be_bytes());
+        to.push(FIXED_ADDITIONAL_BYTES);
+        // Command-specific information.
+        to.extend([0; 4]);
+        to.extend([self.code, self.qualifier]);
+        // No field replaceable unit, nothing specific to the key.
+        to.extend([0; 4]);
+    }
+
+    /// As descriptor format sense data, 8 bytes and perhaps an information descriptor.
+    pub fn write_descriptors(self, to: &mut Vec<u8>) {
+        let additional = if self.lba.is_some() { INFORMATION_BYTES + 2 } else { 0 };
+        to.extend([self.response_code(DESCRIPTOR), self.key as u8, self.code, self.qualifier]);
+        to.extend([0, 0, 0, additional]);
+        if let Some(lba) = self.lba {
+            to.extend([INFORMATION_TYPE, INFORMATION_BYTES, INFORMATION_VALID, 0]);
+            to.extend(lba.to_be_bytes());
+        }
+    }
+
+    fn response_code(self, format: u8) -> u8 {
+        if self.deferred { format | DEFERRED } else { format }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fixed_sense_names_a_block_that_fits_32_bits() {
+        let mut bytes = Vec::new();
+        Sense::READ_ERROR.at(0x0102_0304).write_fixed(&mut bytes);
+        assert_eq!(bytes, [0xf0, 0, 3, 1, 2, 3, 4, 10, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0]);
+        bytes.clear();
+        Sense::WRITE_ERROR.at(1 << 32).deferred().write_fixed(&mut bytes);
+        assert_eq!(bytes, [0x71, 0, 3, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x0c, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn descriptor_sense_names_any_block() {
+        let mut bytes = Vec::new();
+        Sense::READ_ERROR.at(1 << 32).write_descriptors(&mut bytes);
+        assert_eq!(bytes, [0x72, 3, 0x11, 0, 0, 0, 0, 12, 0, 10, 0x80, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
+        bytes.clear();
+        Sense::WRITE_PROTECTED.deferred().write_descriptors(&mut bytes);
+        assert_eq!(bytes, [0x73, 7, 0x27, 0, 0, 0, 0, 0]);
+    }
+}
