@@ -26,6 +26,8 @@ mod bulk_only;
 mod medium;
 mod options;
 mod scsi;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 
