@@ -41,18 +41,21 @@ impl Lab {
     /// The subject, serving its source/sink device.
     pub fn subject(&self) -> Result<Server> {
         match self.subject {
-            Subject::Farbus => {
-                if !self.farbus.exists() {
-                    bail!(
-                        "{} does not exist: build it (cargo build --release -p farbus) or name it with --farbus",
-                        self.farbus.display()
-                    );
-                }
-                Server::farbus(&self.farbus, "zero", self.placement)
-            }
+            Subject::Farbus => self.farbus("zero"),
             Subject::Ref => self.peer(Kind::Ref),
             Subject::Crate => self.peer(Kind::Crate),
         }
+    }
+
+    /// `farbus share WHAT`.
+    pub fn farbus(&self, what: &str) -> Result<Server> {
+        if !self.farbus.exists() {
+            bail!(
+                "{} does not exist: build it (cargo build --release -p farbus) or name it with --farbus",
+                self.farbus.display()
+            );
+        }
+        Server::farbus(&self.farbus, what, self.placement)
     }
 
     pub fn peer(&self, kind: Kind) -> Result<Server> {
