@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// How long `farbus share` may take to say where it listens, on a machine that is busy compiling.
@@ -189,12 +189,12 @@ fn announcement(lines: &Receiver<String>) -> std::result::Result<(u16, Vec<Strin
                     return Ok((port, announced));
                 }
             }
-            Err(_) => {
-                return Err(format!(
-                    "no \"listening on ADDR:PORT\" within {} s; it printed: {}",
-                    READY_WITHIN.as_secs(),
-                    announced.join("\n")
-                ));
+            Err(error) => {
+                let what = match error {
+                    RecvTimeoutError::Timeout => "it did not say where it listens in time",
+                    RecvTimeoutError::Disconnected => "it ended before it listened",
+                };
+                return Err(format!("{what}; it printed: {}", announced.join("\n")));
             }
         }
     }

@@ -4,8 +4,9 @@ use crate::farbus::{Farbus, Share};
 use crate::image::kernel::{Kernel, write_whole};
 use crate::image::{root::Base, testusb};
 use crate::machine::{Guest, Spec};
-use crate::{Error, Result, prerequisites};
+use crate::{Error, Result, prerequisites, tool};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 /// How the guest reaches the host's loopback under QEMU's user networking.
@@ -83,7 +84,8 @@ impl Workshop {
         let farbus = farbus.or_else(beside_us);
         let kernel = Kernel::find()?;
         let testusb = testusb::build(&cache)?;
-        let base = Base::build(&kernel, &testusb, farbus.as_deref())?;
+        let for_guests = farbus.as_deref().map(|program| stripped(program, &scratch)).transpose()?;
+        let base = Base::build(&kernel, &testusb, for_guests.as_deref())?;
         Ok(Self { kernel: kernel.uncompressed(&cache)?, base, farbus, scratch, logs, times })
     }
 
@@ -175,6 +177,13 @@ fn target_folder() -> PathBuf {
         .map(Path::to_path_buf)
         .or_else(|| std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from))
         .unwrap_or_else(|| "target".into())
+}
+
+/// A release build carries its line tables: twenty megabytes that every boot would have to move.
+fn stripped(program: &Path, scratch: &Path) -> Result<PathBuf> {
+    let target = scratch.join("farbus");
+    tool::output(Command::new("strip").arg("-o").arg(&target).arg(program))?;
+    Ok(target)
 }
 
 /// The farbus that cargo put beside this program.

@@ -24,7 +24,7 @@ const NEEDS: &[Need] = &[
     need("tshark", "tshark", || on_path("tshark")),
     need("xz-utils", "xz", || on_path("xz")),
     need("tar", "tar", || on_path("tar")),
-    need("gcc", "gcc", || on_path("gcc")),
+    need("gcc", "gcc, strip", || on_path("gcc") && on_path("strip")),
     need("libc6-dev", "libc.a", || exists("/usr/lib/x86_64-linux-gnu/libc.a")),
 ];
 
