@@ -58,6 +58,8 @@ pub enum End {
     Lost(io::Error),
     /// The peer broke a rule.
     Fault(Fault),
+    /// An assertion of ours failed.
+    Bug,
 }
 
 /// An engine: a link, an exporter, and what they may use.

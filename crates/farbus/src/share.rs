@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use farbus_io::link::{Clock, Connection, Link, Listener};
 use farbus_model::{BufferPool, Command, CommandError, Completions, Device, Limits};
 use farbus_session::{DeviceRecord, Exporter, Offers, OpStatus, Registry};
 use serde::Serialize;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::engine::{End, Engine, Mailbox};
 use crate::meters::{Calls, Meters, Readings};
@@ -42,6 +44,7 @@ struct Shared {
     is_stopping: AtomicBool,
     clock: Clock,
     limits: Limits,
+    trace: Mutex<Option<File>>,
 }
 
 /// One connection.
@@ -81,7 +84,7 @@ pub struct DeviceStatus {
 /// Why a device cannot be shared or commanded.
 #[derive(Debug)]
 pub enum ShareError {
-    /// A bus has 127 device numbers.
+    /// A bus has 127 device numbers, one of them its hub's.
     BusFull,
     /// No device of that name.
     NoDevice(String),
@@ -96,7 +99,7 @@ pub enum ShareError {
 impl fmt::Display for ShareError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ShareError::BusFull => f.write_str("a bus has room for 127 devices"),
+            ShareError::BusFull => f.write_str("a bus has room for 126 devices"),
             ShareError::NoDevice(name) => write!(f, "no device called '{name}' is shared here"),
             ShareError::Command(error) => error.fmt(f),
             ShareError::Silent => f.write_str("the session that uses the device does not answer"),
@@ -125,6 +128,7 @@ impl Share {
                 is_stopping: AtomicBool::new(false),
                 clock: Clock::start(),
                 limits,
+                trace: Mutex::default(),
             }),
         }
     }
@@ -153,6 +157,12 @@ impl Share {
             .spawn(move || shared.accept_all(&listener))?;
         self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
         Ok(address)
+    }
+
+    /// Writes each session's last taps to `file` when it ends, a line of JSON each: the same key
+    /// (connection, endpoint, sequence number) at every hand-off, so that latency by stage falls out.
+    pub fn trace_to(&self, file: File) {
+        *self.shared.trace.lock().expect("no session panics while it writes") = Some(file);
     }
 
     /// Every shared device and its user.
@@ -253,18 +263,37 @@ impl Shared {
             meters: &session.meters,
             calls: Calls::default(),
         };
-        let end = engine.run();
-        let device = engine.exporter.finish(self.clock.now());
-        let bus_id = session.bus_id.lock().expect("no session panics").take();
+        // A bug of ours in one session is not the others' trouble: the device is taken back if it
+        // lets itself be reset, and withdrawn if it does not.
+        let end = panic::catch_unwind(AssertUnwindSafe(|| engine.run())).unwrap_or(End::Bug);
+        let (exporter, now) = (engine.exporter, self.clock.now());
+        self.write_trace(session, &exporter);
+        let device = panic::catch_unwind(AssertUnwindSafe(|| exporter.finish(now))).unwrap_or(None);
+        let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
         session.link.shut_down();
-        match (device, bus_id) {
-            (Some(device), Some(bus_id)) => {
-                report_end(&end, session.link.peer(), Some(&bus_id));
-                self.registry().release(&bus_id, device);
-            }
-            _ => report_end(&end, session.link.peer(), None),
+        report_end(&end, session.link.peer(), bus_id.as_deref());
+        match (bus_id, device) {
+            (Some(bus_id), Some(device)) => self.registry().release(&bus_id, device),
+            (Some(bus_id), None) => self.registry().withdraw(&bus_id),
+            (None, _) => {}
         }
         self.end_session(number);
+    }
+
+    fn write_trace(&self, session: &Session, exporter: &Exporter<Box<dyn Device>>) {
+        let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(file) = trace.as_mut() else { return };
+        let mut out = io::BufWriter::new(file);
+        let peer = session.link.peer();
+        for tap in exporter.trace().taps() {
+            let (key, endpoint, stage, at) = (tap.key, tap.endpoint, tap.stage.name(), tap.at.as_nanos());
+            let line = format_args!(
+                r#"{{"peer":"{peer}","endpoint":{endpoint},"seqnum":{key},"stage":"{stage}","at_ns":{at}}}"#
+            );
+            if let Err(error) = writeln!(out, "{line}") {
+                return warn!(%error, "the trace is not complete");
+            }
+        }
     }
 
     fn status(&self) -> Vec<DeviceStatus> {
@@ -371,6 +400,7 @@ fn report_end(end: &End, peer: &str, device: Option<&str>) {
     match end {
         End::Finished | End::Closed => info!(device, peer, "the peer ended the connection"),
         End::Lost(error) => warn!(device, peer, %error, "the link was lost; the device is offered again"),
+        End::Bug => error!(device, peer, "a bug in farbus ended the connection; please report the message above"),
         End::Fault(fault) => warn!(device, peer, %fault, "the connection was cut off"),
     }
 }

@@ -7,6 +7,8 @@ use farbus_wire::usbip::{DeviceRecord, OpStatus};
 #[derive(Default)]
 pub struct Registry {
     exports: Vec<Export>,
+    /// Numbers given so far: one that was withdrawn is not given again.
+    numbers: u32,
 }
 
 struct Export {
@@ -51,19 +53,20 @@ pub struct Entry<'a> {
 /// The bus that all our exports are on.
 const BUS: u32 = 1;
 /// Device numbers are 7 bits on a bus (USB 2.0 §9.4.6) and so are ours.
-const DEVICES_MAX: usize = 127;
+/// Number 1 is its root hub's.
+const DEVICES_MAX: u32 = 126;
 /// A record's path starts so, and goes on with the name.
 pub const PATH_PREFIX: &str = "/farbus/";
 
 impl Registry {
     /// Offers `device` under a name that begins with `kind`; says which. `None` when the bus is full.
     pub fn add(&mut self, kind: &str, device: Box<dyn Device>) -> Option<&DeviceRecord> {
-        if self.exports.len() >= DEVICES_MAX {
+        if self.numbers >= DEVICES_MAX {
             return None;
         }
-        let number = self.exports.len() as u32 + 1;
-        let taken = self.exports.iter().filter(|export| export.name.trim_end_matches(char::is_numeric) == kind).count();
-        let name = if taken == 0 { kind.to_owned() } else { format!("{kind}{}", taken + 1) };
+        self.numbers += 1;
+        let number = self.numbers;
+        let name = self.free_name(kind);
         let all = device.descriptors();
         let first = all.configurations.first();
         let interfaces: Vec<_> = first.map(|c| c.interfaces().map(|i| i.class).collect()).unwrap_or_default();
@@ -71,7 +74,6 @@ impl Registry {
             path: format!("{PATH_PREFIX}{name}"),
             bus_id: format!("{BUS}-{number}"),
             bus: BUS,
-            // Device 1 on a Linux bus is its root hub.
             device: number + 1,
             speed: device.speed(),
             vendor: all.device.vendor,
@@ -86,6 +88,13 @@ impl Registry {
         let title = all.title();
         self.exports.push(Export { name, title, record, device: Some(device), holder: None });
         self.exports.last().map(|export| &export.record)
+    }
+
+    /// `kind`, or `kind2`, `kind3`, …
+    fn free_name(&self, kind: &str) -> String {
+        let is_free = |name: &String| self.exports.iter().all(|export| export.name != *name);
+        let numbered = (2..).map(|number| format!("{kind}{number}"));
+        std::iter::once(kind.to_owned()).chain(numbered).find(is_free).expect("numbers do not end")
     }
 
     /// Everything on offer, held or not, in the order of its coming.
@@ -125,6 +134,11 @@ impl Registry {
         assert!(export.device.is_none(), "a device is given back once");
         export.device = Some(device);
         export.holder = None;
+    }
+
+    /// Takes a claimed device off the list: it could not be given back.
+    pub fn withdraw(&mut self, bus_id: &str) {
+        self.exports.retain(|export| export.record.bus_id != bus_id);
     }
 
     /// The bus id of the device that is called `name` (or has that bus id).

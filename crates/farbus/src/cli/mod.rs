@@ -1,9 +1,11 @@
 //! The `farbus` command, verb by verb.
 
 mod attach;
+mod docs;
 mod list;
 mod output;
 mod owner;
+mod plan;
 mod share;
 
 use clap::{Parser, Subcommand};
@@ -39,6 +41,10 @@ enum Verb {
     Type(owner::TypeArgs),
     Eject(owner::DeviceArgs),
     Insert(owner::DeviceArgs),
+    Plan(plan::Args),
+    Completions(docs::CompletionsArgs),
+    #[command(hide = true)]
+    Man(docs::ManArgs),
 }
 
 /// Does what the command line says.
@@ -55,5 +61,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Type(args) => owner::type_text(args),
         Verb::Eject(args) => owner::eject(args),
         Verb::Insert(args) => owner::insert(args),
+        Verb::Plan(args) => plan::run(&args),
+        Verb::Completions(args) => docs::completions(&args),
+        Verb::Man(args) => docs::man(&args),
     }
 }

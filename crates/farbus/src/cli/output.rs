@@ -62,10 +62,11 @@ pub fn table(headings: &[&str]) -> Table {
     table
 }
 
-/// Prints a table without the spaces at its lines' ends.
+/// Prints a table without the space before each line and those at its end.
 pub fn print_table(table: &Table) {
     for line in table.lines() {
-        println!("{}", line.trim_end());
+        let line = line.trim_end();
+        say(line.strip_prefix(' ').unwrap_or(line));
     }
 }
 
@@ -83,6 +84,6 @@ pub fn say(line: impl fmt::Display) {
 /// Never for our own types; a broken pipe is the reader's choice.
 pub fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(Failure::local)?;
-    println!("{text}");
+    say(text);
     Ok(())
 }

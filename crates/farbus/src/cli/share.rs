@@ -1,5 +1,6 @@
 //! `farbus share`.
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -38,6 +39,9 @@ pub struct Args {
     /// Address to listen at; the default is this machine alone.
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1")]
     listen: String,
+    /// Write each session's last requests, stage by stage, to this file (JSON lines).
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
 }
 
 /// A device to be made.
@@ -116,6 +120,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
             record.product,
             record.speed
         );
+    }
+    if let Some(path) = &args.trace {
+        let file = File::create(path);
+        share.trace_to(file.map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))?);
     }
     // Signals are caught before anybody can know where we listen.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;

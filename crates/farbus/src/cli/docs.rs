@@ -1,0 +1,43 @@
+//! `farbus completions` and `farbus man`: what the command says of itself, for shells and for `man`.
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use super::{Cli, Failure};
+
+/// Print a completion script for a shell.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    farbus completions bash > ~/.local/share/bash-completion/completions/farbus\n  \
+    farbus completions zsh > ~/.zfunc/_farbus\n  \
+    farbus completions fish > ~/.config/fish/completions/farbus.fish")]
+pub struct CompletionsArgs {
+    /// The shell that is to complete.
+    shell: Shell,
+}
+
+/// Write man pages, one a verb.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  farbus man ~/.local/share/man/man1\n  farbus man . && man ./farbus-share.1")]
+pub struct ManArgs {
+    /// Where they go; made if missing.
+    folder: PathBuf,
+}
+
+pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "farbus", &mut script);
+    // A reader that has gone has read enough.
+    let _ = std::io::stdout().lock().write_all(&script);
+    Ok(())
+}
+
+pub fn man(args: &ManArgs) -> Result<(), Failure> {
+    let cannot = |error| Failure::local(format!("cannot write man pages into {}: {error}", args.folder.display()));
+    fs::create_dir_all(&args.folder).map_err(cannot)?;
+    clap_mangen::generate_to(Cli::command(), &args.folder).map_err(cannot)
+}
