@@ -97,7 +97,7 @@ fn a_medium_that_never_becomes_ready_is_given_up_after_half_a_minute() {
     let mut port = TestPort::new(fake);
     let mut disk = begin(&port, Options::default());
     let error = finish(&mut disk, &mut port).unwrap_err();
-    assert_eq!(error, DiskError::NotReady(Sense { key: 2, code: 4, qualifier: 1 }));
+    assert_eq!(error, DiskError::NotReady(Sense { key: 2, code: 4, qualifier: 1, is_deferred: false }));
     assert_eq!(port.now.as_nanos(), 30_000_000_000);
 }
 
@@ -118,7 +118,7 @@ fn no_medium_is_no_medium() {
 
 #[test]
 fn senses_become_errors_a_front_end_can_act_on() {
-    let sense = |key, code, qualifier| Sense { key, code, qualifier };
+    let sense = |key, code, qualifier| Sense { key, code, qualifier, is_deferred: false };
     let cases = [
         ((2, 0x3a, 0), DiskError::NoMedium),
         ((2, 0x04, 0x03), DiskError::NotReady(sense(2, 0x04, 0x03))),
@@ -154,7 +154,7 @@ fn attentions_and_aborts_are_repeated_but_not_for_ever() {
         for _ in 0..6 {
             port.device.wrong(Wrong::Fail(key, code, 0));
         }
-        let refused = Sense { key, code, qualifier: 0 };
+        let refused = Sense { key, code, qualifier: 0, is_deferred: false };
         assert_eq!(read(&mut disk, &mut port, 0, 512), Err(DiskError::Refused(refused)));
     }
 }
@@ -322,6 +322,23 @@ fn a_flush_goes_out_only_where_there_may_be_a_cache() {
     assert_eq!(flush(None, &[]), ([true, true], 2));
     assert_eq!(flush(None, &[0x35]), ([true, true], 1), "asked once, then believed");
     assert_eq!(flush(caching(4), &[0x35]), ([false, false], 2), "it has a cache and cannot flush it");
+}
+
+#[test]
+fn what_failed_late_fails_the_flush_and_nothing_else() {
+    for at in [0x28, 0x2a, 0x35] {
+        let (mut disk, mut port) = ready(Fake::small());
+        port.device.wrong_at(at, Wrong::Deferred(3, 0x0c, 0));
+        assert!(write(&mut disk, &mut port, 0, &[7; 512]).is_ok());
+        assert_eq!(read(&mut disk, &mut port, 0, 512).unwrap(), [7; 512]);
+        let mut flush = || {
+            disk.flush(port.now);
+            finish(&mut disk, &mut port).map(|_| ())
+        };
+        let error = flush().unwrap_err();
+        assert_eq!(error.to_string(), "the medium failed (sense 3/0c/00, of an earlier command)");
+        assert!(flush().is_ok(), "it is said once");
+    }
 }
 
 #[test]

@@ -337,7 +337,8 @@ fn any_wrong(rng: &mut Rng) -> Wrong {
         12 => Wrong::CutStatus,
         13 => Wrong::Status(rng.next() as u8),
         14 => Wrong::Silence([Silent::Command, Silent::Data, Silent::Status][rng.below(3) as usize]),
-        15..=17 => Wrong::Fail(key, code, qualifier),
+        15..=16 => Wrong::Fail(key, code, qualifier),
+        17 => Wrong::Deferred(key, code, qualifier),
         18 => Wrong::FailSoftly(key, code, qualifier),
         _ => Wrong::Fail(2, 4, 1),
     }

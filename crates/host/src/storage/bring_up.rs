@@ -20,10 +20,10 @@ use crate::limits::{BLOCK_BYTES, RANGE_BYTES_MAX};
 
 use super::bulk_only::Reply;
 use super::command::Command;
-use super::disk::{Answer, Step};
 use super::error::DiskError;
 use super::info::{DiskInfo, Options};
 use super::scsi::{self, BlockLimits, Capacity, Cdb, Inquiry, Mode, Provisioning};
+use super::step::{Answer, Step};
 use super::target::Target;
 
 /// Get Max LUN (BOT §3.2).

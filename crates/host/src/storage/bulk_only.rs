@@ -30,7 +30,7 @@
 //! again; if it did not become fit, the next command begins with another reset.
 //!
 //! Completions on different endpoints may be reported in any order, so nothing is decided by order
-//! between pipes: each completion is noted, and [`BulkOnly::proceed`] looks at the whole.
+//! between pipes: each completion is noted, and `proceed` looks at the whole.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -9,6 +9,7 @@
 //! | no answer in time | likewise | [`TIMEOUT_TRIES`] |
 //! | passed, but not all blocks moved | reset, again | [`FAULT_TRIES`] |
 //! | failed: unit attention, aborted | again | [`ATTENTION_TRIES`] |
+//! | failed: an earlier command, late (deferred error) | again; the next flush fails with it | [`ATTENTION_TRIES`] |
 //! | failed: becoming ready | pause, again | [`READY_TIMEOUT`] |
 //! | failed: the medium may have changed | error if one was in use, else again | |
 //! | failed: needs to be started | START STOP UNIT, again | once |
@@ -24,8 +25,9 @@ use crate::limits::{ATTENTION_TRIES, FAULT_TRIES, READY_PAUSE, READY_TIMEOUT, TI
 use super::bulk_only::{BulkOnly, Data, Reply};
 use super::error::{DiskError, Fault};
 use super::scsi::{Cdb, SENSE_BYTES};
-use super::sense::{Sense, Verdict};
+use super::sense::Sense;
 use super::target::Target;
+use super::verdict::Verdict;
 
 /// A command as a job asks for it.
 #[derive(Clone, Debug)]
@@ -87,6 +89,8 @@ pub(super) struct Executor {
     /// Until when the medium has time to become ready.
     ready_until: Instant,
     pause_until: Option<Instant>,
+    /// What a device reported late of something it had called done.
+    deferred: Option<DiskError>,
     result: Option<Result<Reply, DiskError>>,
 }
 
@@ -123,6 +127,7 @@ impl Executor {
             tries: Tries::default(),
             ready_until: Instant::ZERO,
             pause_until: None,
+            deferred: None,
             result: None,
         }
     }
@@ -146,6 +151,11 @@ impl Executor {
     /// The result of the last [`Executor::ask`] or [`Executor::execute`], once.
     pub fn poll_result(&mut self) -> Option<Result<Reply, DiskError>> {
         self.result.take()
+    }
+
+    /// An earlier command failed after it had been reported as done, once.
+    pub fn take_deferred(&mut self) -> Option<DiskError> {
+        self.deferred.take()
     }
 
     pub fn poll_timeout(&self) -> Option<Instant> {
@@ -204,13 +214,17 @@ impl Executor {
 
     /// The command failed for this reason.
     fn judge(&mut self, now: Instant, reply: Reply, sense: Sense) {
-        match sense.verdict() {
+        match Verdict::of(sense) {
             Verdict::Passed => self.passed(now, reply),
             Verdict::Again => self.again(now, sense),
             Verdict::MediumChanged if self.guards_medium => self.finish(Err(DiskError::MediumChanged)),
             Verdict::MediumChanged => self.again(now, sense),
             Verdict::Later if now + READY_PAUSE <= self.ready_until => self.pause_until = Some(now + READY_PAUSE),
             Verdict::Later => self.finish(Err(DiskError::NotReady(sense))),
+            Verdict::Deferred(error) => {
+                self.deferred = Some(error);
+                self.again(now, sense);
+            }
             Verdict::Failed(_) if sense.wants_start() && self.tries.starts == 0 => {
                 self.tries.starts += 1;
                 self.asking = Asking::Start;

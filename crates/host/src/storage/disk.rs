@@ -1,16 +1,16 @@
 //! A disk behind a Bulk-Only interface, as bytes at offsets.
 
-use farbus_model::{Done, Instant, Payload, Setup, Urb, UrbId};
+use farbus_model::{Done, Instant, Payload, Urb, UrbId};
 
 use crate::driver::{Driver, IdSource};
 
 use super::bring_up::BringUp;
 use super::bulk_only::Reply;
-use super::command::{Command, Executor};
-use super::data::ReadData;
+use super::command::Executor;
 use super::error::DiskError;
 use super::info::{DiskInfo, Options};
 use super::operation::{Clear, Eject, Erase, Flush, Read, Write};
+use super::step::{Answer, Step};
 use super::target::Target;
 
 /// A disk. Its first outcome says whether it could be brought up; after that each operation has
@@ -26,17 +26,6 @@ pub struct Disk {
     unfit: Option<DiskError>,
 }
 
-/// What an operation brought.
-#[derive(Debug)]
-pub enum Answer {
-    /// The disk is brought up; [`Disk::info`] says what it is.
-    Ready,
-    /// What was read.
-    Data(ReadData),
-    /// It is done.
-    Done,
-}
-
 /// The operation under way.
 #[derive(Debug)]
 enum Job {
@@ -46,17 +35,6 @@ enum Job {
     Erase(Erase),
     Flush(Flush),
     Eject(Eject),
-}
-
-/// What a job wants next.
-#[derive(Debug)]
-pub(super) enum Step {
-    /// This command.
-    Run(Command),
-    /// This control request.
-    Ask(Setup),
-    /// Nothing more.
-    Finish(Result<Answer, DiskError>),
 }
 
 impl Disk {
@@ -192,8 +170,15 @@ impl Disk {
         }
     }
 
-    fn finish(&mut self, result: Result<Answer, DiskError>) {
-        let was_bring_up = matches!(self.job.take(), Some(Job::BringUp(_)));
+    fn finish(&mut self, mut result: Result<Answer, DiskError>) {
+        let job = self.job.take();
+        let was_bring_up = matches!(job, Some(Job::BringUp(_)));
+        // Who asks for durability is told of everything that did not become durable.
+        if let (Some(Job::Flush(_) | Job::Eject(_)), Ok(_)) = (job, &result)
+            && let Some(error) = self.executor.take_deferred()
+        {
+            result = Err(error);
+        }
         match &result {
             // A medium that cannot be taken out is the same one, whatever a reset makes the device say.
             Ok(_) if was_bring_up => self.executor.guards_medium = self.info.removable,

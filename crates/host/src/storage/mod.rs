@@ -8,7 +8,7 @@
 //! | `bring_up`, `operation` | which commands an operation takes, one after another |
 //! | `command` | why a command failed and whether it is worth repeating |
 //! | [`bulk_only`] | command, data and status in flight together, and how to get back in step |
-//! | `scsi`, `sense`, `wrapper` | the bytes |
+//! | `scsi`, `sense`, `verdict`, `wrapper` | the bytes, and what a failure's mean |
 
 mod bring_up;
 pub mod bulk_only;
@@ -20,12 +20,15 @@ mod info;
 mod operation;
 mod scsi;
 mod sense;
+mod step;
 mod target;
+mod verdict;
 mod wrapper;
 
 pub use data::ReadData;
-pub use disk::{Answer, Disk};
+pub use disk::Disk;
 pub use error::{DiskError, Fault};
 pub use info::{DiskInfo, Options};
 pub use sense::Sense;
+pub use step::Answer;
 pub use target::{BULK_ONLY, Target};

@@ -10,10 +10,10 @@ use farbus_model::Payload;
 use super::bulk_only::Reply;
 use super::command::Command;
 use super::data::ReadData;
-use super::disk::{Answer, Step};
 use super::error::DiskError;
 use super::info::DiskInfo;
 use super::scsi::{self, Cdb};
+use super::step::{Answer, Step};
 
 /// Zeros to write where no command does it; shared by all that write them.
 static ZEROS: [u8; 32 << 10] = [0; 32 << 10];

@@ -50,6 +50,8 @@ pub enum Wrong {
     Fail(u8, u8, u8),
     /// The same, without the STALL: the data phase is empty or swallowed.
     FailSoftly(u8, u8, u8),
+    /// The same, about an earlier command.
+    Deferred(u8, u8, u8),
     /// Everything in flight and everything after it: gone.
     Gone,
 }
@@ -93,6 +95,7 @@ pub struct Fake {
     pub pages: BTreeMap<u8, Vec<u8>>,
     pub capacity_16_flags: u8,
     sense: [u8; 3],
+    sense_is_deferred: bool,
     state: State,
     queues: [VecDeque<InFlight>; 2],
     halts: [bool; 2],
@@ -144,6 +147,7 @@ impl Fake {
             pages: BTreeMap::from([(0, vec![0, 0xb0, 0xb2]), (0xb0, limits_page(0)), (0xb2, vec![0, 0xc4, 2, 0])]),
             capacity_16_flags: 0xc0,
             sense: [0; 3],
+            sense_is_deferred: false,
             state: State::Command,
             queues: Default::default(),
             halts: [false; 2],
@@ -263,8 +267,14 @@ impl Fake {
 
     /// Carries a command out: IN data and status.
     fn execute(&mut self, cdb: &[u8; 16], data: &[u8], wrong: Option<Wrong>) -> (Vec<u8>, u8) {
-        if let Some(Wrong::Fail(key, code, qualifier) | Wrong::FailSoftly(key, code, qualifier)) = wrong {
+        if let Some(
+            Wrong::Fail(key, code, qualifier)
+            | Wrong::FailSoftly(key, code, qualifier)
+            | Wrong::Deferred(key, code, qualifier),
+        ) = wrong
+        {
             self.sense = [key, code, qualifier];
+            self.sense_is_deferred = matches!(wrong, Some(Wrong::Deferred(..)));
             return (Vec::new(), 1);
         }
         match self.carry_out(cdb, data) {
@@ -286,7 +296,8 @@ impl Fake {
             0x00 | 0x1b | 0x1e | 0x35 => Ok(Vec::new()),
             0x03 => {
                 let [key, code, qualifier] = std::mem::take(&mut self.sense);
-                Ok(vec![0x70, 0, key, 0, 0, 0, 0, 10, 0, 0, 0, 0, code, qualifier, 0, 0, 0, 0])
+                let format = 0x70 + u8::from(std::mem::take(&mut self.sense_is_deferred));
+                Ok(vec![format, 0, key, 0, 0, 0, 0, 10, 0, 0, 0, 0, code, qualifier, 0, 0, 0, 0])
             }
             0x12 if cdb[1] & 1 == 0 => Ok(self.inquiry.clone()),
             0x12 => match self.pages.get(&cdb[2]) {

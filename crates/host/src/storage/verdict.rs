@@ -1,0 +1,50 @@
+//! What to do about a command that the device says has failed.
+
+use super::error::DiskError;
+use super::sense::Sense;
+
+/// What to do with a command that ended so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It succeeded all the same.
+    Passed,
+    /// Again, at once.
+    Again,
+    /// Again, after a pause: the medium is becoming ready.
+    Later,
+    /// The medium may be another one now.
+    MediumChanged,
+    /// Again; but an earlier command failed in this way after it had been reported as done.
+    Deferred(DiskError),
+    /// It failed.
+    Failed(DiskError),
+}
+
+impl Verdict {
+    /// Keys of SPC-4 table 43, codes of SPC-4 annex F.
+    pub fn of(sense: Sense) -> Self {
+        let failed = match (sense.key, sense.code, sense.qualifier) {
+            // Recovered error: the data is there.
+            (1, ..) => return Verdict::Passed,
+            // Becoming ready; operations in progress (format, self-test, ...) take longer than anyone waits.
+            (2, 0x04, 0x01) => return Verdict::Later,
+            (2, 0x3a, _) => DiskError::NoMedium,
+            (2, ..) => DiskError::NotReady(sense),
+            (3, ..) => DiskError::MediumError(sense),
+            (4, ..) => DiskError::HardwareError(sense),
+            (5, 0x21, _) => DiskError::OutOfRange,
+            (5, ..) => DiskError::IllegalRequest(sense),
+            // Medium may have changed; capacity has changed.
+            (6, 0x28, _) | (6, 0x2a, 0x09) => return Verdict::MediumChanged,
+            // Any other attention (power on, reset, parameters) has been said now.
+            (6, ..) => return Verdict::Again,
+            // Space allocation failed: thin provisioning ran out.
+            (7, 0x27, 0x07) => DiskError::NoSpace,
+            (7, ..) => DiskError::WriteProtected,
+            // Aborted command; and a failure without a reason.
+            (0xb, ..) | (0, ..) => return Verdict::Again,
+            _ => DiskError::Refused(sense),
+        };
+        if sense.is_deferred { Verdict::Deferred(failed) } else { Verdict::Failed(failed) }
+    }
+}
