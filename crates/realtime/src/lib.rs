@@ -16,15 +16,16 @@
 //! # What `farbus plan bandwidth` should print
 //!
 //! One block a table, in the order of [`Speed::ALL`] and, within a speed, of [`TransferKind::ALL`]; numbers right-aligned
-//! with two spaces between columns; no rounding beyond what the rows already carry (a share of `0` reads `<1%`). A line of title, a line that says how
-//! long the interval is and where the overhead comes from, the heads, the rows, the bare bus as `max`, then one line a
-//! note. The full-speed bulk block, to the letter:
+//! with two spaces between columns; no rounding beyond what the rows already carry (a share of `0` reads `<1%`). A line of
+//! title, one that says how long the interval is, one that says where the overhead comes from, the heads, the rows, the bare
+//! bus as `max`, then the notes, broken where a screen ends. The full-speed bulk block, to the letter:
 //!
 //! ```text
 //! Full speed, bulk (USB 2.0 5.8.4, Table 5-9)
-//! frame of 1000 us, 1500 bytes; 13 bytes of overhead: 3 SYNC, 3 PID, 2 endpoint + CRC, 2 data CRC, 3 interpacket delay
+//! frame of 1000 us, 1500 bytes
+//! 13 bytes of overhead: 3 SYNC, 3 PID, 2 endpoint + CRC, 2 data CRC, 3 interpacket delay
 //!
-//!   payload  bandwidth max  share of  transfers  bytes      useful bytes
+//!   payload  bandwidth max  share of  transfers      bytes  useful bytes
 //!     bytes        bytes/s     frame        max  remaining       a frame
 //!         1         107000        1%        107          2           107
 //!         2         200000        1%        100          0           200

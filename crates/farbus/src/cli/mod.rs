@@ -1,7 +1,6 @@
 //! The `farbus` command, verb by verb.
 
 mod attach;
-mod docs;
 mod list;
 mod output;
 mod owner;
@@ -42,9 +41,6 @@ enum Verb {
     Eject(owner::DeviceArgs),
     Insert(owner::DeviceArgs),
     Plan(plan::Args),
-    Completions(docs::CompletionsArgs),
-    #[command(hide = true)]
-    Man(docs::ManArgs),
 }
 
 /// Does what the command line says.
@@ -62,7 +58,5 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Eject(args) => owner::eject(args),
         Verb::Insert(args) => owner::insert(args),
         Verb::Plan(args) => plan::run(&args),
-        Verb::Completions(args) => docs::completions(&args),
-        Verb::Man(args) => docs::man(&args),
     }
 }
