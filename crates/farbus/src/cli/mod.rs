@@ -1,6 +1,7 @@
 //! The `farbus` command, verb by verb.
 
 mod attach;
+mod docs;
 mod list;
 mod output;
 mod owner;
@@ -41,6 +42,9 @@ enum Verb {
     Eject(owner::DeviceArgs),
     Insert(owner::DeviceArgs),
     Plan(plan::Args),
+    Completions(docs::CompletionsArgs),
+    #[command(hide = true)]
+    Man(docs::ManArgs),
 }
 
 /// Does what the command line says.
@@ -58,5 +62,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Eject(args) => owner::eject(args),
         Verb::Insert(args) => owner::insert(args),
         Verb::Plan(args) => plan::run(&args),
+        Verb::Completions(args) => docs::completions(&args),
+        Verb::Man(args) => docs::man(&args),
     }
 }
