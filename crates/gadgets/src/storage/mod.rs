@@ -144,7 +144,16 @@ impl Function for Storage {
     }
 }
 
-/// A refusal, for the owner to read.
+/// Why an owner's wish was not granted, in words.
 fn explain(what: &str, sense: Sense) -> CommandError {
-    CommandError(format!("{what}: {}", sense.sentence()))
+    let why = match sense {
+        Sense::REMOVAL_PREVENTED => "the host has locked it in",
+        // START STOP UNIT's answer where there is nothing to eject.
+        Sense::INVALID_FIELD_IN_CDB => "it is not removable",
+        Sense::SPACE_ALLOCATION_FAILED => "no space left on the medium",
+        Sense::WRITE_PROTECTED => "the medium is read-only",
+        Sense::MEDIUM_NOT_PRESENT => "the medium is gone",
+        _ => "the medium failed",
+    };
+    CommandError(format!("{what}: {why}"))
 }

@@ -77,18 +77,6 @@ impl Sense {
         Self { deferred: true, ..self }
     }
 
-    /// For an owner whose wish it stands against.
-    pub fn sentence(self) -> &'static str {
-        match Self::new(self.key, self.code, self.qualifier) {
-            Sense::REMOVAL_PREVENTED => "the host has locked it in",
-            Sense::INVALID_FIELD_IN_CDB => "it is not removable",
-            Sense::SPACE_ALLOCATION_FAILED => "no space left on the medium",
-            Sense::WRITE_PROTECTED => "the medium is read-only",
-            Sense::MEDIUM_NOT_PRESENT => "the medium is gone",
-            _ => "the medium failed",
-        }
-    }
-
     /// As fixed format sense data (SPC-4, table of that name), 18 bytes.
     pub fn write_fixed(self, to: &mut Vec<u8>) {
         // A block beyond 32 bits cannot be told in this format.
