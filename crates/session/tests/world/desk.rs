@@ -1,0 +1,222 @@
+//! An exporter over a device, and the client that speaks to it, face to face.
+
+use std::time::Duration;
+
+use farbus_model::{Completions, Device, Instant, Limits};
+use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus};
+
+use super::peer::{self, BUS_ID, Checker, DEVID, Reply, Submit};
+
+/// The record of the one device of a test.
+pub fn record(device: &impl Device) -> DeviceRecord {
+    let all = device.descriptors();
+    let interfaces: Vec<[u8; 3]> = all.configurations[0].interfaces().map(|setting| setting.class).collect();
+    DeviceRecord {
+        path: "/test".into(),
+        bus_id: BUS_ID.into(),
+        bus: DEVID >> 16,
+        device: DEVID & 0xffff,
+        speed: device.speed(),
+        vendor: all.device.vendor,
+        product: all.device.product,
+        device_bcd: all.device.device_bcd,
+        class: all.device.class,
+        configuration: 1,
+        configurations: 1,
+        interface_count: interfaces.len() as u8,
+        interfaces,
+    }
+}
+
+/// Offers one device, once.
+pub struct Shelf<D> {
+    record: DeviceRecord,
+    device: Option<D>,
+}
+
+impl<D: Device> Shelf<D> {
+    pub fn new(device: D) -> Self {
+        Self { record: record(&device), device: Some(device) }
+    }
+}
+
+impl<D> Offers<D> for Shelf<D> {
+    fn list(&mut self) -> Vec<DeviceRecord> {
+        vec![self.record.clone()]
+    }
+
+    fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, D), OpStatus> {
+        if bus_id != self.record.bus_id {
+            return Err(OpStatus::NoDevice);
+        }
+        let device = self.device.take().ok_or(OpStatus::Busy)?;
+        Ok((self.record.clone(), device))
+    }
+}
+
+/// Offers nothing: the device is there already.
+pub struct Nothing;
+
+impl<D> Offers<D> for Nothing {
+    fn list(&mut self) -> Vec<DeviceRecord> {
+        Vec::new()
+    }
+
+    fn claim(&mut self, _bus_id: &str) -> Result<(DeviceRecord, D), OpStatus> {
+        Err(OpStatus::NoDevice)
+    }
+}
+
+/// The exporter and its client. Whatever is in flight when a test lets go of it ends as it would
+/// when the client goes away.
+pub struct Desk<D: Device + 'static> {
+    pub exporter: Exporter<D>,
+    pub checker: Checker,
+    pub now: Instant,
+    offers: Box<dyn Offers<D>>,
+}
+
+impl<D: Device + 'static> Desk<D> {
+    /// A client that has just connected to where `device` is offered.
+    pub fn connected(device: D, limits: Limits) -> Self {
+        let now = Instant::from_nanos(1);
+        Self {
+            exporter: Exporter::new(now, limits),
+            checker: Checker::default(),
+            now,
+            offers: Box::new(Shelf::new(device)),
+        }
+    }
+
+    /// A client that has imported `device`.
+    pub fn imported(device: D, limits: Limits) -> Self {
+        Self::imported_by(device, limits, OnReset::ResetDevice)
+    }
+
+    pub fn imported_by(device: D, limits: Limits, on_reset: OnReset) -> Self {
+        let now = Instant::from_nanos(1);
+        Self {
+            exporter: Exporter::imported(now, limits, DEVID, device, on_reset),
+            checker: Checker::default(),
+            now,
+            offers: Box::new(Nothing),
+        }
+    }
+
+    /// A client that has imported and configured `device`.
+    pub fn configured(device: D, limits: Limits) -> Self {
+        let mut desk = Self::imported(device, limits);
+        desk.ask(&Submit::control(u32::MAX, peer::setup::set_configuration(1)));
+        assert_eq!(desk.checker.ret_submit(u32::MAX).status, 0);
+        desk
+    }
+
+    /// Bytes arrive, all there is room for at once.
+    pub fn receive(&mut self, mut bytes: &[u8]) -> Result<(), Fault> {
+        while !bytes.is_empty() {
+            let space = self.exporter.receive_space();
+            let count = space.len().min(bytes.len());
+            assert!(count > 0, "there is always room");
+            space[..count].copy_from_slice(&bytes[..count]);
+            self.exporter.handle_received(count);
+            bytes = &bytes[count..];
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    pub fn advance(&mut self) -> Result<(), Fault> {
+        self.exporter.advance(self.now, &mut *self.offers)
+    }
+
+    /// Sends a submit; its answer stays where it is until [`Desk::read`].
+    pub fn submit(&mut self, submit: &Submit) {
+        self.try_submit(submit).expect("a submit that no rule forbids");
+    }
+
+    pub fn try_submit(&mut self, submit: &Submit) -> Result<(), Fault> {
+        self.checker.asked(submit, submit.ep == 3);
+        self.receive(&submit.bytes())
+    }
+
+    pub fn unlink(&mut self, seqnum: u32, victim: u32) {
+        self.try_unlink(seqnum, victim).expect("an unlink that no rule forbids");
+    }
+
+    pub fn try_unlink(&mut self, seqnum: u32, victim: u32) -> Result<(), Fault> {
+        self.checker.unlink_asked(seqnum, victim);
+        self.receive(&peer::unlink(seqnum, victim))
+    }
+
+    /// The client reads all there is, and what comes because of it.
+    pub fn read(&mut self) -> Vec<Reply> {
+        let mut replies = Vec::new();
+        while self.exporter.has_transmit() {
+            replies.extend(self.read_some(usize::MAX));
+            self.advance().expect("reading breaks no rule");
+        }
+        replies
+    }
+
+    /// The client reads at most `most` bytes.
+    pub fn read_some(&mut self, most: usize) -> Vec<Reply> {
+        let bytes: Vec<u8> = self.waiting_bytes(most);
+        self.exporter.handle_transmitted(bytes.len());
+        self.checker.read(&bytes)
+    }
+
+    /// The client reads the raw bytes, as before there are URBs.
+    pub fn read_bytes(&mut self) -> Vec<u8> {
+        let bytes = self.waiting_bytes(usize::MAX);
+        self.exporter.handle_transmitted(bytes.len());
+        bytes
+    }
+
+    fn waiting_bytes(&self, most: usize) -> Vec<u8> {
+        self.exporter.poll_transmit().iter().flat_map(|run| run.iter().copied()).take(most).collect()
+    }
+
+    /// Submits and reads.
+    pub fn ask(&mut self, submit: &Submit) -> Vec<Reply> {
+        self.submit(submit);
+        self.read()
+    }
+
+    /// Lets the test act on the device, and the exporter on what that finishes.
+    pub fn device<T>(&mut self, act: impl FnOnce(&mut D, &mut Completions) -> T) -> T {
+        let result = self.exporter.with_device(self.now, act).expect("the device was claimed");
+        self.advance().expect("a device breaks no rule");
+        result
+    }
+
+    /// Time passes, with every moment that somebody waits for.
+    pub fn pass(&mut self, span: Duration) {
+        let until = self.now + span;
+        while let Some(at) = self.exporter.poll_timeout().filter(|&at| at <= until) {
+            self.now = self.now.max(at);
+            self.exporter.handle_timeout(self.now);
+            self.advance().expect("time breaks no rule");
+        }
+        self.now = until;
+    }
+
+    /// The client goes away; the device comes back.
+    pub fn end(mut self) -> (D, Checker) {
+        let device = self.hang_up().expect("the device was claimed");
+        (device, std::mem::take(&mut self.checker))
+    }
+
+    /// The client goes away; the device, if it had one, comes back.
+    pub fn hang_up(&mut self) -> Option<D> {
+        let spent = Exporter::new(self.now, Limits { receive_bytes: 0, ..Limits::DEFAULT });
+        std::mem::replace(&mut self.exporter, spent).finish(self.now)
+    }
+}
+
+impl<D: Device + 'static> Drop for Desk<D> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.hang_up();
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! What session tests are made of: a client that writes frames by hand and checks every answer
+//! ([`desk`]), and a device whose every completion is the test's decision ([`scripted`]).
+
+#![allow(dead_code, unused_imports, reason = "every test takes what it needs")]
+
+pub mod desk;
+pub mod relay;
+pub mod scripted;
+
+#[path = "../../../wire/tests/peer/mod.rs"]
+pub mod peer;
+
+pub use desk::{Desk, Shelf, record};
+pub use relay::{Relay, remote};
+pub use scripted::{Manners, Scripted};

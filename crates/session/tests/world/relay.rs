@@ -1,0 +1,107 @@
+//! The arrangement in front of a kernel: an exporter over a remote device over another exporter.
+
+use farbus_model::{BufferPool, Completions, Device, EpAddr, Instant, Limits, Status};
+use farbus_session::importer::Greeting;
+use farbus_session::{Handshake, OnReset, Reject, RemoteDevice};
+
+use super::desk::Desk;
+use super::peer::{self, BUS_ID, Submit};
+use super::scripted::{Manners, Scripted};
+
+/// A remote device past its handshake with an exporter that says what every exporter of `device` says.
+pub fn remote(device: &impl Device, limits: Limits) -> RemoteDevice {
+    let mut handshake = Handshake::import(limits, BUS_ID);
+    let asked: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
+    handshake.handle_transmitted(asked);
+    let mut reply = peer::op(0x0111, 0x0003, 0);
+    super::desk::record(device).encode(false, &mut reply);
+    let space = handshake.receive_space();
+    space[..reply.len()].copy_from_slice(&reply);
+    let greeting = handshake.handle_received(reply.len()).expect("an import reply");
+    let Some(Greeting::Imported(record)) = greeting else { panic!("imported, not {greeting:?}") };
+    let mut remote = handshake.into_device(record);
+    remote.set_descriptors(device.descriptors().clone());
+    remote
+}
+
+/// A kernel's connection (`near`), the remote device behind it, a link, and the exporter that has
+/// the device itself (`far`). Bytes cross the link when the test says so.
+pub struct Relay {
+    pub near: Desk<RemoteDevice>,
+    pub far: Desk<Scripted>,
+}
+
+impl Relay {
+    /// With a configured device.
+    pub fn new(manners: Manners, limits: Limits) -> Self {
+        let device = Scripted::new(manners);
+        let near = Desk::imported_by(remote(&device, limits), limits, OnReset::PassOn);
+        let mut relay = Self { near, far: Desk::imported(device, limits) };
+        relay.near.submit(&Submit::control(u32::MAX, peer::setup::set_configuration(1)));
+        relay.settle();
+        relay.far.device(|device, done| {
+            device.complete(EpAddr::CONTROL, done);
+        });
+        relay.settle();
+        assert_eq!(relay.near.checker.ret_submit(u32::MAX).status, 0);
+        relay
+    }
+
+    /// Bytes go to the far end; `false` if there are none.
+    pub fn carry_there(&mut self) -> bool {
+        let bytes = self.near.device(|remote, done| {
+            let bytes: Vec<u8> = remote.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+            remote.handle_transmitted(bytes.len(), done);
+            bytes
+        });
+        self.far.receive(&bytes).expect("a remote device breaks no rule");
+        !bytes.is_empty()
+    }
+
+    /// Bytes come from the far end; `false` if there are none.
+    pub fn carry_back(&mut self) -> bool {
+        let bytes = self.far.read_bytes();
+        self.far.advance().expect("reading breaks no rule");
+        self.near.device(|remote, done| receive(remote, &bytes, done)).expect("an exporter breaks no rule");
+        !bytes.is_empty()
+    }
+
+    /// Everything crosses until nothing is left to.
+    pub fn settle(&mut self) {
+        while self.carry_there() | self.carry_back() | !self.near.read().is_empty() {}
+    }
+
+    /// Both ends come apart.
+    pub fn end(self) -> (RemoteDevice, Scripted, peer::Checker) {
+        let (remote, checker) = self.near.end();
+        (remote, self.far.end().0, checker)
+    }
+}
+
+/// Bytes arrive at a remote device.
+pub fn receive(remote: &mut RemoteDevice, mut bytes: &[u8], done: &mut Completions) -> Result<(), Reject> {
+    while !bytes.is_empty() {
+        let space = remote.receive_space();
+        let count = space.len().min(bytes.len());
+        assert!(count > 0, "there is always room");
+        space[..count].copy_from_slice(&bytes[..count]);
+        remote.handle_received(count, done)?;
+        bytes = &bytes[count..];
+    }
+    Ok(())
+}
+
+/// A place for what a device finishes.
+pub fn completions() -> Completions {
+    Completions::new(BufferPool::new(0))
+}
+
+/// What a remote device says of everything it had when its link is lost.
+pub fn lose(remote: &mut RemoteDevice) -> Vec<Status> {
+    let mut done = completions();
+    remote.handle_lost(&mut done);
+    std::iter::from_fn(|| done.pop()).map(|done| done.status).collect()
+}
+
+/// Now, where it does not matter.
+pub const NOW: Instant = Instant::ZERO;

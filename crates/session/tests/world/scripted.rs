@@ -1,0 +1,219 @@
+//! A device that does nothing by itself.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use farbus_model::definition::InterfaceDefinition;
+use farbus_model::descriptor::kind;
+use farbus_model::usb::{Recipient, request};
+use farbus_model::{
+    Completions, Definition, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Payload, Selection, Setup,
+    Speed, Status, UrbId,
+};
+
+/// How a device behaves where it has a choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Manners {
+    /// A cancelled request comes back later, when the test says so: as usbfs and remote devices do.
+    pub cancels_late: bool,
+    /// Control requests wait for the test as well.
+    pub answers_control_late: bool,
+}
+
+/// The device: bulk 1, interrupt 2, isochronous 3 in both directions, and bulk 4 where interface 1
+/// is in setting 1.
+#[derive(Debug)]
+pub struct Scripted {
+    descriptors: Descriptors,
+    selection: Selection,
+    manners: Manners,
+    queues: BTreeMap<EpAddr, VecDeque<InFlight>>,
+    /// Cancelled and not yet given back.
+    withdrawn: Vec<UrbId>,
+    /// What happened, in order.
+    pub events: Vec<Event>,
+    /// Requests given to it.
+    pub taken: usize,
+    /// Requests given back.
+    pub given: usize,
+}
+
+/// What happened to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A control request was carried out.
+    Control(Setup),
+    /// It was reset.
+    Reset,
+}
+
+impl Scripted {
+    pub fn new(manners: Manners) -> Self {
+        let interval = Duration::from_micros(125);
+        let definition = Definition::new(0x1209, 0x0001)
+            .names("farbus", "scripted", "")
+            .interface(
+                InterfaceDefinition::vendor()
+                    .bulk_pair(1)
+                    .interrupt(2, Direction::In, 64, interval)
+                    .interrupt(2, Direction::Out, 64, interval)
+                    .isochronous(3, Direction::In, 1024, interval)
+                    .isochronous(3, Direction::Out, 1024, interval),
+            )
+            .interface(InterfaceDefinition::vendor())
+            .interface(InterfaceDefinition::vendor().alternate_of_previous().bulk_pair(4));
+        Self {
+            descriptors: definition.build(),
+            selection: Selection::default(),
+            manners,
+            queues: BTreeMap::new(),
+            withdrawn: Vec::new(),
+            events: Vec::new(),
+            taken: 0,
+            given: 0,
+        }
+    }
+
+    /// Finishes the first request of `endpoint` as well as it can end; `false` if there is none.
+    pub fn complete(&mut self, endpoint: EpAddr, done: &mut Completions) -> bool {
+        let Some(urb) = self.take_first(endpoint) else { return false };
+        if endpoint.is_control() {
+            self.control(urb, done);
+        } else if !urb.iso.is_empty() {
+            let packets = urb.iso.iter().map(|packet| farbus_model::IsoPacket { actual: packet.length, ..*packet });
+            let packets: Vec<_> = packets.collect();
+            let bytes = packets.iter().map(|packet| packet.actual as usize).sum();
+            let data = if urb.direction == Direction::In { vec![urb.id.0 as u8; bytes] } else { Vec::new() };
+            done.push(urb.done_iso(packets, data.into()));
+        } else if urb.direction == Direction::In {
+            let data = vec![urb.id.0 as u8; urb.length as usize];
+            done.push(urb.answer(data.into()));
+        } else {
+            done.push(urb.accept());
+        }
+        true
+    }
+
+    /// Ends the first request of `endpoint` with `status`; `false` if there is none.
+    pub fn fail(&mut self, endpoint: EpAddr, status: Status, done: &mut Completions) -> bool {
+        let urb = self.take_first(endpoint);
+        urb.map(|urb| done.push(urb.fail(status))).is_some()
+    }
+
+    /// Gives the first cancelled request back as cancelled; `false` if there is none.
+    pub fn let_go(&mut self, done: &mut Completions) -> bool {
+        if self.withdrawn.is_empty() {
+            return false;
+        }
+        let id = self.withdrawn.remove(0);
+        self.give_cancelled(id, done);
+        true
+    }
+
+    /// Requests it holds.
+    pub fn holds(&self) -> usize {
+        self.queues.values().map(VecDeque::len).sum()
+    }
+
+    /// Requests it holds on `endpoint`.
+    pub fn waiting(&self, endpoint: EpAddr) -> usize {
+        self.queues.get(&endpoint).map_or(0, VecDeque::len)
+    }
+
+    /// The control requests carried out since the last call, resets among them.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    fn take_first(&mut self, endpoint: EpAddr) -> Option<InFlight> {
+        let urb = self.queues.get_mut(&endpoint)?.pop_front()?;
+        self.withdrawn.retain(|&id| id != urb.id);
+        self.given += 1;
+        Some(urb)
+    }
+
+    fn give_cancelled(&mut self, id: UrbId, done: &mut Completions) {
+        for queue in self.queues.values_mut() {
+            if let Some(at) = queue.iter().position(|urb| urb.id == id) {
+                let urb = queue.remove(at).expect("found just now");
+                self.given += 1;
+                done.push(urb.fail(Status::Cancelled));
+            }
+        }
+    }
+
+    fn control(&mut self, urb: InFlight, done: &mut Completions) {
+        let setup = urb.setup;
+        self.events.push(Event::Control(setup));
+        let (value, index) = (setup.value as u8, setup.index as u8);
+        let is_known = if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+            self.withdraw_all(done);
+            self.selection.select_configuration(&self.descriptors, value)
+        } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+            self.selection.select_interface(&self.descriptors, index, value)
+        } else {
+            true
+        };
+        let is_descriptor = setup.is_standard(request::GET_DESCRIPTOR, Recipient::Device);
+        done.push(match urb.direction {
+            _ if !is_known => urb.fail(Status::Stall),
+            Direction::Out => urb.accept(),
+            Direction::In if is_descriptor && setup.value == u16::from(kind::DEVICE) << 8 => {
+                let mut data: Payload = self.descriptors.device.to_bytes().as_slice().into();
+                data.truncate(urb.length as usize);
+                urb.answer(data)
+            }
+            Direction::In => {
+                let zeros = vec![0; urb.length as usize];
+                urb.answer(zeros.into())
+            }
+        });
+    }
+
+    fn withdraw_all(&mut self, done: &mut Completions) {
+        self.withdrawn.clear();
+        for urb in std::mem::take(&mut self.queues).into_values().flatten() {
+            self.given += 1;
+            done.push(urb.fail(Status::Shutdown));
+        }
+    }
+}
+
+impl Device for Scripted {
+    fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    fn speed(&self) -> Speed {
+        Speed::High
+    }
+
+    fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    fn submit(&mut self, _now: Instant, mut urb: InFlight, done: &mut Completions) {
+        self.taken += 1;
+        if urb.endpoint.is_control() && !self.manners.answers_control_late {
+            self.given += 1;
+            self.control(urb, done);
+        } else {
+            urb.own_payload();
+            self.queues.entry(urb.endpoint).or_default().push_back(urb);
+        }
+    }
+
+    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
+        if !self.manners.cancels_late {
+            self.give_cancelled(id, done);
+        } else if self.queues.values().flatten().any(|urb| urb.id == id) && !self.withdrawn.contains(&id) {
+            self.withdrawn.push(id);
+        }
+    }
+
+    fn reset(&mut self, _now: Instant, done: &mut Completions) {
+        self.events.push(Event::Reset);
+        self.withdraw_all(done);
+        self.selection.clear();
+    }
+}
