@@ -100,6 +100,8 @@ pub struct Exporter<D> {
     held: VecDeque<Urb>,
     /// Own requests without an answer; nothing of the client's is started meanwhile.
     restoring: usize,
+    /// The request that showed a reset and waits until the device is as it was.
+    reset_shown_by: Option<UrbId>,
     next_own_id: u64,
     limits: Limits,
     on_reset: OnReset,
@@ -126,6 +128,7 @@ impl<D: Device> Exporter<D> {
             done: Completions::new(BufferPool::new(limits.pool_bytes)),
             held: VecDeque::new(),
             restoring: 0,
+            reset_shown_by: None,
             next_own_id: OWN_ID_FIRST,
             limits,
             on_reset,
@@ -217,9 +220,11 @@ impl<D: Device> Exporter<D> {
     }
 
     fn start(&mut self, now: Instant, urb: Urb) {
-        if self.on_reset == OnReset::ResetDevice && self.shows_port_reset(&urb) {
+        let is_restored = self.reset_shown_by.take() == Some(urb.id);
+        if self.on_reset == OnReset::ResetDevice && !is_restored && self.shows_port_reset(&urb) {
             self.reset_and_restore(now);
             if self.restoring > 0 {
+                self.reset_shown_by = Some(urb.id);
                 self.held.push_front(urb);
                 return;
             }

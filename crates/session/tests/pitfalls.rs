@@ -548,6 +548,29 @@ mod reset_sign {
     }
 
     #[test]
+    fn a_device_that_takes_its_time_is_reset_once_and_others_wait_until_it_is_restored() {
+        let late = Manners { cancels_late: true, answers_control_late: true };
+        let mut desk = busy(late, OnReset::ResetDevice);
+        desk.submit(&Submit::control(200, setup::GET_DEVICE_64));
+        desk.submit(&Submit::data_in(201, 1, 64));
+        desk.submit(&Submit::data_in(202, 1, 64));
+        desk.unlink(203, 202);
+        let replies = desk.read();
+        assert_eq!(replies.len(), 4, "three ended by the reset, one withdrawn while it waited: {replies:?}");
+        // The two requests that restore, then the one that was the sign.
+        for step in 0..3 {
+            assert!(desk.device(|device, done| device.complete(EpAddr::CONTROL, done)), "step {step}");
+        }
+        assert!(desk.device(|device, done| device.complete(BULK_IN, done)), "what waited has begun");
+        let order: Vec<_> = desk.read().iter().map(|reply| (reply.seqnum(), reply.status())).collect();
+        assert_eq!(order, [(200, 0), (201, 0)]);
+        assert_eq!(desk.exporter.counters().resets, 1);
+        desk.checker.assert_settled();
+        desk.submit(&Submit::control(204, setup::GET_DEVICE_64));
+        assert_eq!(desk.exporter.counters().resets, 2, "and the next sign is seen again");
+    }
+
+    #[test]
     fn a_data_phase_that_was_cut_does_not_meet_the_next_command() {
         // A real device this time: requests in flight are gone, and what is sent afterwards is new.
         let mut desk = Desk::configured(Keyboard::device(), LIMITS);

@@ -147,7 +147,9 @@ impl Scripted {
         self.events.push(Event::Control(setup));
         let (value, index) = (setup.value as u8, setup.index as u8);
         let is_known = if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+            let control = self.queues.remove(&EpAddr::CONTROL);
             self.withdraw_all(done);
+            self.queues.extend(control.map(|queue| (EpAddr::CONTROL, queue)));
             self.selection.select_configuration(&self.descriptors, value)
         } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
             self.selection.select_interface(&self.descriptors, index, value)
