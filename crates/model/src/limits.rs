@@ -12,8 +12,9 @@ pub const URB_BYTES_MAX: u32 = 16 << 20;
 pub struct Limits {
     /// Requests in flight or queued. Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64.
     pub urbs_in_flight_max: usize,
-    /// OUT bytes held by requests that a device has not taken yet.
-    pub out_bytes_held_max: usize,
+    /// Payload bytes of all requests together: sent to the device, asked of it, or on their way back.
+    /// Beyond, a request is refused. Linux's usbfs lends its programs 16 MiB; twice that.
+    pub payload_bytes_max: usize,
     /// Reply bytes waiting for the link, beyond which no further request is started: they wait
     /// unstarted, as headers. Half a second-level cache, so that what was read is sent while it is hot.
     pub reply_bytes_backlog: usize,
@@ -29,7 +30,7 @@ impl Limits {
     /// The default of a session.
     pub const DEFAULT: Limits = Limits {
         urbs_in_flight_max: 4096,
-        out_bytes_held_max: 32 << 20,
+        payload_bytes_max: 32 << 20,
         reply_bytes_backlog: 512 << 10,
         reply_header_bytes_max: 2 << 20,
         receive_bytes: 256 << 10,
@@ -40,10 +41,8 @@ impl Limits {
     pub const fn bytes_max(&self) -> usize {
         // Bytes received and not yet understood; a large frame's buffer doubles as it arrives.
         self.receive_bytes + 2 * URB_BYTES_MAX as usize
-            // Requests that wait for credit or for the device.
-            + self.out_bytes_held_max
-            // Replies: the backlog, the one request that overshoots it, and refusals behind it.
-            + self.reply_bytes_backlog + URB_BYTES_MAX as usize + self.reply_header_bytes_max
+            // Requests and replies, the one request that overshoots, and refusals behind them.
+            + self.payload_bytes_max + URB_BYTES_MAX as usize + self.reply_header_bytes_max
             // Idle buffers.
             + self.pool_bytes
     }

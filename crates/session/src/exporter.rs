@@ -98,6 +98,8 @@ pub struct Exporter<D> {
     done: Completions,
     /// Requests that wait, in order, for the link to take replies or for a reset to end.
     held: VecDeque<Urb>,
+    /// Room that the device was given and has not filled: it may come back all at once.
+    in_bytes_asked: usize,
     /// Own requests without an answer; nothing of the client's is started meanwhile.
     restoring: usize,
     /// The request that showed a reset and waits until the device is as it was.
@@ -127,6 +129,7 @@ impl<D: Device> Exporter<D> {
             device,
             done: Completions::new(BufferPool::new(limits.pool_bytes)),
             held: VecDeque::new(),
+            in_bytes_asked: 0,
             restoring: 0,
             reset_shown_by: None,
             next_own_id: OWN_ID_FIRST,
@@ -193,18 +196,27 @@ impl<D: Device> Exporter<D> {
     /// Starts a request, keeps it for later, or refuses it; never blocks what comes behind it.
     fn admit(&mut self, now: Instant, mut urb: Urb) {
         self.trace.tap(urb.id.0, urb.endpoint.as_byte(), Stage::Received, now);
-        let over = self.conn.in_flight() > self.limits.urbs_in_flight_max
-            || self.conn.out_bytes_held() > self.limits.out_bytes_held_max;
-        if over {
+        if self.conn.in_flight() > self.limits.urbs_in_flight_max || !self.has_credit() {
             // Reading goes on: an unlink is never stuck behind submits.
-            self.counters.no_credit += 1;
-            self.reply(now, urb.launch().fail(Status::NoCredit));
+            self.refuse(now, urb);
         } else if self.may_start() && self.held.is_empty() {
             self.start(now, urb);
         } else {
             urb.payload.own();
             self.held.push_back(urb);
         }
+    }
+
+    /// Whether payloads leave room for one more. A device that answers late may be given no more than
+    /// the link could be left with.
+    fn has_credit(&self) -> bool {
+        let payload_bytes = self.conn.out_bytes_held() + self.in_bytes_asked + self.conn.backlog_bytes();
+        payload_bytes <= self.limits.payload_bytes_max
+    }
+
+    fn refuse(&mut self, now: Instant, urb: Urb) {
+        self.counters.no_credit += 1;
+        self.reply(now, urb.launch().fail(Status::NoCredit));
     }
 
     fn may_start(&self) -> bool {
@@ -228,6 +240,12 @@ impl<D: Device> Exporter<D> {
                 self.held.push_front(urb);
                 return;
             }
+        }
+        if urb.direction == Direction::In {
+            if !self.has_credit() {
+                return self.refuse(now, urb);
+            }
+            self.in_bytes_asked += urb.length as usize;
         }
         let device = self.device.as_mut().expect("URBs come after a device was claimed");
         self.trace.tap(urb.id.0, urb.endpoint.as_byte(), Stage::Submitted, now);
@@ -291,6 +309,9 @@ impl<D: Device> Exporter<D> {
             if done.id.0 >= OWN_ID_FIRST {
                 self.restoring -= 1;
             } else {
+                if done.direction == Direction::In {
+                    self.in_bytes_asked -= done.length as usize;
+                }
                 self.reply(now, done);
             }
         }

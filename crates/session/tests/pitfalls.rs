@@ -426,7 +426,7 @@ mod unlink {
 
     #[test]
     fn an_unlink_is_never_stuck_behind_submits_when_memory_is_out() {
-        let limits = Limits { out_bytes_held_max: 10_000, ..LIMITS };
+        let limits = Limits { payload_bytes_max: 10_000, ..LIMITS };
         let mut desk = Desk::configured(scripted(), limits);
         for seqnum in 1..=3 {
             desk.submit(&Submit::data_out(seqnum, 1, &[seqnum as u8; 4000]));
@@ -642,7 +642,7 @@ mod bounds {
             reply_bytes_backlog: 64 << 10,
             reply_header_bytes_max: 16 << 10,
             urbs_in_flight_max: 32,
-            out_bytes_held_max: 256 << 10,
+            payload_bytes_max: 256 << 10,
             ..LIMITS
         };
         let submits = [
@@ -680,6 +680,26 @@ mod bounds {
             assert_eq!(fault, Some(Err(Fault::NeverReads)), "cancels late: {cancels_late}");
             desk.end();
         }
+    }
+
+    #[test]
+    fn what_a_slow_device_will_send_is_counted_before_it_has_sent_it() {
+        // Isochronous and remote devices answer later: all that was started may come at once.
+        let limits = Limits { payload_bytes_max: 1 << 20, reply_bytes_backlog: 64 << 10, ..LIMITS };
+        let mut desk = Desk::configured(scripted(), limits);
+        for seqnum in 1..=1000 {
+            desk.submit(&Submit::data_in(seqnum, 1, 64 << 10));
+        }
+        assert!(desk.exporter.counters().no_credit > 0, "64 MB were asked for");
+        desk.device(|device, done| while device.complete(BULK_IN, done) {});
+        let waiting: usize = desk.exporter.poll_transmit().iter().map(|run| run.len()).sum();
+        assert!(waiting < (1 << 20) + (192 << 10), "{waiting} bytes wait");
+        desk.read();
+        desk.checker.assert_settled();
+        desk.ask(&Submit::data_in(2000, 1, 64 << 10));
+        desk.device(|device, done| while device.complete(BULK_IN, done) {});
+        desk.read();
+        assert_eq!(desk.checker.ret_submit(2000).actual, 64 << 10, "credit comes back");
     }
 
     #[test]
