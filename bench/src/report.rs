@@ -210,7 +210,8 @@ pub fn machine() -> Value {
     let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
     json!({
         "cpu": model.trim_start_matches(['\t', ' ', ':']),
-        "cpus": std::thread::available_parallelism().map_or(0, usize::from),
+        // Not what this process may use: it may be pinned.
+        "cpus": cpuinfo.lines().filter(|line| line.starts_with("processor")).count(),
         "kernel": read("/proc/sys/kernel/osrelease").trim(),
     })
 }
