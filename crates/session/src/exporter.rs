@@ -333,12 +333,12 @@ impl<D: Device> Exporter<D> {
     /// Requests that a device dropped: in production they end as cancelled, counted.
     fn answer_lost(&mut self, now: Instant) {
         for id in take_lost() {
-            if self.conn.ids_in_flight().any(|known| known == id) {
+            if let Some(urb) = self.conn.stand_in(id) {
                 self.counters.lost += 1;
-                let urb = Urb::data_in(id, farbus_model::EpAddr::CONTROL, 0);
-                self.reply(now, urb.launch().fail(Status::Cancelled));
+                self.done.push(urb.launch().fail(Status::Cancelled));
             }
         }
+        self.collect(now);
     }
 
     /// When [`Exporter::handle_timeout`] wants to be called.

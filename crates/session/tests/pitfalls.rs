@@ -703,6 +703,31 @@ mod bounds {
     }
 
     #[test]
+    fn what_a_broken_device_drops_is_answered_as_cancelled_counted_and_framed() {
+        let mut desk = Desk::configured(scripted(), LIMITS);
+        let submits = [
+            Submit::iso_in(1, 3, &[0, 0, 0]),
+            Submit::data_in(2, 1, 64),
+            Submit::data_out(3, 1, &[7; 64]),
+            Submit::control(4, setup::GET_CONFIGURATION),
+        ];
+        for submit in &submits {
+            desk.device(|device, _| device.is_broken = true);
+            // Where debug assertions are on, the drop is found at once.
+            let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| desk.submit(submit)));
+            assert_eq!(dropped.is_err(), cfg!(debug_assertions));
+            desk.device(|device, _| device.is_broken = false);
+            desk.read();
+            assert_eq!(desk.checker.ret_submit(submit.seqnum).status, ECONNRESET);
+        }
+        assert_eq!(desk.exporter.counters().lost, 4);
+        desk.submit(&Submit::data_in(5, 1, 4));
+        desk.device(|device, done| device.complete(BULK_IN, done));
+        desk.read();
+        desk.checker.assert_settled();
+    }
+
+    #[test]
     fn idle_requests_of_one_endpoint_do_not_block_another() {
         let mut desk = Desk::configured(Keyboard::device(), LIMITS);
         for seqnum in 1..=20 {

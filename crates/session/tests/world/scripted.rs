@@ -30,6 +30,8 @@ pub struct Scripted {
     queues: BTreeMap<EpAddr, VecDeque<InFlight>>,
     /// Cancelled and not yet given back.
     withdrawn: Vec<UrbId>,
+    /// It drops what it is given.
+    pub is_broken: bool,
     /// What happened, in order.
     pub events: Vec<Event>,
     /// Requests given to it.
@@ -68,6 +70,7 @@ impl Scripted {
             manners,
             queues: BTreeMap::new(),
             withdrawn: Vec::new(),
+            is_broken: false,
             events: Vec::new(),
             taken: 0,
             given: 0,
@@ -195,6 +198,9 @@ impl Device for Scripted {
     }
 
     fn submit(&mut self, _now: Instant, mut urb: InFlight, done: &mut Completions) {
+        if self.is_broken {
+            return drop(urb);
+        }
         self.taken += 1;
         if urb.endpoint.is_control() && !self.manners.answers_control_late {
             self.given += 1;

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io::IoSlice;
 
-use farbus_model::{BufferPool, Done, EpAddr, Limits, Payload, Status, TransferType, Urb, UrbId};
+use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Status, TransferType, Urb, UrbId};
 
 use super::message::{
     self, BUS_ID_BYTES, DeviceRecord, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, OpStatus, RawHeader,
@@ -63,9 +63,15 @@ enum Phase {
 /// A URB that owes an answer.
 #[derive(Debug)]
 struct Flight {
-    number_of_packets: u32,
-    out_bytes: usize,
+    submit: Submit,
+    packets: usize,
     unlinks: Vec<u32>,
+}
+
+impl Flight {
+    fn out_bytes(&self) -> usize {
+        if self.submit.direction == Direction::Out { self.submit.length as usize } else { 0 }
+    }
 }
 
 impl ServerConn {
@@ -193,7 +199,7 @@ impl ServerConn {
             }
         };
         let packets = if is_iso { submit.iso_packets()? } else { 0 };
-        let is_out = submit.direction == farbus_model::Direction::Out;
+        let is_out = submit.direction == Direction::Out;
         let out_bytes = if is_out { submit.length as usize } else { 0 };
         let total = HEADER_BYTES + out_bytes + packets * ISO_PACKET_BYTES;
         if self.incoming.bytes().len() < total {
@@ -204,7 +210,7 @@ impl ServerConn {
         let descriptors = &self.incoming.bytes()[HEADER_BYTES + out_bytes..total];
         let iso = message::decode_iso_packets(descriptors, submit.length)?;
         self.incoming.consume(total);
-        self.begin_flight(&submit, out_bytes)?;
+        self.begin_flight(Flight { submit, packets, unlinks: Vec::new() })?;
         Ok(Some(Request::Submit(Urb {
             id: UrbId(u64::from(submit.seqnum)),
             endpoint: submit.endpoint,
@@ -219,13 +225,13 @@ impl ServerConn {
         })))
     }
 
-    fn begin_flight(&mut self, submit: &Submit, out_bytes: usize) -> Result<(), Reject> {
-        let Entry::Vacant(place) = self.flights.entry(submit.seqnum) else {
-            let value = u64::from(submit.seqnum);
-            return Err(Reject::new("seqnum", value, "a number in flight is not used again"));
+    fn begin_flight(&mut self, flight: Flight) -> Result<(), Reject> {
+        let seqnum = flight.submit.seqnum;
+        let Entry::Vacant(place) = self.flights.entry(seqnum) else {
+            return Err(Reject::new("seqnum", u64::from(seqnum), "a number in flight is not used again"));
         };
-        place.insert(Flight { number_of_packets: submit.number_of_packets, out_bytes, unlinks: Vec::new() });
-        self.out_bytes_held += out_bytes;
+        self.out_bytes_held += flight.out_bytes();
+        place.insert(flight);
         Ok(())
     }
 
@@ -276,7 +282,7 @@ impl ServerConn {
     pub fn complete(&mut self, done: Done, pool: &mut BufferPool) {
         let seqnum = u32::try_from(done.id.0).expect("the id is the sequence number");
         let flight = self.flights.remove(&seqnum).expect("a URB is answered once");
-        self.out_bytes_held -= flight.out_bytes;
+        self.out_bytes_held -= flight.out_bytes();
         self.unlinks_owed -= flight.unlinks.len();
         let withdrawn = !flight.unlinks.is_empty() && done.status == Status::Cancelled;
         if withdrawn {
@@ -297,7 +303,7 @@ impl ServerConn {
             actual: done.actual,
             start_frame: done.start_frame,
             // On an endpoint without packets the client's own number, whatever it was.
-            number_of_packets: flight.number_of_packets,
+            number_of_packets: flight.submit.number_of_packets,
             error_count: done.error_count,
         };
         self.outgoing.put(&reply.to_bytes());
@@ -318,6 +324,16 @@ impl ServerConn {
     /// The names of the URBs that owe an answer.
     pub fn ids_in_flight(&self) -> impl Iterator<Item = UrbId> {
         self.flights.keys().map(|&seqnum| UrbId(u64::from(seqnum)))
+    }
+
+    /// A URB to answer in the place of one in flight that its device lost: as large, with as many packets.
+    pub fn stand_in(&self, id: UrbId) -> Option<Urb> {
+        let Flight { submit, packets, .. } = self.flights.get(&u32::try_from(id.0).ok()?)?;
+        let mut urb = Urb::data_in(id, submit.endpoint, submit.length);
+        urb.direction = submit.direction;
+        urb.start_frame = submit.start_frame;
+        urb.iso = vec![IsoPacket::default(); *packets];
+        Some(urb)
     }
 
     /// OUT bytes of the URBs that owe an answer.
