@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use farbus_io::frontend::fuse::{DiskMount, Health, MountError, Unmounted};
@@ -113,7 +113,10 @@ fn fio_reads_back_what_it_wrote_by_every_way_into_the_file() {
         let file = format!("--filename={}", disk.file().display());
         let work =
             "--name=verify --rw=randrw --bsrange=512-1m --blockalign=512 --size=64m --verify=crc32c --verify_fatal=1";
-        let args = [&*file, "--fsync_on_close=1", "--verify_state_save=0", "--minimal"].into_iter().chain(work.split(' ')).chain(way.split(' '));
+        let args = [&*file, "--fsync_on_close=1", "--verify_state_save=0", "--minimal"]
+            .into_iter()
+            .chain(work.split(' '))
+            .chain(way.split(' '));
         run("fio", &args.collect::<Vec<_>>());
     }
     assert_eq!(disk.unmount().unwrap(), CLEAN);
@@ -150,21 +153,34 @@ fn a_store_that_is_gone_in_mid_write_ends_everything_within_seconds() {
 }
 
 #[test]
-fn a_mount_whose_store_is_gone_is_dropped_from_under_its_users_at_once() {
+fn a_store_that_never_answers_is_cut_off_from_its_users() {
     let Some(scratch) = rig(&["losetup"]) else { return };
     let (store, strings) = Fragile::of_size(MIB);
-    let disk = DiskMount::mount(&scratch.path("at"), "disk", store).unwrap();
+    let mut disk = DiskMount::mount(&scratch.path("at"), "disk", store).unwrap();
     let device = Loop::over(disk.file(), false);
-    let file = File::open(disk.file()).unwrap();
+    let file = File::options().read(true).write(true).open(disk.file()).unwrap();
+    file.write_all_at(&[1; 4096], 0).unwrap();
     let started = Instant::now();
-    disk.cut();
-    assert_eq!(disk.health(), Health::Lost);
-    assert!(strings.store_is_dropped(), "whoever waits for the link's end need not wait for the users");
-    assert_eq!(errno(file.read_at(&mut [0; 512], 0)), Errno::NODEV);
-    File::open(&device.0).unwrap().read_exact(&mut [0; 512]).unwrap_err();
-    drop(disk);
+    let stuck = strings.hold();
+    std::thread::scope(|s| {
+        let reader = s.spawn(|| errno(File::open(&device.0).unwrap().read_exact(&mut [0; 8192])));
+        let writer = s.spawn(|| errno(file.write_all_at(&[2; 4096], 8192)));
+        let cutter = disk.cutter();
+        let owner = s.spawn(|| disk.unmount().unwrap());
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!reader.is_finished() && !writer.is_finished() && !owner.is_finished());
+        cutter.cut();
+        assert_eq!(reader.join().unwrap(), Errno::IO);
+        let error = writer.join().unwrap();
+        assert!(matches!(error, Errno::CONNABORTED | Errno::NOTCONN), "{error}");
+        assert!(!scratch.path("at").join("disk").exists());
+        assert!(started.elapsed() < Duration::from_secs(5));
+        drop(stuck);
+        assert_eq!(owner.join().unwrap(), Unmounted { in_use: false, flushed: Err(StoreError::Gone) });
+    });
+    assert!(strings.store_is_dropped());
     assert!(!scratch.path("at").exists());
-    assert!(started.elapsed() < Duration::from_secs(3));
+    assert_eq!(disk.health(), Health::Ended);
 }
 
 #[test]
@@ -242,11 +258,13 @@ fn a_disk_in_use_leaves_the_tree_and_serves_its_users_to_the_end() {
 #[test]
 fn a_dropped_disk_refuses_the_users_that_are_left() {
     let Some(scratch) = rig(&[]) else { return };
-    let disk = DiskMount::mount(&scratch.path("at"), "disk", MemoryStore::new(vec![0; 1 << 20])).unwrap();
+    let (store, strings) = Fragile::of_size(MIB);
+    let disk = DiskMount::mount(&scratch.path("at"), "disk", store).unwrap();
     let file = File::open(disk.file()).unwrap();
     drop(disk);
     assert!(!scratch.path("at").exists());
     assert_eq!(errno(file.read_at(&mut [0; 512], 0)), Errno::NODEV);
+    assert!(strings.store_is_dropped(), "whoever waits for the link's end need not wait for the users");
 }
 
 /// Not a test by itself: the process that the next one kills.
@@ -435,6 +453,11 @@ struct Strings {
 impl Strings {
     fn fail(&self, error: Option<StoreError>) {
         *self.fails.lock().unwrap() = error;
+    }
+
+    /// Requests stay inside the store until the guard is dropped.
+    fn hold(&self) -> MutexGuard<'_, Option<StoreError>> {
+        self.fails.lock().unwrap()
     }
 
     fn store_is_dropped(self: &Arc<Self>) -> bool {

@@ -11,7 +11,8 @@
 //! | [`DiskMount::unmount`], nobody uses the file | [`Health::Ended`] | the file is gone |
 //! | the same, somebody does | `in_use`; later [`Health::Ended`] | gone from the tree; works on until closed |
 //! | `umount` by somebody else | [`Health::Ended`] | the file is gone |
-//! | the store says it is gone, or [`DiskMount::cut`] | [`Health::Lost`] | `ENODEV` at once, from everything |
+//! | the store says it is gone | [`Health::Lost`] | `ENODEV` at once, from everything |
+//! | [`Cutter::cut`] | [`Health::Lost`], soon [`Health::Ended`] | an error at once, gone from the tree |
 //! | [`DiskMount`] dropped | | unmounted; who still uses it gets `ENODEV` |
 //! | the process is killed | | `ENOTCONN` until somebody says `umount` |
 
@@ -32,7 +33,7 @@ use farbus_model::{BlockStore, StoreError};
 use fuser::SessionACL;
 
 use self::disk::{Disk, FileSystem, REQUEST_BYTES_MAX};
-use self::mountpoint::{Left, Mountpoint};
+use self::mountpoint::{Abort, Left, Mountpoint};
 use crate::sys::writeback;
 
 /// How long the kernel may take to end the session of a mount that nobody uses. It takes
@@ -50,6 +51,13 @@ pub struct DiskMount {
     session: Option<JoinHandle<()>>,
     // Last: the folder can go only when nothing is mounted there.
     mountpoint: Mountpoint,
+}
+
+/// Cuts a mounted disk off from its users.
+#[derive(Clone)]
+pub struct Cutter {
+    disk: Arc<Disk>,
+    abort: Abort,
 }
 
 /// How a mounted disk is. It only ever gets worse.
@@ -126,10 +134,10 @@ impl DiskMount {
         self.disk.wait_for(least, patience)
     }
 
-    /// Declares the store gone, as it would itself at the next request: for an owner who hears of a
-    /// lost link first. A request that is inside the store ends when the store lets it.
-    pub fn cut(&self) {
-        self.disk.lose();
+    /// What cuts the disk off, for an owner who hears of a lost link before the store does. It may be
+    /// used while another thread waits in [`DiskMount::unmount`].
+    pub fn cutter(&self) -> Cutter {
+        Cutter { disk: self.disk.clone(), abort: self.mountpoint.abort() }
     }
 
     /// Makes everything durable and takes the disk out of the file tree, even if it is in use.
@@ -160,6 +168,18 @@ impl DiskMount {
     }
 }
 
+impl Cutter {
+    /// Ends every request, even one that the store does not answer, and refuses all that follow. What
+    /// was not flushed is lost.
+    ///
+    /// Without privilege, and where nobody has mounted `fusectl`, a request that is inside the store ends
+    /// only when the store lets it.
+    pub fn cut(&self) {
+        self.disk.lose();
+        self.abort.now();
+    }
+}
+
 impl Drop for DiskMount {
     fn drop(&mut self) {
         if self.health() < Health::Ended {
@@ -174,6 +194,12 @@ impl Drop for DiskMount {
         if self.health() == Health::Ended {
             self.join();
         }
+    }
+}
+
+impl fmt::Debug for Cutter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cutter").finish_non_exhaustive()
     }
 }
 

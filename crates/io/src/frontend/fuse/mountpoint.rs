@@ -73,7 +73,7 @@ impl Mountpoint {
     /// Mounts here; the descriptor through which the kernel asks.
     pub(super) fn mount(&mut self, read_only: bool) -> Result<OwnedFd, MountError> {
         let device = mounting::mount(&self.at, read_only)?;
-        self.mount = self.find_mount();
+        self.mount = find_mount(&self.at);
         Ok(device)
     }
 
@@ -85,6 +85,11 @@ impl Mountpoint {
         }
     }
 
+    /// What can end this mount from another thread.
+    pub(super) fn abort(&self) -> Abort {
+        Abort { at: self.at.clone(), mount: self.mount.clone() }
+    }
+
     /// Takes the mount out of the file tree, from under its users if need be, and tidies up.
     pub(super) fn leave(&mut self) -> io::Result<Left> {
         let left = self.unmount()?;
@@ -93,7 +98,7 @@ impl Mountpoint {
     }
 
     fn unmount(&self) -> io::Result<Left> {
-        if self.mount.is_some() && self.find_mount() != self.mount {
+        if self.mount.is_some() && find_mount(&self.at) != self.mount {
             return Ok(Left::Already);
         }
         match rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW) {
@@ -125,16 +130,38 @@ impl Mountpoint {
             self.made = fs::remove_dir(&self.at).is_err();
         }
     }
-
-    fn find_mount(&self) -> Option<Mount> {
-        topmost_mount(&fs::read("/proc/self/mountinfo").ok()?, &self.at)
-    }
 }
 
 impl Drop for Mountpoint {
     fn drop(&mut self) {
         self.tidy();
     }
+}
+
+/// Ends a mount at once, whatever its server is doing.
+#[derive(Clone, Debug)]
+pub(super) struct Abort {
+    at: PathBuf,
+    mount: Option<Mount>,
+}
+
+impl Abort {
+    /// Makes the kernel answer every request itself, with an error, from now on.
+    pub(super) fn now(&self) {
+        let Some(mount) = &self.mount else { return };
+        // FUSE takes "by force" to mean just this; allowed to root while the mount is in the tree.
+        let forced = find_mount(&self.at) == self.mount
+            && rustix::mount::unmount(&self.at, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+                .is_ok();
+        if !forced && let Some((_, connection)) = mount.device.split_once(':') {
+            // Allowed to the owner, wherever somebody has mounted fusectl.
+            let _ = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
+        }
+    }
+}
+
+fn find_mount(at: &Path) -> Option<Mount> {
+    topmost_mount(&fs::read("/proc/self/mountinfo").ok()?, at)
 }
 
 /// The last, hence uppermost, mount at `at` in a mountinfo table (proc_pid_mountinfo(5)).
