@@ -10,7 +10,7 @@ use common::rng::Rng;
 use common::{begin, finish, read, ready, ready_with, write};
 use farbus_host::storage::{Answer, Sense};
 use farbus_host::{DiskError, Options};
-use farbus_model::{Payload, Speed};
+use farbus_model::{Payload, Speed, Status};
 
 fn refusal(fake: Fake) -> DiskError {
     let mut port = TestPort::new(fake);
@@ -30,6 +30,20 @@ fn a_disk_is_known_once_it_is_up() {
     assert_eq!((info.luns, info.removable, info.read_only, info.write_cache), (1, true, false, Some(true)));
     assert_eq!((info.unmap_blocks_max, info.write_same_blocks_max), (Some(64), Some(64)));
     assert_eq!((info.write_same_unmaps, info.transfer_bytes_max), (true, 1 << 20));
+}
+
+#[test]
+fn bulk_only_is_selected_where_it_is_not_the_first_setting() {
+    let (mut disk, mut port) = ready(Fake::small().second_setting());
+    assert_eq!(port.device.settings, [1]);
+    // And again when only configuring the device anew helps.
+    port.device.refuses.push((0xff, Status::Stall));
+    port.device.wrong(Wrong::OtherTag);
+    assert!(read(&mut disk, &mut port, 0, 512).is_ok());
+    assert_eq!((port.device.configurations, port.device.settings.len()), (1, 2));
+    let mut fake = Fake::small().second_setting();
+    fake.refuses.push((11, Status::Stall));
+    assert!(matches!(refusal(fake), DiskError::Unsupported(_)));
 }
 
 #[test]
@@ -319,6 +333,7 @@ fn a_flush_goes_out_only_where_there_may_be_a_cache() {
     let caching = |flags: u8| Some(vec![7, 0, 0, 0, 0x08, 2, flags, 0]);
     assert_eq!(flush(caching(4), &[]), ([true, true], 2));
     assert_eq!(flush(caching(0), &[]), ([true, true], 0));
+    assert_eq!(flush(Some(vec![7, 0, 0x80, 0, 0x08, 2, 4, 0]), &[]), ([true, true], 0), "nothing was written");
     assert_eq!(flush(None, &[]), ([true, true], 2));
     assert_eq!(flush(None, &[0x35]), ([true, true], 1), "asked once, then believed");
     assert_eq!(flush(caching(4), &[0x35]), ([false, false], 2), "it has a cache and cannot flush it");
@@ -400,7 +415,6 @@ fn bytes_are_bytes_whatever_the_offsets_sectors_and_mishaps() {
 
 fn mishap(rng: &mut Rng) -> Wrong {
     use common::fake::Silent;
-    use farbus_model::Status;
     let all = [
         Wrong::StallCommand,
         Wrong::LoseCommand(Status::Protocol),

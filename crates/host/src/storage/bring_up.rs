@@ -215,7 +215,7 @@ impl BringUp {
         let mode = mode.unwrap_or_default();
         info.read_only |= mode.write_protected;
         info.write_cache = mode.write_cache;
-        info.needs_no_flush = mode.write_cache == Some(false);
+        info.needs_no_flush = info.read_only || mode.write_cache == Some(false);
         if self.is_modern { At::VpdPages } else { At::Settled }
     }
 

@@ -82,6 +82,8 @@ pub struct Fake {
     pub resets: usize,
     /// SET_CONFIGURATIONs.
     pub configurations: usize,
+    /// Alternate settings that were selected.
+    pub settings: Vec<u16>,
     /// Requests behind a halt stay where they are, as on a real controller, rather than fail too.
     pub keeps_behind_halt: bool,
     /// Withdrawals are not answered.
@@ -138,6 +140,7 @@ impl Fake {
             commands: Vec::new(),
             resets: 0,
             configurations: 0,
+            settings: Vec::new(),
             keeps_behind_halt: false,
             ignores_cancel: false,
             is_strict: true,
@@ -175,6 +178,14 @@ impl Fake {
 
     pub fn removable(mut self) -> Self {
         self.inquiry[1] = 0x80;
+        self
+    }
+
+    /// With UAS in its first setting and Bulk-Only in its second.
+    pub fn second_setting(mut self) -> Self {
+        let uas = InterfaceDefinition::new(8, 6, 0x62).bulk_pair(2);
+        let bulk_only = InterfaceDefinition::new(8, 6, 0x50).alternate_of_previous().bulk_pair(1);
+        self.descriptors = Definition::new(0x1209, 0xfa1e).interface(uas).interface(bulk_only).build();
         self
     }
 
@@ -573,6 +584,10 @@ impl Fake {
                 self.configurations += 1;
                 self.begin_again();
                 self.halts = [false; 2];
+                done.push(urb.accept());
+            }
+            (RequestKind::Standard, Recipient::Interface, request::SET_INTERFACE) => {
+                self.settings.push(setup.value);
                 done.push(urb.accept());
             }
             (RequestKind::Class, Recipient::Interface, 0xfe) => match self.max_lun {
