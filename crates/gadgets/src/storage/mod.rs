@@ -19,8 +19,8 @@
 //! the host has the write cache turned off. Where the owner's flush fails the owner is told, and
 //! so is the host, by a deferred error on its next command.
 //!
-//! **Resets.** A port reset forgets what the host set (cache, prevention, stop) and says so by a
-//! unit attention. A Bulk-Only Reset is about the transport alone (§3.1): the unit keeps its state.
+//! **Resets.** A port reset lifts the host's locks (prevention, stop) and is no news to the host that
+//! did it: no unit attention tells of it. A Bulk-Only Reset is about the transport alone (§3.1): the unit keeps its state.
 
 mod bulk_only;
 mod medium;

@@ -139,12 +139,15 @@ impl Unit {
         self.remember(result)
     }
 
-    /// The bus was reset: what the host set is forgotten; what the disk owes it is not.
+    /// The bus was reset: the host's locks are forgotten; what the disk owes it is not.
+    ///
+    /// No unit attention tells of it: the host did it itself. Linux takes an attention it does not
+    /// expect from a removable disk for a changed medium and refuses every access from then on;
+    /// the kernel's own gadget is silent for the same reason. So the write cache stays as it was set,
+    /// for a host that turned it off counts on that.
     pub fn reset(&mut self) {
         self.prevented = false;
-        self.write_cache = true;
         self.sense = Sense::NONE;
-        self.attention = Some(Sense::RESET_OCCURRED);
         if self.state == State::Stopped {
             self.state = State::Ready;
         }
