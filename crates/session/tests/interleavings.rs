@@ -1,0 +1,385 @@
+//! Every order in which a small world's events can happen, each played from its beginning, and after
+//! each event the client may also just go away.
+//!
+//! A world is two or three requests, each submitted and withdrawn up to twice, on one endpoint or two,
+//! with a device that completes when it is told and withdraws at once or late, a link that takes the
+//! replies or does not, and a port reset. What has to hold in every one of them is the checker's
+//! (`peer/checker.rs`): every submit and every unlink is answered exactly once, never both ways, in the
+//! order of each endpoint, and never before its time. And the device comes back with nothing in flight.
+
+mod world;
+
+use farbus_model::{Device, EpAddr, Limits};
+use world::peer::{self, Submit, setup};
+use world::{Desk, Manners, Relay, Scripted};
+
+/// One reply waiting holds every further request back: the link's state is one of the events.
+const LIMITS: Limits = Limits { receive_bytes: 512, reply_bytes_backlog: 1, ..Limits::DEFAULT };
+
+/// What can happen next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    /// The client submits request n.
+    Submit(usize),
+    /// It withdraws request n, for the first or second time.
+    Unlink(usize, u32),
+    /// The device completes the first request of an endpoint.
+    Complete(EpAddr),
+    /// The device gives back what was withdrawn first.
+    LetGo,
+    /// The client's kernel reads the descriptor as it does after a port reset.
+    ResetSign,
+    /// The client reads everything that waits.
+    Read,
+    /// Bytes cross a relay's link.
+    CarryThere,
+    /// And back.
+    CarryBack,
+}
+
+/// A world: what there is to happen, and how it is played.
+trait World {
+    /// Everything that can happen, apart from what does not change anything now.
+    fn events(&self) -> Vec<Event>;
+    /// Lets it happen. `false`: nothing changed, and this order is no order of its own.
+    fn play(&mut self, event: Event) -> bool;
+    /// The client goes away; what has to hold then.
+    fn disconnect(self);
+    /// Nothing new is asked and everything moves on; what has to hold then.
+    fn settle(self);
+}
+
+/// How much was tried.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tried {
+    /// Orders played to their end.
+    whole: u64,
+    /// Orders that the client broke off.
+    broken_off: u64,
+}
+
+/// Plays every order of what can happen in the world that `begin` makes, up to `events_max` events.
+fn every_order<W: World>(name: &str, events_max: usize, begin: impl Fn() -> W) -> u64 {
+    let mut tried = Tried::default();
+    let mut path = Vec::new();
+    explore(&mut path, events_max, &begin, &mut tried);
+    println!("{name}: {} orders to their end, {} broken off", tried.whole, tried.broken_off);
+    tried.whole + tried.broken_off
+}
+
+/// Plays `path` and everything that can come behind it; `false` if its last event changes nothing.
+fn explore<W: World>(path: &mut Vec<Event>, events_max: usize, begin: &impl Fn() -> W, tried: &mut Tried) -> bool {
+    let (world, has_changed) = replay(path, begin);
+    let events = if has_changed && path.len() < events_max { world.events() } else { Vec::new() };
+    said(path, || world.disconnect());
+    if !has_changed {
+        return false;
+    }
+    tried.broken_off += 1;
+    let mut is_end = true;
+    for event in events {
+        path.push(event);
+        is_end &= !explore(path, events_max, begin, tried);
+        path.pop();
+    }
+    if is_end {
+        let (world, _) = replay(path, begin);
+        said(path, || world.settle());
+        tried.whole += 1;
+    }
+    true
+}
+
+/// A world in which all this has happened, and whether the last of it changed anything.
+fn replay<W: World>(path: &[Event], begin: &impl Fn() -> W) -> (W, bool) {
+    said(path, || {
+        let mut world = begin();
+        let mut has_changed = true;
+        for &event in path {
+            has_changed = world.play(event);
+        }
+        (world, has_changed)
+    })
+}
+
+/// Says which order it was when a rule breaks in it.
+fn said<T>(path: &[Event], act: impl FnOnce() -> T) -> T {
+    let said = Said(path);
+    let result = act();
+    std::mem::forget(said);
+    result
+}
+
+struct Said<'a>(&'a [Event]);
+
+impl Drop for Said<'_> {
+    fn drop(&mut self) {
+        eprintln!("in this order: {:?}", self.0);
+    }
+}
+
+/// The requests of a world. Request n has sequence number `10 * (n + 1)`, its unlinks follow.
+struct Plan {
+    submits: Vec<Submit>,
+    unlinks_each: u32,
+    reset_sign: bool,
+}
+
+impl Plan {
+    fn seqnum(n: usize) -> u32 {
+        10 * (n as u32 + 1)
+    }
+
+    fn endpoints(&self) -> Vec<EpAddr> {
+        let mut all: Vec<EpAddr> = self.submits.iter().map(endpoint).collect();
+        all.dedup();
+        all
+    }
+}
+
+fn endpoint(submit: &Submit) -> EpAddr {
+    EpAddr::from_byte(submit.ep as u8 | (submit.direction as u8) << 7)
+}
+
+fn data_in(n: usize, ep: u32) -> Submit {
+    Submit::data_in(Plan::seqnum(n), ep, 8)
+}
+
+fn data_out(n: usize, ep: u32) -> Submit {
+    Submit::data_out(Plan::seqnum(n), ep, &[n as u8; 8])
+}
+
+const RESET_SIGN: u32 = 1000;
+
+/// The client's part of a world: what it has asked so far.
+#[derive(Default)]
+struct Asked {
+    submits: usize,
+    /// Unlinks of each request so far.
+    unlinks: Vec<u32>,
+    reset_sign: bool,
+}
+
+impl Asked {
+    fn new(plan: &Plan) -> Self {
+        Self { unlinks: vec![0; plan.submits.len()], ..Self::default() }
+    }
+
+    /// What the client may do next. Requests are submitted in their order: others are the same by another name.
+    fn events(&self, plan: &Plan) -> Vec<Event> {
+        let mut events = Vec::new();
+        if self.submits < plan.submits.len() {
+            events.push(Event::Submit(self.submits));
+        }
+        let may_unlink = (0..self.submits).filter(|&n| self.unlinks[n] < plan.unlinks_each);
+        events.extend(may_unlink.map(|n| Event::Unlink(n, self.unlinks[n])));
+        if plan.reset_sign && !self.reset_sign {
+            events.push(Event::ResetSign);
+        }
+        events
+    }
+
+    /// Lets the client do it; `false` if it is not the client's to do.
+    fn play<D: Device + 'static>(&mut self, event: Event, plan: &Plan, desk: &mut Desk<D>) -> bool {
+        match event {
+            Event::Submit(n) => {
+                desk.submit(&plan.submits[n]);
+                self.submits += 1;
+            }
+            Event::Unlink(n, time) => {
+                desk.unlink(Plan::seqnum(n) + 1 + time, Plan::seqnum(n));
+                self.unlinks[n] += 1;
+            }
+            Event::ResetSign => {
+                desk.submit(&Submit::control(RESET_SIGN, setup::GET_DEVICE_8));
+                self.reset_sign = true;
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// A client and an exporter face to face.
+struct FaceToFace<'a> {
+    plan: &'a Plan,
+    desk: Desk<Scripted>,
+    asked: Asked,
+}
+
+impl<'a> FaceToFace<'a> {
+    fn new(plan: &'a Plan, manners: Manners) -> Self {
+        let mut desk = Desk::imported(Scripted::new(manners), LIMITS);
+        desk.submit(&Submit::control(u32::MAX, setup::set_configuration(1)));
+        desk.device(|device, done| device.complete(EpAddr::CONTROL, done));
+        desk.read();
+        Self { plan, desk, asked: Asked::new(plan) }
+    }
+}
+
+impl World for FaceToFace<'_> {
+    fn events(&self) -> Vec<Event> {
+        let mut events = self.asked.events(self.plan);
+        events.extend(self.plan.endpoints().into_iter().map(Event::Complete));
+        events.extend([Event::Complete(EpAddr::CONTROL), Event::LetGo, Event::Read]);
+        events
+    }
+
+    fn play(&mut self, event: Event) -> bool {
+        match event {
+            Event::Complete(endpoint) => self.desk.device(|device, done| device.complete(endpoint, done)),
+            Event::LetGo => self.desk.device(|device, done| device.let_go(done)),
+            Event::Read => !self.desk.read().is_empty(),
+            event => self.asked.play(event, self.plan, &mut self.desk),
+        }
+    }
+
+    fn disconnect(self) {
+        let (device, _) = self.desk.end();
+        assert_eq!((device.holds(), device.given), (0, device.taken), "the device comes back with nothing in flight");
+        assert_eq!(device.selection().configuration(), 0, "ready for the next client");
+    }
+
+    fn settle(mut self) {
+        settle_desk(&mut self.desk);
+        self.desk.checker.assert_settled();
+        self.disconnect();
+    }
+}
+
+/// Everything that is withdrawn comes back, then everything that is not.
+fn settle_desk(desk: &mut Desk<Scripted>) {
+    loop {
+        let moved =
+            !desk.read().is_empty() | desk.device(|device, done| device.let_go(done)) | desk.device(complete_any);
+        if !moved {
+            return;
+        }
+    }
+}
+
+fn complete_any(device: &mut Scripted, done: &mut farbus_model::Completions) -> bool {
+    let all = [0, 0x81, 0x01, 0x82, 0x02, 0x83, 0x03].map(EpAddr::from_byte);
+    all.into_iter().any(|endpoint| device.complete(endpoint, done))
+}
+
+/// A kernel, an exporter that passes on, a link, and the exporter that has the device.
+struct Relayed<'a> {
+    plan: &'a Plan,
+    relay: Relay,
+    asked: Asked,
+}
+
+impl<'a> Relayed<'a> {
+    fn new(plan: &'a Plan, manners: Manners) -> Self {
+        Self { plan, relay: Relay::new(manners, LIMITS), asked: Asked::new(plan) }
+    }
+}
+
+impl World for Relayed<'_> {
+    fn events(&self) -> Vec<Event> {
+        let mut events = self.asked.events(self.plan);
+        events.extend(self.plan.endpoints().into_iter().map(Event::Complete));
+        events.extend([Event::LetGo, Event::CarryThere, Event::CarryBack]);
+        events
+    }
+
+    fn play(&mut self, event: Event) -> bool {
+        let changed = match event {
+            Event::Complete(endpoint) => self.relay.far.device(|device, done| device.complete(endpoint, done)),
+            Event::LetGo => self.relay.far.device(|device, done| device.let_go(done)),
+            Event::CarryThere => self.relay.carry_there(),
+            Event::CarryBack => self.relay.carry_back(),
+            event => self.asked.play(event, self.plan, &mut self.relay.near),
+        };
+        // The kernel always reads.
+        self.relay.near.read();
+        changed
+    }
+
+    fn disconnect(self) {
+        let (remote, device, _) = self.relay.end();
+        assert_eq!(remote.in_flight(), 0, "the remote device comes back with nothing in flight");
+        assert_eq!((device.holds(), device.given), (0, device.taken));
+    }
+
+    fn settle(mut self) {
+        loop {
+            self.relay.settle();
+            let far = &mut self.relay.far;
+            if !far.device(|device, done| device.let_go(done)) && !far.device(complete_any) {
+                break;
+            }
+        }
+        self.relay.near.checker.assert_settled();
+        assert_eq!(self.relay.far.device(|device, _| device.holds()), 0, "nothing is left over there either");
+        self.disconnect();
+    }
+}
+
+const AT_ONCE: Manners = Manners { cancels_late: false, answers_control_late: false };
+const LATE: Manners = Manners { cancels_late: true, answers_control_late: false };
+const ALL_LATE: Manners = Manners { cancels_late: true, answers_control_late: true };
+
+#[test]
+fn two_requests_each_withdrawn_twice() {
+    let one_endpoint = Plan { submits: vec![data_in(0, 1), data_in(1, 1)], unlinks_each: 2, reset_sign: false };
+    let two_endpoints = Plan { submits: vec![data_in(0, 1), data_out(1, 1)], unlinks_each: 1, reset_sign: false };
+    let mut tried = 0;
+    for (name, manners) in [("at once", AT_ONCE), ("late", LATE)] {
+        tried += every_order(&format!("one endpoint, {name}"), 8, || FaceToFace::new(&one_endpoint, manners));
+        tried += every_order(&format!("two endpoints, {name}"), 9, || FaceToFace::new(&two_endpoints, manners));
+    }
+    assert!(tried > 5_000, "{tried}");
+}
+
+#[test]
+fn three_requests_on_two_endpoints() {
+    let plan = Plan { submits: vec![data_in(0, 1), data_in(1, 1), data_out(2, 2)], unlinks_each: 1, reset_sign: false };
+    let mut tried = 0;
+    for (name, manners) in [("at once", AT_ONCE), ("late", LATE)] {
+        tried += every_order(&format!("three requests, {name}"), 8, || FaceToFace::new(&plan, manners));
+    }
+    assert!(tried > 5_000, "{tried}");
+}
+
+#[test]
+fn a_port_reset_among_them() {
+    let plan = Plan { submits: vec![data_in(0, 1), data_out(1, 2)], unlinks_each: 1, reset_sign: true };
+    let mut tried = 0;
+    for (name, manners) in [("at once", AT_ONCE), ("late", LATE), ("control late too", ALL_LATE)] {
+        tried += every_order(&format!("a reset, {name}"), 8, || FaceToFace::new(&plan, manners));
+    }
+    assert!(tried > 5_000, "{tried}");
+}
+
+#[test]
+fn isochronous_requests() {
+    let iso = |n: usize| Submit::iso_in(Plan::seqnum(n), 3, &[8, 0, 8]);
+    let plan = Plan { submits: vec![iso(0), iso(1)], unlinks_each: 1, reset_sign: true };
+    let tried = every_order("isochronous", 7, || FaceToFace::new(&plan, LATE));
+    assert!(tried > 1_000, "{tried}");
+}
+
+#[test]
+fn an_exporter_before_an_exporter_as_before_a_kernel() {
+    let one = Plan { submits: vec![data_in(0, 1)], unlinks_each: 2, reset_sign: true };
+    let two = Plan { submits: vec![data_in(0, 1), data_out(1, 2)], unlinks_each: 1, reset_sign: false };
+    let mut tried = 0;
+    for (name, manners) in [("at once", AT_ONCE), ("late", LATE)] {
+        tried += every_order(&format!("relayed, a reset, {name}"), 9, || Relayed::new(&one, manners));
+        tried += every_order(&format!("relayed, two, {name}"), 8, || Relayed::new(&two, manners));
+    }
+    assert!(tried > 5_000, "{tried}");
+}
+
+#[test]
+fn the_enumeration_finds_an_answer_that_comes_twice() {
+    // A checker that never speaks up proves nothing.
+    let mut checker = peer::Checker::default();
+    checker.asked(&data_in(0, 1), false);
+    let answer = peer::RetSubmit::data_in(Plan::seqnum(0), &[1; 8]).bytes();
+    checker.read(&answer);
+    let again = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| checker.read(&answer)));
+    assert!(again.is_err());
+}
