@@ -381,6 +381,33 @@ mod unlink {
         assert_eq!(device.taken, 2, "the configuration and the first");
     }
 
+    /// Linux's `vhci_tx` can send an unlink before its submit. Answered with 0 at once it would cost
+    /// the client its connection when the submit is answered.
+    #[test]
+    fn an_unlink_that_overtakes_its_submit_withdraws_it_when_it_comes() {
+        let mut desk = Desk::configured(scripted(), LIMITS);
+        desk.unlink(8, 7);
+        assert!(desk.read().is_empty(), "its submit is still to come");
+        desk.submit(&Submit::data_in(7, 1, 64));
+        desk.submit(&Submit::data_in(9, 1, 64));
+        let replies = desk.read();
+        let order: Vec<_> = replies.iter().map(|reply| (reply.seqnum(), reply.status())).collect();
+        assert_eq!(order, [(8, ECONNRESET)], "and no RET_SUBMIT, ever");
+        assert_eq!(desk.checker.open(), [9]);
+    }
+
+    /// Numbers ascend on a connection: one that was passed over is not submitted any more.
+    #[test]
+    fn an_unlink_whose_submit_never_comes_is_answered_by_the_next_submit() {
+        let mut desk = Desk::configured(scripted(), LIMITS);
+        desk.unlink(8, 7);
+        desk.unlink(9, 1000);
+        desk.submit(&Submit::data_in(10, 1, 64));
+        let replies = desk.read();
+        let order: Vec<_> = replies.iter().map(|reply| (reply.seqnum(), reply.status())).collect();
+        assert_eq!(order, [(8, 0)]);
+    }
+
     #[test]
     fn unlinks_are_answered_while_the_peer_does_not_read() {
         let limits = Limits { reply_bytes_backlog: 1000, ..LIMITS };
@@ -394,7 +421,7 @@ mod unlink {
         });
         desk.submit(&Submit::data_in(5, 1, 800));
         assert!(desk.exporter.has_held(), "1600 bytes wait");
-        for (seqnum, victim) in [(11, 1), (13, 3), (15, 5), (19, 99)] {
+        for (seqnum, victim) in [(11, 1), (13, 3), (15, 5), (19, 0)] {
             desk.unlink(seqnum, victim);
         }
         let replies = desk.read();

@@ -6,8 +6,16 @@
 //! | an unlink comes while it is in flight, the device withdraws it | RET_UNLINK −104, never a RET_SUBMIT |
 //! | an unlink comes, the device finishes it first | RET_SUBMIT, then RET_UNLINK 0 |
 //! | the URB ended, then an unlink comes | RET_SUBMIT (sent before), RET_UNLINK 0 |
-//! | an unlink for something unknown | RET_UNLINK 0 |
+//! | an unlink comes before its submit, which then comes | RET_UNLINK −104 then, never a RET_SUBMIT |
+//! | an unlink for something unknown, and later submits come | RET_UNLINK 0 with the first of them |
 //! | a second unlink of the same URB | both are answered alike |
+//!
+//! **Why an unlink can come first.** Linux's `vhci_tx` sends all submits, then all unlinks, then looks
+//! again: a URB that is queued and unlinked between the two is unlinked on the wire before it is
+//! submitted. Answered with 0 at once, as an exporter does for what it does not know, the client
+//! completes the URB; the submit's own answer then finds nobody and the client cuts the connection
+//! (`testusb` tests 11 and 12 hit this now and then). Numbers ascend on one connection, so an unlink of
+//! a number above all submitted ones waits for its submit.
 //!
 //! Every unlink is answered: the client's kernel may be waiting for it uninterruptibly.
 
@@ -44,8 +52,12 @@ pub struct ServerConn {
     phase: Phase,
     flights: BTreeMap<u32, Flight>,
     out_bytes_held: usize,
-    /// Unlinks whose answer waits for the device.
+    /// Unlinks whose answer waits for the device, or for their submit.
     unlinks_owed: usize,
+    /// The number of the latest submit.
+    latest: Option<u32>,
+    /// Unlinks that came before their submit: (its number, their own).
+    early: Vec<(u32, u32)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +80,21 @@ struct Flight {
     unlinks: Vec<u32>,
 }
 
+/// What became of a submit.
+enum Submitted {
+    /// It is not all there.
+    Incomplete,
+    /// Its unlink came first.
+    Withdrawn,
+    /// It goes to the device.
+    Urb(Urb),
+}
+
+/// Whether one number comes after another; they wrap.
+fn is_above(number: u32, other: u32) -> bool {
+    number.wrapping_sub(other).cast_signed() > 0
+}
+
 impl Flight {
     fn out_bytes(&self) -> usize {
         if self.submit.direction == Direction::Out { self.submit.length as usize } else { 0 }
@@ -84,6 +111,8 @@ impl ServerConn {
             flights: BTreeMap::new(),
             out_bytes_held: 0,
             unlinks_owed: 0,
+            latest: None,
+            early: Vec::new(),
         }
     }
 
@@ -169,7 +198,11 @@ impl ServerConn {
                 return Err(Reject::new("devid", u64::from(raw.devid), "it is that of the imported device"));
             }
             match raw.command {
-                command::CMD_SUBMIT => return self.poll_submit(&raw, kind_of),
+                command::CMD_SUBMIT => match self.poll_submit(&raw, &kind_of)? {
+                    Submitted::Incomplete => return Ok(None),
+                    Submitted::Withdrawn => {}
+                    Submitted::Urb(urb) => return Ok(Some(Request::Submit(urb))),
+                },
                 command::CMD_UNLINK => {
                     self.incoming.consume(HEADER_BYTES);
                     if let Some(request) = self.unlink(raw.seqnum, raw.body[0]) {
@@ -186,8 +219,8 @@ impl ServerConn {
     fn poll_submit(
         &mut self,
         raw: &RawHeader,
-        kind_of: impl Fn(EpAddr) -> Option<TransferType>,
-    ) -> Result<Option<Request>, Reject> {
+        kind_of: &impl Fn(EpAddr) -> Option<TransferType>,
+    ) -> Result<Submitted, Reject> {
         let submit = Submit::check(raw)?;
         let is_iso = match kind_of(submit.endpoint) {
             Some(kind) => kind == TransferType::Isochronous,
@@ -204,14 +237,17 @@ impl ServerConn {
         let total = HEADER_BYTES + out_bytes + packets * ISO_PACKET_BYTES;
         if self.incoming.bytes().len() < total {
             self.incoming.want(total);
-            return Ok(None);
+            return Ok(Submitted::Incomplete);
         }
         let payload = self.incoming.window(HEADER_BYTES..HEADER_BYTES + out_bytes);
         let descriptors = &self.incoming.bytes()[HEADER_BYTES + out_bytes..total];
         let iso = message::decode_iso_packets(descriptors, submit.length)?;
         self.incoming.consume(total);
+        if self.is_withdrawn_early(submit.seqnum) {
+            return Ok(Submitted::Withdrawn);
+        }
         self.begin_flight(Flight { submit, packets, unlinks: Vec::new() })?;
-        Ok(Some(Request::Submit(Urb {
+        Ok(Submitted::Urb(Urb {
             id: UrbId(u64::from(submit.seqnum)),
             endpoint: submit.endpoint,
             direction: submit.direction,
@@ -222,7 +258,29 @@ impl ServerConn {
             start_frame: submit.start_frame,
             interval: submit.interval,
             flags: submit.flags,
-        })))
+        }))
+    }
+
+    /// Answers the unlinks that came before this submit: those of it, and those of numbers below it,
+    /// which will not come any more. Says whether it was among them.
+    fn is_withdrawn_early(&mut self, seqnum: u32) -> bool {
+        self.latest = Some(seqnum);
+        if self.early.is_empty() {
+            return false;
+        }
+        let mut is_withdrawn = false;
+        let (outgoing, unlinks_owed) = (&mut self.outgoing, &mut self.unlinks_owed);
+        self.early.retain(|&(victim, unlink)| {
+            if is_above(victim, seqnum) {
+                return true;
+            }
+            let status = if victim == seqnum { Status::Cancelled } else { Status::Ok };
+            is_withdrawn |= victim == seqnum;
+            outgoing.put(&message::encode_unlink_reply(unlink, status));
+            *unlinks_owed -= 1;
+            false
+        });
+        is_withdrawn
     }
 
     fn begin_flight(&mut self, flight: Flight) -> Result<(), Reject> {
@@ -241,6 +299,11 @@ impl ServerConn {
                 flight.unlinks.push(seqnum);
                 self.unlinks_owed += 1;
                 (flight.unlinks.len() == 1).then_some(Request::Unlink(UrbId(u64::from(victim))))
+            }
+            None if self.latest.is_none_or(|latest| is_above(victim, latest)) => {
+                self.early.push((victim, seqnum));
+                self.unlinks_owed += 1;
+                None
             }
             None => {
                 self.outgoing.put(&message::encode_unlink_reply(seqnum, Status::Ok));
