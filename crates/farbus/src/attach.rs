@@ -318,7 +318,7 @@ impl FileAttachment {
     pub fn run(mut self) -> Ended {
         let ended = self.watch();
         if matches!(ended, Ended::Lost(_)) {
-            self.mount.cut();
+            self.mount.cutter().cut();
         }
         match self.mount.unmount() {
             Ok(result) => {
