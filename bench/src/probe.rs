@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
@@ -77,6 +77,30 @@ fn machine_busy_seconds() -> Result<f64> {
     ensure!(fields.len() >= 8, "the first line of /proc/stat is not what it was");
     // user, nice, system, (idle, iowait), irq, softirq, steal; in hundredths of a second.
     Ok([0, 1, 2, 5, 6, 7].map(|at| fields[at]).iter().sum::<f64>() / 100.0)
+}
+
+/// What a `farbus share` counts itself, of the session that is open.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OwnCounters {
+    pub urbs: u64,
+    /// System calls that received, sent or waited.
+    pub calls: u64,
+}
+
+impl OwnCounters {
+    /// Asks `farbus status --json`.
+    pub fn read(farbus: &Path, pid: u32) -> Result<Self> {
+        let output = Command::new(farbus).args(["status", "--json"]).output()?;
+        Self::parse(&output.stdout, pid).with_context(|| format!("farbus status tells nothing of process {pid}"))
+    }
+
+    fn parse(status: &[u8], pid: u32) -> Option<Self> {
+        let status: serde_json::Value = serde_json::from_slice(status).ok()?;
+        let process = status.as_array()?.iter().find(|process| process["pid"] == pid)?;
+        let meters = process["devices"].as_array()?.iter().find_map(|device| device.get("meters"))?;
+        let calls = ["receive_calls", "send_calls", "wait_calls"].map(|name| meters[name].as_u64());
+        Some(Self { urbs: meters["urbs"].as_u64()?, calls: calls.into_iter().sum::<Option<u64>>()? })
+    }
 }
 
 /// Counts the system calls of a process from another one.
@@ -190,6 +214,16 @@ mod tests {
         let text = "# started on Sat Nov 21\n\n4001234,,raw_syscalls:sys_enter,1000,100.00,,\n";
         assert_eq!(parse_perf(text).expect("a count").total, 4_001_234);
         assert!(parse_perf("<not counted>,,raw_syscalls:sys_enter,0,100.00,,").is_err());
+    }
+
+    #[test]
+    fn own_counters_are_those_of_the_process_that_is_meant() {
+        let status = br#"[{"pid": 1, "devices": [{"name": "disk"}]},
+            {"pid": 2, "devices": [{"name": "zero", "meters":
+                {"urbs": 10, "bytes_in": 5, "receive_calls": 6, "send_calls": 3, "wait_calls": 1}}]}]"#;
+        assert_eq!(OwnCounters::parse(status, 2), Some(OwnCounters { urbs: 10, calls: 10 }));
+        assert_eq!(OwnCounters::parse(status, 1), None);
+        assert_eq!(OwnCounters::parse(b"", 2), None);
     }
 
     #[test]

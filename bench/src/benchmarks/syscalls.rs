@@ -6,9 +6,10 @@ use anyhow::{Context, Result};
 
 use super::size;
 use crate::{
-    lab::Lab,
+    lab::{Lab, Subject},
     load::{Client, Until},
-    probe::{Calls, SyscallCounter},
+    peers::Server,
+    probe::{Calls, OwnCounters, SyscallCounter},
     report::{Finding, Quantity},
     stats::{Spread, Target},
     usbip::{Direction, Transfer},
@@ -27,15 +28,14 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     for direction in Direction::BOTH {
         for (bytes, depth, most) in cells {
             let transfer = Transfer::bulk(direction, bytes);
+            let own_before = own(lab, &subject);
             let mut samples = Vec::new();
             for _ in 0..lab.rules.rounds {
                 let counter = SyscallCounter::perf(subject.pid()).or_else(|_| SyscallCounter::strace(subject.pid()))?;
                 let (_, each) = count(counter, &mut client, &transfer, depth)?;
                 samples.push(each);
             }
-            let what = format!("{} {} × {depth}", direction.name(), size(bytes));
-            let finding =
-                Finding::absolute(NAME, what, Quantity::new(Spread::new(samples), "calls/URB"), Target::AtMost(most));
+            let own = own_share(own_before, own(lab, &subject));
             // Which calls they are is told by strace, which slows the server, hence not the count.
             let by_name = SyscallCounter::strace(subject.pid())
                 .and_then(|counter| count(counter, &mut client, &transfer, depth))
@@ -43,10 +43,31 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
                     |error| format!("calls by name unknown: {error:#}"),
                     |(calls, each)| by_name(&calls, each),
                 );
-            findings.push(finding.with_detail(by_name));
+            let what = format!("{} {} × {depth}", direction.name(), size(bytes));
+            let each = Quantity::new(Spread::new(samples), "calls/URB");
+            findings
+                .push(Finding::absolute(NAME, what, each, Target::AtMost(most)).with_detail(format!("{by_name}{own}")));
         }
     }
     Ok(findings)
+}
+
+fn own(lab: &Lab, subject: &Server) -> Option<OwnCounters> {
+    match lab.subject {
+        Subject::Farbus => OwnCounters::read(&lab.farbus, subject.pid()).ok(),
+        Subject::Ref | Subject::Crate => None,
+    }
+}
+
+/// The second opinion: what farbus says of the same runs.
+fn own_share(before: Option<OwnCounters>, after: Option<OwnCounters>) -> String {
+    match (before, after) {
+        (Some(before), Some(after)) => {
+            let each = (after.calls - before.calls) as f64 / (after.urbs - before.urbs) as f64;
+            format!("; farbus itself counts {each:.3}")
+        }
+        _ => String::new(),
+    }
 }
 
 /// The calls during a run, and how many that is for each URB.
