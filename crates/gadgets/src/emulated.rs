@@ -448,8 +448,12 @@ impl<F: Function> Emulated<F> {
                 None => Control::Stall,
             },
             kind::BOS if !all.bos.is_empty() => bytes(&all.bos),
-            // A high-speed device that also ran at full speed would have a qualifier; ours has one
-            // speed, and STALL says so (USB 2.0 §9.6.2).
+            kind::DEVICE_QUALIFIER => match all.qualifier() {
+                Some(qualifier) => bytes(&qualifier),
+                // A device of one speed (USB 2.0 §9.6.2).
+                None => Control::Stall,
+            },
+            kind::OTHER_SPEED if index == 0 && !all.other_speed.is_empty() => bytes(&all.other_speed),
             _ => Control::Stall,
         }
     }

@@ -116,13 +116,21 @@ impl Definition {
             serial_string: serial,
             configurations: 1,
         };
-        let bytes = self.configuration_bytes();
+        let bytes = self.configuration_bytes(self.speed);
         let configuration = Configuration::parse(&bytes).expect("what we declare parses");
         let bos = if is_super { bos_bytes() } else { Vec::new() };
-        Descriptors { device, configurations: vec![configuration], strings, bos }
+        let other_speed = if self.speed == Speed::High { self.other_speed_bytes() } else { Vec::new() };
+        Descriptors { device, configurations: vec![configuration], strings, bos, other_speed }
     }
 
-    fn configuration_bytes(&self) -> Vec<u8> {
+    /// What a high-speed device would be at full speed; hosts ask though it never runs there.
+    fn other_speed_bytes(&self) -> Vec<u8> {
+        let mut bytes = self.configuration_bytes(Speed::Full);
+        bytes[1] = kind::OTHER_SPEED;
+        bytes
+    }
+
+    fn configuration_bytes(&self, speed: Speed) -> Vec<u8> {
         let count = self.interfaces.iter().filter(|interface| !interface.alternate).count() as u8;
         // Self-powered (bit 6; bit 7 is always one), 2 mA.
         let mut bytes = vec![9, kind::CONFIGURATION, 0, 0, count, 1, 0, 0xc0, 1];
@@ -134,7 +142,7 @@ impl Definition {
                 (_, true) => alternate += 1,
                 (_, false) => (number, alternate) = (number + 1, 0),
             }
-            interface.write(self.speed, number, alternate, &mut bytes);
+            interface.write(speed, number, alternate, &mut bytes);
         }
         let total = u16::try_from(bytes.len()).expect("a configuration is at most 65535 bytes");
         bytes[2..4].copy_from_slice(&total.to_le_bytes());
@@ -211,8 +219,12 @@ impl InterfaceDefinition {
 
 impl EndpointDefinition {
     fn write(&self, speed: Speed, bytes: &mut Vec<u8>) {
-        let max = match self.kind {
-            TransferType::Bulk => speed.bulk_packet_bytes_max(),
+        let max = match (self.kind, speed) {
+            (TransferType::Bulk, _) => speed.bulk_packet_bytes_max(),
+            // USB 2.0 §5.6.3, §5.7.3.
+            (TransferType::Isochronous, Speed::Full) => self.packet_bytes_max.min(1023),
+            (TransferType::Interrupt, Speed::Full) => self.packet_bytes_max.min(64),
+            (TransferType::Interrupt, Speed::Low) => self.packet_bytes_max.min(8),
             _ => self.packet_bytes_max,
         };
         let attributes = match self.kind {
@@ -296,6 +308,17 @@ mod tests {
             sample(Speed::Full).configurations[0].settings[0].endpoints[2].service_interval(Speed::Full),
             Duration::from_millis(10)
         );
+    }
+
+    #[test]
+    fn a_high_speed_device_tells_of_its_other_speed() {
+        let all = sample(Speed::High);
+        assert_eq!(all.qualifier().unwrap()[..4], [10, 6, 0x00, 0x02]);
+        let mut other = all.other_speed.clone();
+        assert_eq!(std::mem::replace(&mut other[1], kind::CONFIGURATION), kind::OTHER_SPEED);
+        let other = Configuration::parse(&other).unwrap();
+        assert_eq!(other.settings[0].endpoints[0].packet_bytes_max, 64);
+        assert_eq!(sample(Speed::Full).qualifier(), None);
     }
 
     #[test]

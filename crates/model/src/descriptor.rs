@@ -40,12 +40,26 @@ pub struct Descriptors {
     pub strings: BTreeMap<u8, String>,
     /// The binary object store, or empty.
     pub bos: Vec<u8>,
+    /// The other speed's configuration (USB 2.0 §9.6.4), as the bus carries it, or empty: what a
+    /// high-speed device would be at full speed. With it goes a qualifier.
+    pub other_speed: Vec<u8>,
 }
 
 impl Descriptors {
     /// The configuration whose value is `value`.
     pub fn configuration(&self, value: u8) -> Option<&Configuration> {
         self.configurations.iter().find(|configuration| configuration.value == value)
+    }
+
+    /// The device qualifier (USB 2.0 §9.6.2) of a device that has another speed.
+    pub fn qualifier(&self) -> Option<[u8; 10]> {
+        if self.other_speed.is_empty() {
+            return None;
+        }
+        let [low, high] = self.device.usb_bcd.to_le_bytes();
+        let [class, subclass, protocol] = self.device.class;
+        let (max_packet_0, configurations) = (self.device.max_packet_0, self.device.configurations);
+        Some([10, kind::DEVICE_QUALIFIER, low, high, class, subclass, protocol, max_packet_0, configurations, 0])
     }
 
     /// The string that a descriptor's index field names.
