@@ -456,7 +456,7 @@ mod headers {
         let mut server = Server::imported();
         let urb = server.submit(&Submit::data_in(1, 1, 4));
         server.conn.complete(urb.launch().answer(vec![1; 4].into()), &mut server.pool);
-        server.unlink(2, 99);
+        server.unlink(2, 0);
         let bytes = server.sent();
         assert_eq!((&bytes[8..20], &bytes[52 + 8..52 + 20]), (&[0; 12][..], &[0; 12][..]));
         assert_eq!(bytes.len(), 48 + 4 + 48);
@@ -719,16 +719,39 @@ mod unlink {
     }
 
     #[test]
-    fn row_5_an_unlink_of_something_unknown_is_answered_too() {
+    fn row_5_an_unlink_that_overtakes_its_submit_withdraws_it_when_it_comes() {
+        // Linux's vhci_tx sends what is queued to be submitted, then what is queued to be unlinked, and looks again.
         let mut server = Server::imported();
-        assert_eq!(server.unlink(2, 0xffff_ffff), None);
-        assert_eq!(server.unlink(3, 3), None, "itself");
-        let expected = [2, 3].map(|seqnum| Reply::Unlink { seqnum, status: 0 });
-        assert_eq!(server.replies(), expected);
+        assert_eq!(server.unlink(9, 8), None);
+        assert_eq!(server.unlink(10, 8), None, "twice, if it must be");
+        server.checker.asked(&Submit::data_out(8, 1, &[1; 600]), false);
+        let heard = server.receive(&Submit::data_out(8, 1, &[1; 600]).bytes()).unwrap();
+        assert!(heard.is_empty(), "the device never sees it");
+        assert_eq!(server.replies(), [9, 10].map(|seqnum| Reply::Unlink { seqnum, status: ECONNRESET }));
+        assert_eq!((server.conn.in_flight(), server.conn.out_bytes_held()), (0, 0));
+        assert_eq!(server.conn.backlog_header_bytes(), 0);
+        server.checker.assert_settled();
     }
 
     #[test]
-    fn row_6_a_second_unlink_is_answered_like_the_first() {
+    fn row_6_an_unlink_of_something_unknown_is_answered_at_the_latest_with_the_next_submit() {
+        let mut server = Server::imported();
+        let urb = server.submit(&Submit::data_in(100, 1, 4));
+        server.complete(urb.launch().answer(vec![1; 4].into()));
+        for (seqnum, passed_over) in [(101, 99), (102, 0), (103, u32::MAX)] {
+            assert_eq!(server.unlink(seqnum, passed_over), None);
+            assert_eq!(server.replies(), [Reply::Unlink { seqnum, status: 0 }], "numbers ascend: it will not come");
+        }
+        server.unlink(104, 105);
+        server.unlink(106, 106);
+        server.unlink(107, 1000);
+        assert_eq!(server.replies(), [], "these may still come");
+        server.submit(&Submit::data_in(108, 1, 4));
+        assert_eq!(server.replies(), [104, 106].map(|seqnum| Reply::Unlink { seqnum, status: 0 }));
+    }
+
+    #[test]
+    fn row_7_a_second_unlink_is_answered_like_the_first() {
         for status in [Status::Cancelled, Status::Ok] {
             let mut server = Server::imported();
             let urb = server.submit(&Submit::data_out(1, 1, &[1; 4]));
