@@ -751,6 +751,18 @@ mod unlink {
     }
 
     #[test]
+    fn numbers_that_do_not_quite_ascend_leave_no_unlink_waiting() {
+        // usbip-win2 numbers its requests in one thread and sends them from several.
+        let mut server = Server::imported();
+        for seqnum in [7, 6] {
+            let urb = server.submit(&Submit::data_in(seqnum, 1, 4));
+            server.complete(urb.launch().answer(vec![1; 4].into()));
+        }
+        server.unlink(9, 7);
+        assert_eq!(server.replies(), [Reply::Unlink { seqnum: 9, status: 0 }]);
+    }
+
+    #[test]
     fn row_7_a_second_unlink_is_answered_like_the_first() {
         for status in [Status::Cancelled, Status::Ok] {
             let mut server = Server::imported();

@@ -54,8 +54,8 @@ pub struct ServerConn {
     out_bytes_held: usize,
     /// Unlinks whose answer waits for the device, or for their submit.
     unlinks_owed: usize,
-    /// The number of the latest submit.
-    latest: Option<u32>,
+    /// The highest number of a submit.
+    highest: Option<u32>,
     /// Unlinks that came before their submit: (its number, their own).
     early: Vec<(u32, u32)>,
 }
@@ -111,7 +111,7 @@ impl ServerConn {
             flights: BTreeMap::new(),
             out_bytes_held: 0,
             unlinks_owed: 0,
-            latest: None,
+            highest: None,
             early: Vec::new(),
         }
     }
@@ -264,7 +264,9 @@ impl ServerConn {
     /// Answers the unlinks that came before this submit: those of it, and those of numbers below it,
     /// which will not come any more. Says whether it was among them.
     fn is_withdrawn_early(&mut self, seqnum: u32) -> bool {
-        self.latest = Some(seqnum);
+        if self.is_above_all(seqnum) {
+            self.highest = Some(seqnum);
+        }
         if self.early.is_empty() {
             return false;
         }
@@ -281,6 +283,11 @@ impl ServerConn {
             false
         });
         is_withdrawn
+    }
+
+    /// Whether no submit with this number or a higher one came yet.
+    fn is_above_all(&self, seqnum: u32) -> bool {
+        self.highest.is_none_or(|highest| is_above(seqnum, highest))
     }
 
     fn begin_flight(&mut self, flight: Flight) -> Result<(), Reject> {
@@ -300,7 +307,7 @@ impl ServerConn {
                 self.unlinks_owed += 1;
                 (flight.unlinks.len() == 1).then_some(Request::Unlink(UrbId(u64::from(victim))))
             }
-            None if self.latest.is_none_or(|latest| is_above(victim, latest)) => {
+            None if self.is_above_all(victim) => {
                 self.early.push((victim, seqnum));
                 self.unlinks_owed += 1;
                 None
