@@ -4,7 +4,9 @@
 //! One thread serves it: it takes a request from the kernel, asks the store, answers, and takes the
 //! next. No hand-off, no queue of ours, no allocation on that way. The kernel may keep the disk's pages
 //! in its cache, for the disk is ours alone. The file has the disk's size for ever: a program that cuts
-//! it before writing is refused (`dd` wants `conv=notrunc`).
+//! it before writing is refused (`dd` wants `conv=notrunc`). A loop device belongs on top with
+//! `losetup --direct-io=on`: without it one disk is cached twice, and kernels such as 6.1 write page by
+//! page (160 MiB through ext4 took 41,000 requests; with it, 282).
 //!
 //! | what happens | what the owner sees | what programs see |
 //! |---|---|---|
