@@ -90,9 +90,9 @@ enum Submitted {
     Urb(Urb),
 }
 
-/// Whether one number comes after another; they wrap.
-fn is_above(number: u32, other: u32) -> bool {
-    number.wrapping_sub(other).cast_signed() > 0
+/// Whether a number comes after the highest so far; they wrap.
+fn is_above(number: u32, highest: Option<u32>) -> bool {
+    highest.is_none_or(|highest| number.wrapping_sub(highest).cast_signed() > 0)
 }
 
 impl Flight {
@@ -264,7 +264,7 @@ impl ServerConn {
     /// Answers the unlinks that came before this submit: those of it, and those of numbers below it,
     /// which will not come any more. Says whether it was among them.
     fn is_withdrawn_early(&mut self, seqnum: u32) -> bool {
-        if self.is_above_all(seqnum) {
+        if is_above(seqnum, self.highest) {
             self.highest = Some(seqnum);
         }
         if self.early.is_empty() {
@@ -273,7 +273,7 @@ impl ServerConn {
         let mut is_withdrawn = false;
         let (outgoing, unlinks_owed) = (&mut self.outgoing, &mut self.unlinks_owed);
         self.early.retain(|&(victim, unlink)| {
-            if is_above(victim, seqnum) {
+            if is_above(victim, Some(seqnum)) {
                 return true;
             }
             let status = if victim == seqnum { Status::Cancelled } else { Status::Ok };
@@ -283,11 +283,6 @@ impl ServerConn {
             false
         });
         is_withdrawn
-    }
-
-    /// Whether no submit with this number or a higher one came yet.
-    fn is_above_all(&self, seqnum: u32) -> bool {
-        self.highest.is_none_or(|highest| is_above(seqnum, highest))
     }
 
     fn begin_flight(&mut self, flight: Flight) -> Result<(), Reject> {
@@ -307,7 +302,7 @@ impl ServerConn {
                 self.unlinks_owed += 1;
                 (flight.unlinks.len() == 1).then_some(Request::Unlink(UrbId(u64::from(victim))))
             }
-            None if self.is_above_all(victim) => {
+            None if is_above(victim, self.highest) => {
                 self.early.push((victim, seqnum));
                 self.unlinks_owed += 1;
                 None
