@@ -123,6 +123,8 @@ struct Plan {
     submits: Vec<Submit>,
     unlinks_each: u32,
     reset_sign: bool,
+    /// The next request may be withdrawn before it is submitted, as Linux's vhci sometimes does.
+    overtakes: bool,
 }
 
 impl Plan {
@@ -171,12 +173,20 @@ impl Asked {
         if self.submits < plan.submits.len() {
             events.push(Event::Submit(self.submits));
         }
-        let may_unlink = (0..self.submits).filter(|&n| self.unlinks[n] < plan.unlinks_each);
+        let known = plan.submits.len().min(self.submits + usize::from(plan.overtakes));
+        let may_unlink = (0..known).filter(|&n| self.unlinks[n] < plan.unlinks_each);
         events.extend(may_unlink.map(|n| Event::Unlink(n, self.unlinks[n])));
         if plan.reset_sign && !self.reset_sign {
             events.push(Event::ResetSign);
         }
         events
+    }
+
+    /// The requests that were withdrawn before they were submitted: that they come is certain.
+    fn submit_overtaken<D: Device + 'static>(&mut self, plan: &Plan, desk: &mut Desk<D>) {
+        while self.submits < plan.submits.len() && self.unlinks[self.submits] > 0 {
+            self.play(Event::Submit(self.submits), plan, desk);
+        }
     }
 
     /// Lets the client do it; `false` if it is not the client's to do.
@@ -241,6 +251,7 @@ impl World for FaceToFace<'_> {
     }
 
     fn settle(mut self) {
+        self.asked.submit_overtaken(self.plan, &mut self.desk);
         settle_desk(&mut self.desk);
         self.desk.checker.assert_settled();
         self.disconnect();
@@ -304,6 +315,7 @@ impl World for Relayed<'_> {
     }
 
     fn settle(mut self) {
+        self.asked.submit_overtaken(self.plan, &mut self.relay.near);
         loop {
             self.relay.settle();
             let far = &mut self.relay.far;
@@ -323,8 +335,10 @@ const ALL_LATE: Manners = Manners { cancels_late: true, answers_control_late: tr
 
 #[test]
 fn two_requests_each_withdrawn_twice() {
-    let one_endpoint = Plan { submits: vec![data_in(0, 1), data_in(1, 1)], unlinks_each: 2, reset_sign: false };
-    let two_endpoints = Plan { submits: vec![data_in(0, 1), data_out(1, 1)], unlinks_each: 1, reset_sign: false };
+    let one_endpoint =
+        Plan { submits: vec![data_in(0, 1), data_in(1, 1)], unlinks_each: 2, reset_sign: false, overtakes: false };
+    let two_endpoints =
+        Plan { submits: vec![data_in(0, 1), data_out(1, 1)], unlinks_each: 1, reset_sign: false, overtakes: false };
     let mut tried = 0;
     for (name, manners) in [("at once", AT_ONCE), ("late", LATE)] {
         tried += every_order(&format!("one endpoint, {name}"), 8, || FaceToFace::new(&one_endpoint, manners));
@@ -335,7 +349,12 @@ fn two_requests_each_withdrawn_twice() {
 
 #[test]
 fn three_requests_on_two_endpoints() {
-    let plan = Plan { submits: vec![data_in(0, 1), data_in(1, 1), data_out(2, 2)], unlinks_each: 1, reset_sign: false };
+    let plan = Plan {
+        submits: vec![data_in(0, 1), data_in(1, 1), data_out(2, 2)],
+        unlinks_each: 1,
+        reset_sign: false,
+        overtakes: false,
+    };
     let mut tried = 0;
     for (name, manners) in [("at once", AT_ONCE), ("late", LATE)] {
         tried += every_order(&format!("three requests, {name}"), 8, || FaceToFace::new(&plan, manners));
@@ -345,7 +364,8 @@ fn three_requests_on_two_endpoints() {
 
 #[test]
 fn a_port_reset_among_them() {
-    let plan = Plan { submits: vec![data_in(0, 1), data_out(1, 2)], unlinks_each: 1, reset_sign: true };
+    let plan =
+        Plan { submits: vec![data_in(0, 1), data_out(1, 2)], unlinks_each: 1, reset_sign: true, overtakes: false };
     let mut tried = 0;
     for (name, manners) in [("at once", AT_ONCE), ("late", LATE), ("control late too", ALL_LATE)] {
         tried += every_order(&format!("a reset, {name}"), 8, || FaceToFace::new(&plan, manners));
@@ -354,17 +374,30 @@ fn a_port_reset_among_them() {
 }
 
 #[test]
+fn an_unlink_that_overtakes_its_submit() {
+    let submits = vec![data_in(0, 1), data_in(1, 1), data_out(2, 2)];
+    let plan = Plan { submits, unlinks_each: 1, reset_sign: false, overtakes: true };
+    let mut tried = 0;
+    for (name, manners) in [("at once", AT_ONCE), ("late", LATE)] {
+        tried += every_order(&format!("overtaking, {name}"), 7, || FaceToFace::new(&plan, manners));
+        tried += every_order(&format!("overtaking, relayed, {name}"), 6, || Relayed::new(&plan, manners));
+    }
+    assert!(tried > 5_000, "{tried}");
+}
+
+#[test]
 fn isochronous_requests() {
     let iso = |n: usize| Submit::iso_in(Plan::seqnum(n), 3, &[8, 0, 8]);
-    let plan = Plan { submits: vec![iso(0), iso(1)], unlinks_each: 1, reset_sign: true };
+    let plan = Plan { submits: vec![iso(0), iso(1)], unlinks_each: 1, reset_sign: true, overtakes: false };
     let tried = every_order("isochronous", 7, || FaceToFace::new(&plan, LATE));
     assert!(tried > 1_000, "{tried}");
 }
 
 #[test]
 fn an_exporter_before_an_exporter_as_before_a_kernel() {
-    let one = Plan { submits: vec![data_in(0, 1)], unlinks_each: 2, reset_sign: true };
-    let two = Plan { submits: vec![data_in(0, 1), data_out(1, 2)], unlinks_each: 1, reset_sign: false };
+    let one = Plan { submits: vec![data_in(0, 1)], unlinks_each: 2, reset_sign: true, overtakes: false };
+    let two =
+        Plan { submits: vec![data_in(0, 1), data_out(1, 2)], unlinks_each: 1, reset_sign: false, overtakes: false };
     let mut tried = 0;
     for (name, manners) in [("at once", AT_ONCE), ("late", LATE)] {
         tried += every_order(&format!("relayed, a reset, {name}"), 9, || Relayed::new(&one, manners));

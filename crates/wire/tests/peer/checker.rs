@@ -5,13 +5,13 @@
 //! | replies carry devid = direction = ep = 0 and zero padding | [`Checker::read`] |
 //! | every submit is answered once: RET_SUBMIT, or RET_UNLINK −104, never both | `submitted`, `unlinked` |
 //! | every unlink is answered once | `unlinked` |
-//! | RET_UNLINK 0 comes behind its victim's RET_SUBMIT | `unlinked` |
+//! | RET_UNLINK 0 comes behind its victim's RET_SUBMIT, or there never is one | `unlinked` |
 //! | one endpoint's transfers end in the order of their submits | `submitted` |
 //! | data only for IN, exactly `actual_length`, never more than was asked for | `submitted` |
 //! | isochronous places come back unchanged, their sum is the header's | `submitted` |
 //! | `number_of_packets` comes back as it was sent | `submitted` |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::frames::{ECONNRESET, ENOMEM, Packet, RetSubmit, Submit, word};
 
@@ -44,6 +44,9 @@ pub struct Checker {
     asked: BTreeMap<u32, Asked>,
     /// Unlinks without an answer, and their victims.
     unlinks: BTreeMap<u32, u32>,
+    /// Numbers whose unlink was answered with 0 before they were submitted: the client has given them
+    /// up, and an answer would find nobody.
+    given_up: BTreeSet<u32>,
     /// Bytes that are no whole message yet.
     rest: Vec<u8>,
     /// Submits so far: what order means.
@@ -74,7 +77,8 @@ impl Checker {
     pub fn asked(&mut self, submit: &Submit, is_iso: bool) {
         // The data is not needed any more, and there may be much of it.
         let submit = Submit { data: Vec::new(), ..submit.clone() };
-        let asked = Asked { order: self.submits, is_iso, fate: Fate::Open, submit };
+        let fate = if self.given_up.contains(&submit.seqnum) { Fate::Withdrawn } else { Fate::Open };
+        let asked = Asked { order: self.submits, is_iso, fate, submit };
         self.submits += 1;
         let before = self.asked.insert(asked.submit.seqnum, asked);
         assert!(before.is_none_or(|before| before.fate != Fate::Open), "the test uses a number twice");
@@ -141,7 +145,7 @@ impl Checker {
     fn submitted(&mut self, reply: &RetSubmit) {
         let asked = self.asked.get_mut(&reply.seqnum).expect("looked up before");
         let seqnum = reply.seqnum;
-        assert_eq!(asked.fate, Fate::Open, "{seqnum} is answered a second time");
+        assert_eq!(asked.fate, Fate::Open, "{seqnum} is answered, and was before");
         asked.fate = Fate::Answered;
         let submit = &asked.submit;
         assert!(reply.actual <= submit.length, "{seqnum}: {} of {} bytes", reply.actual, submit.length);
@@ -174,7 +178,8 @@ impl Checker {
             }
             // A second unlink of what is withdrawn is answered alike, or as unknown.
             (ECONNRESET | 0, Some(Fate::Withdrawn)) => {}
-            (0, Some(Fate::Answered) | None) => {}
+            (0, Some(Fate::Answered)) => {}
+            (0, None) => drop(self.given_up.insert(victim)),
             (0, Some(Fate::Open)) => panic!("RET_UNLINK 0 while {victim} is pending: its data is lost"),
             (status, fate) => panic!("RET_UNLINK {status} for {victim}, which is {fate:?}"),
         }
