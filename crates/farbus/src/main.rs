@@ -7,7 +7,8 @@ use farbus::cli;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_env("FARBUS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let cli = cli::Cli::parse();
+    let filter = EnvFilter::try_from_env("FARBUS_LOG").unwrap_or_else(|_| EnvFilter::new(cli.log_level()));
     let styled = std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -16,7 +17,7 @@ fn main() -> ExitCode {
         .with_target(false)
         .without_time()
         .init();
-    match cli::run(cli::Cli::parse()) {
+    match cli::run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("farbus: {failure}");

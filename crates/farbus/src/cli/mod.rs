@@ -1,6 +1,7 @@
 //! The `farbus` command, verb by verb.
 
 mod attach;
+mod demo;
 mod docs;
 mod list;
 mod output;
@@ -41,10 +42,18 @@ enum Verb {
     Type(owner::TypeArgs),
     Eject(owner::DeviceArgs),
     Insert(owner::DeviceArgs),
+    Demo(demo::Args),
     Plan(plan::Args),
     Completions(docs::CompletionsArgs),
     #[command(hide = true)]
     Man(docs::ManArgs),
+}
+
+impl Cli {
+    /// How much is logged unless somebody says otherwise: the demo tells its own story.
+    pub fn log_level(&self) -> &'static str {
+        if matches!(self.verb, Verb::Demo(_)) { "warn" } else { "info" }
+    }
 }
 
 /// Does what the command line says.
@@ -61,6 +70,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Type(args) => owner::type_text(args),
         Verb::Eject(args) => owner::eject(args),
         Verb::Insert(args) => owner::insert(args),
+        Verb::Demo(args) => demo::run(&args),
         Verb::Plan(args) => plan::run(&args),
         Verb::Completions(args) => docs::completions(&args),
         Verb::Man(args) => docs::man(&args),

@@ -1,0 +1,119 @@
+//! The disk's file as a block device, and its file system in the tree: what only root may.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::super::Failure;
+use super::image::Image;
+use super::stage::{Scratch, Stage};
+use super::tool;
+
+/// A file system that is mounted through a loop device. Dropped, it is unmounted and the device is free.
+pub struct Mounted {
+    // In this order: what is mounted holds the device.
+    tree: Tree,
+    device: LoopDevice,
+}
+
+/// Mounts the disk's file, and has its files in it if they could not be put there before.
+///
+/// # Errors
+/// The outer one when the demo is to end; the inner one says why this machine cannot mount it.
+pub fn mount(file: &Path, image: &Image, scratch: &Scratch, stage: &Stage) -> Result<Result<Mounted, String>, Failure> {
+    stage.doing("mount")?;
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Err("loop devices and mounting are for root".into()));
+    }
+    let device = match LoopDevice::over(file) {
+        Ok(device) => device,
+        Err(why) => return Ok(Err(why)),
+    };
+    let folder = scratch.path("mounted");
+    let mut tree = match Tree::mount(&device.path, &folder) {
+        Ok(tree) => tree,
+        Err(why) => return Ok(Err(why)),
+    };
+    stage.done("mount", format!("{} is mounted at {}", device.path, folder.display()));
+    if !image.is_populated {
+        image.grow_tree(&folder).map_err(Failure::local)?;
+        // Mounted anew, nothing of it is in the kernel's cache.
+        tree.unmount().map_err(Failure::local)?;
+        tree = Tree::mount(&device.path, &folder).map_err(Failure::local)?;
+    }
+    Ok(Ok(Mounted { tree, device }))
+}
+
+impl Mounted {
+    /// Where.
+    pub fn folder(&self) -> &Path {
+        &self.tree.folder
+    }
+
+    /// Writes a last word, unmounts, and lets go of the device.
+    pub fn unmount(mut self, stage: &Stage) -> Result<(), Failure> {
+        stage.doing("unmount")?;
+        fs::write(self.folder().join("was-here.txt"), "written from afar\n").map_err(Failure::local)?;
+        self.tree.unmount().map_err(Failure::local)?;
+        self.device.detach().map_err(Failure::local)?;
+        stage.done("unmount", format!("a file was added; {} is free again", self.device.path));
+        Ok(())
+    }
+}
+
+/// A mounted file system.
+struct Tree {
+    folder: PathBuf,
+    is_mounted: bool,
+}
+
+impl Tree {
+    fn mount(device: &str, folder: &Path) -> Result<Self, String> {
+        fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        tool::run("mount", [device.as_ref(), folder])?;
+        Ok(Self { folder: folder.to_owned(), is_mounted: true })
+    }
+
+    fn unmount(&mut self) -> Result<(), String> {
+        tool::run("umount", [&self.folder])?;
+        self.is_mounted = false;
+        Ok(())
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        if self.is_mounted
+            && let Err(error) = self.unmount()
+        {
+            tracing::warn!(%error, "left mounted");
+        }
+    }
+}
+
+struct LoopDevice {
+    path: String,
+    is_attached: bool,
+}
+
+impl LoopDevice {
+    fn over(file: &Path) -> Result<Self, String> {
+        let path = tool::run("losetup", ["-f".as_ref(), "--show".as_ref(), file])?;
+        Ok(Self { path, is_attached: true })
+    }
+
+    fn detach(&mut self) -> Result<(), String> {
+        tool::run("losetup", ["-d", &self.path])?;
+        self.is_attached = false;
+        Ok(())
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        if self.is_attached
+            && let Err(error) = self.detach()
+        {
+            tracing::warn!(%error, "left attached");
+        }
+    }
+}

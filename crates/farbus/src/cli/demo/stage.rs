@@ -1,0 +1,128 @@
+//! What the demo's steps share: what they say, the wish to stop, the folder that goes away.
+
+use std::fmt;
+use std::fs::{self, DirBuilder};
+use std::io::{self, IsTerminal};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::super::Failure;
+use super::super::output::say;
+
+/// Tells the person what is being done, and the steps whether to go on.
+pub struct Stage {
+    began: Instant,
+    is_interrupted: Arc<AtomicBool>,
+    is_styled: bool,
+    /// Hidden unless standard error is a terminal.
+    spinner: ProgressBar,
+    reductions: Vec<String>,
+}
+
+impl Stage {
+    /// Catches Ctrl-C from now on; the second one ends the process where it stands.
+    pub fn new() -> Result<Self, Failure> {
+        let is_interrupted = Arc::<AtomicBool>::default();
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&is_interrupted))
+                .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&is_interrupted)))
+                .map_err(Failure::local)?;
+        }
+        let spinner = ProgressBar::new_spinner().with_style(ProgressStyle::default_spinner());
+        let is_styled = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Ok(Self { began: Instant::now(), is_interrupted, is_styled, spinner, reductions: Vec::new() })
+    }
+
+    /// Says what the demo is.
+    pub fn begin(&self, what: &str) {
+        say(format!("{}: {what}\n", self.bold("farbus demo")));
+    }
+
+    /// A step begins, unless somebody wants to stop.
+    ///
+    /// # Errors
+    /// When interrupted.
+    pub fn doing(&self, step: &'static str) -> Result<(), Failure> {
+        self.spinner.set_message(step);
+        self.spinner.enable_steady_tick(Duration::from_millis(80));
+        self.check()
+    }
+
+    /// A step is done, with this result.
+    pub fn done(&self, step: &str, result: impl fmt::Display) {
+        self.spinner.disable_steady_tick();
+        self.spinner.suspend(|| say(format!("  {} {result}", self.bold(&format!("{step:<8}")))));
+    }
+
+    /// Whether to go on.
+    ///
+    /// # Errors
+    /// When interrupted.
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.is_interrupted.load(Ordering::Relaxed) {
+            return Err(Failure::local("interrupted; nothing is left behind"));
+        }
+        Ok(())
+    }
+
+    /// Something is done in a lesser way here, and why.
+    pub fn reduce(&mut self, why: String) {
+        self.reductions.push(why);
+    }
+
+    /// Says how it went.
+    pub fn end(&self) {
+        self.spinner.finish_and_clear();
+        let took = self.began.elapsed().as_secs_f64();
+        if self.reductions.is_empty() {
+            say(format!("\nAll of it works here: {took:.1} s, and nothing is left behind."));
+            return;
+        }
+        say(format!("\nIt works here: {took:.1} s, and nothing is left behind. Done in a lesser way:"));
+        for why in &self.reductions {
+            say(format!("  - {}", why.replace('\n', "\n   ")));
+        }
+    }
+
+    fn bold(&self, text: &str) -> String {
+        if self.is_styled { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.spinner.finish_and_clear();
+    }
+}
+
+/// A folder for everything the demo makes, gone when dropped.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// A fresh one that nobody else looks into.
+    pub fn new() -> Result<Self, Failure> {
+        let path = std::env::temp_dir().join(format!("farbus-demo-{}", std::process::id()));
+        let cannot = |error| Failure::local(format!("cannot make the folder {}: {error}", path.display()));
+        DirBuilder::new().mode(0o700).create(&path).map_err(cannot)?;
+        Ok(Self(path))
+    }
+
+    /// A place in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            tracing::warn!(folder = %self.0.display(), %error, "left behind");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Programs of the system that the demo uses where they are.
+
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Where programs are that not everybody has in `PATH`, and everybody may run.
+const SYSTEM_FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+
+/// A program that is installed.
+#[derive(Clone, Debug)]
+pub struct Tool {
+    path: PathBuf,
+}
+
+impl Tool {
+    /// The program of this name.
+    pub fn find(name: &str) -> Option<Self> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::env::split_paths(&path).chain(SYSTEM_FOLDERS.map(PathBuf::from));
+        let mut candidates = folders.map(|folder| folder.join(name));
+        candidates.find(|path| is_program(path)).map(|path| Self { path })
+    }
+
+    /// Runs it to its end; what it printed, or a sentence on why it failed.
+    ///
+    /// It is in a process group of its own: Ctrl-C is for us, who clean up when it has ended.
+    pub fn run<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Result<String, String> {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let output = Command::new(&self.path).args(arguments).stdin(Stdio::null()).process_group(0).output();
+        let output = output.map_err(|error| format!("{name}: {error}"))?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("it gave no reason").trim();
+        Err(if said.starts_with(&*name) { said.to_owned() } else { format!("{name}: {said}") })
+    }
+}
+
+/// Runs the program of this name, which has to be there.
+pub fn run<I: AsRef<OsStr>>(name: &str, arguments: impl IntoIterator<Item = I>) -> Result<String, String> {
+    Tool::find(name).ok_or_else(|| format!("there is no {name} here"))?.run(arguments)
+}
+
+fn is_program(path: &Path) -> bool {
+    rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() && path.is_file()
+}
