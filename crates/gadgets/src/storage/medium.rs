@@ -2,7 +2,7 @@
 
 use farbus_model::{BlockStore, StoreError};
 
-use super::scsi::sense::Sense;
+use super::sense::Sense;
 
 /// Logical blocks as a command names them: hostile until [`Medium::span`] has seen them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

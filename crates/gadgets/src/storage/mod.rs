@@ -6,7 +6,8 @@
 //! | `bulk_only.rs` | the transport: wrappers, phases, stalls, Reset Recovery |
 //! | `scsi/mod.rs` | the logical unit: commands begun, moved, finished; events; the cache |
 //! | `scsi/command.rs` | bytes to typed command, the gate |
-//! | `scsi/…` | sense data, INQUIRY, mode pages, capacities, UNMAP and WRITE SAME, one each |
+//! | `sense.rs` | sense data |
+//! | `scsi/…` | INQUIRY, mode pages, capacities, UNMAP and WRITE SAME, one each |
 //! | `medium.rs` | the store as sectors |
 //!
 //! **The store's size** is rounded down to whole sectors: what lies behind is out of reach.
@@ -26,6 +27,7 @@ mod bulk_only;
 mod medium;
 mod options;
 mod scsi;
+mod sense;
 #[cfg(test)]
 mod tests;
 
@@ -40,7 +42,7 @@ use self::bulk_only::{BULK_OUT, BulkOnly};
 use self::medium::Medium;
 pub use self::options::{OptionError, Options};
 use self::scsi::Unit;
-use self::scsi::sense::Sense;
+use self::sense::Sense;
 use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
 
 /// Mass storage, SCSI transparent command set, Bulk-Only Transport (§4.3).

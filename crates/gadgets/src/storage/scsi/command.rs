@@ -4,8 +4,8 @@
 
 use super::limits::{PARAMETER_BYTES_MAX, TRANSFER_BLOCKS_MAX, WRITE_SAME_BLOCKS_MAX};
 use super::mode;
-use super::sense::Sense;
 use crate::storage::medium::Extent;
+use crate::storage::sense::Sense;
 
 /// Operation codes (SPC-4 and SBC-3, numeric order).
 pub(crate) mod op {

@@ -1,8 +1,8 @@
 //! INQUIRY: who this disk is, and its vital product data (SPC-4; SBC-3 for pages B0 to B2).
 
 use super::limits::{PAGE_BYTES, TRANSFER_BLOCKS_MAX, UNMAP_BYTES_MAX, UNMAP_RANGES_MAX, WRITE_SAME_BLOCKS_MAX};
-use super::sense::Sense;
 use crate::storage::options::{Options, fnv1a};
+use crate::storage::sense::Sense;
 
 /// Peripheral device type: direct access block device.
 const DIRECT_ACCESS: u8 = 0x00;

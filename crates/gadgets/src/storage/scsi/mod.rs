@@ -17,14 +17,13 @@ mod limits;
 mod mode;
 mod provisioning;
 mod reports;
-pub(super) mod sense;
 
 use self::command::{Command, Demand, List, Power, Report};
 use self::inquiry::Identity;
 pub(super) use self::limits::BUFFER_BYTES;
-use self::sense::Sense;
 use super::medium::{Extent, Medium, Span};
 use super::options::Options;
+use super::sense::Sense;
 
 /// What the device means to do for a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //!
 //! The one thing that a host may change is WCE, the write cache.
 
-use super::sense::Sense;
+use crate::storage::sense::Sense;
 
 /// Pages, in the order in which "all pages" sends them.
 const PAGE_CACHING: u8 = 0x08;

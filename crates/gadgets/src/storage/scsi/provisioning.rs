@@ -1,8 +1,8 @@
 //! UNMAP and WRITE SAME: giving space back, and writing much with little (SBC-3).
 
 use super::limits::{BUFFER_BYTES, UNMAP_BYTES_MAX, UNMAP_HEADER_BYTES, UNMAP_RANGE_BYTES, UNMAP_RANGES_MAX};
-use super::sense::Sense;
 use crate::storage::medium::{Extent, Medium, Span};
+use crate::storage::sense::Sense;
 
 /// Carries out an UNMAP parameter list. All of it is judged before any of it is done.
 pub(crate) fn unmap(medium: &mut Medium, list: &[u8]) -> Result<(), Sense> {
