@@ -1,6 +1,6 @@
 //! Disk images on the host: made, filled, checked and read back without mounting, hence without rights.
 
-use crate::prerequisites::which;
+use crate::tool::which;
 use crate::{Error, Result, tool};
 use std::fs::{self, File};
 use std::io::Write as _;

@@ -51,7 +51,7 @@ pub struct Boot<'a> {
     pub port: Option<u16>,
     /// Further `NAME=value` lines for the script.
     pub variables: &'a [(&'a str, String)],
-    /// Longest life of the machine.
+    /// Longest life of the machine: generous, because the host may be busy and only a hang should meet it.
     pub patience: Duration,
     /// Keep a capture of the network traffic.
     pub capture: Option<PathBuf>,
@@ -65,7 +65,7 @@ impl Default for Boot<'_> {
             client: Client::Stock,
             port: None,
             variables: &[],
-            patience: Duration::from_secs(90),
+            patience: Duration::from_secs(180),
             capture: None,
         }
     }

@@ -4,14 +4,16 @@
 //! root file system made on the spot, runs a shell script as the only work of that machine, and judges what
 //! came out. The cases in [`cases`] are the proof that an unmodified kernel takes a farbus device for real.
 //!
-//! **May touch** the machine it runs on: packages, processes, loopback sockets, files below the cargo target
-//! folder. **Never touches** another crate's code: farbus is a program here, given by its path, spoken to
-//! over its command line and the wire, as a user would.
+//! **It may touch** the machine it runs on: packages, processes, loopback sockets, files below the cargo
+//! target folder.
+//!
+//! **It never touches** another crate's code: farbus is a program here, given by its path, spoken to over its
+//! command line and the wire, as a user would.
 //!
 //! **Enter at** [`cases::all`] for what is proved, [`lab::Lab`] for the bench a case works at,
 //! [`machine::Guest`] for a running machine, [`image`] for what is inside it.
 //!
-//! **Why so**: the machines that build farbus have no USB in their own kernel, and the kernels that matter are
+//! **Why** machines: those that build farbus have no USB in their own kernel, and the kernels that matter are
 //! our users', not ours. Emulation (`-accel tcg`, one processor) needs no rights and no luck; booting the
 //! uncompressed kernel through PVH on a microvm costs two to three seconds, so every case has a fresh kernel
 //! and none can spoil the next.

@@ -2,6 +2,7 @@
 
 use crate::{Error, Result};
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 /// Runs a command to its end and returns its standard output; failure carries what it said.
@@ -49,6 +50,16 @@ pub fn tail(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
+/// Finds a tool as a shell would, and in the administrator's folders besides: an ordinary user's `PATH` lacks
+/// them on Debian, yet `mkfs.ext4` and `usbip` are there and need no rights for what the rig does with them.
+pub fn which(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(Into::into))
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+}
+
 fn judge(command: &Command, output: Output) -> Result<Vec<u8>> {
     if output.status.success() {
         return Ok(output.stdout);
@@ -58,4 +69,22 @@ fn judge(command: &Command, output: Output) -> Result<Vec<u8>> {
         said = String::from_utf8_lossy(&output.stdout).into_owned();
     }
     Err(Error::Tool { command: show(command), said: format!("{} ({})", tail(said.trim(), 12), output.status) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shells_are_found() {
+        assert!(which("sh").is_some());
+        assert!(which("no-such-tool-anywhere").is_none());
+    }
+
+    #[test]
+    fn failure_carries_what_was_said() {
+        let error = output(Command::new("sh").args(["-c", "echo the reason >&2; exit 3"])).unwrap_err();
+        assert!(error.to_string().contains("the reason"), "{error}");
+        assert_eq!(filter(&mut Command::new("cat"), b"through").unwrap(), b"through");
+    }
 }

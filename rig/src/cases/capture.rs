@@ -1,6 +1,6 @@
 //! A third party reads along: the packet analyser's own USB/IP dissector.
 
-use super::{Case, expect};
+use super::case::{Case, expect};
 use crate::lab::{Boot, Client, Lab};
 use crate::{Result, disk, tool};
 use std::path::Path;

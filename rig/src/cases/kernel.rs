@@ -1,6 +1,7 @@
 //! The rig proves itself: the machine boots, and the kernel's own USB/IP works in it without farbus.
 
-use super::{Case, expect, storage, testusb};
+use super::case::{Case, expect};
+use super::{storage, testusb};
 use crate::lab::{Boot, Lab};
 use crate::{Error, Result};
 use std::io::Write as _;

@@ -1,6 +1,6 @@
 //! A keyboard made of code types into an unmodified kernel.
 
-use super::{Case, expect};
+use super::case::{Case, expect};
 use crate::Result;
 use crate::lab::{Boot, Client, Lab};
 use std::collections::BTreeSet;

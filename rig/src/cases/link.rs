@@ -1,6 +1,7 @@
 //! A link that is lost in mid-transfer: each side notices, says so, and is ready for the next.
 
-use super::{Case, expect, storage};
+use super::case::{Case, expect};
+use super::storage;
 use crate::lab::{Boot, Client, Lab};
 use crate::{Error, Result, disk, wire};
 use std::time::{Duration, Instant};

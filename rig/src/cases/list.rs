@@ -1,6 +1,6 @@
 //! What is on offer, as strangers see it.
 
-use super::{Case, expect};
+use super::case::{Case, expect};
 use crate::Result;
 use crate::disk;
 use crate::lab::{Boot, Lab};

@@ -1,6 +1,7 @@
 //! A device that is reset while it works goes on working.
 
-use super::{Case, expect, storage};
+use super::case::{Case, expect};
+use super::storage;
 use crate::disk;
 use crate::lab::{Boot, Client, Lab};
 use crate::{Error, Result};

@@ -1,11 +1,10 @@
 //! A disk image shared by farbus is a disk to an unmodified kernel.
 
-use super::{Case, expect};
+use super::case::{Case, expect};
 use crate::Result;
 use crate::disk;
 use crate::lab::{Boot, Client, Lab};
 use std::path::Path;
-use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -139,7 +138,6 @@ fn sectors_4k(lab: &Lab, client: Client) -> Result<String> {
             modules: MODULES,
             client,
             port: Some(share.port()),
-            patience: Duration::from_secs(120),
             ..Boot::default()
         })?
         .finish()?;

@@ -1,6 +1,6 @@
 //! The kernel's own test of USB devices and host controllers: `usbtest` in the kernel, `testusb` beside it.
 
-use super::{Case, expect};
+use super::case::{Case, expect};
 use crate::lab::{Boot, Client, Lab};
 use crate::{Error, Result};
 use std::collections::BTreeSet;
@@ -42,9 +42,8 @@ fn run(lab: &Lab, client: Client, port: Option<u16>) -> Result<String> {
         client,
         port,
         variables: &[("TIMES", lab.times().to_string()), ("LOCAL", port.map_or("1", |_| "").into())],
-        patience: Duration::from_secs(30 + 90 * u64::from(lab.times())),
+        patience: Duration::from_secs(60 + 120 * u64::from(lab.times())),
         capture: port.map(|_| lab.log("pcap")),
-        ..Boot::default()
     })?;
     let mut seconds = Vec::new();
     for pass in 1..=lab.times() {

@@ -1,6 +1,7 @@
 //! The kernel: Debian's 6.1, unpacked once into the form that boots fast.
 
-use crate::{Error, Result, prerequisites::which, tool};
+use crate::tool::{self, which};
+use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

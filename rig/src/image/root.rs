@@ -3,7 +3,7 @@
 use crate::image::cpio::Archive;
 use crate::image::modules::{Modules, without_signature};
 use crate::image::{kernel::Kernel, libraries};
-use crate::prerequisites::which;
+use crate::tool::which;
 use crate::{Error, Result};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
