@@ -1022,6 +1022,18 @@ mod refusals {
     }
 
     #[test]
+    fn failed_packets_are_counted_and_not_believed() {
+        let mut client = Client::imported();
+        let seqnum = client.submit(iso(1, 0x83, &[10, 10]));
+        let packets = [Packet { status: peer::EXDEV, ..Packet::new(0, 10) }, Packet::new(10, 10)];
+        let reply = RetSubmit { error_count: u32::MAX, ..RetSubmit::iso(seqnum, &packets, &[]) };
+        assert_eq!(client.done(&reply.bytes())[0].error_count, 1);
+        let seqnum = client.submit(data_in(2, 64));
+        let reply = RetSubmit { error_count: 7, ..RetSubmit::data_in(seqnum, &[1]) };
+        assert_eq!(client.done(&reply.bytes())[0].error_count, 0, "there are no packets to fail");
+    }
+
+    #[test]
     fn answers_that_are_swallowed_are_waited_for_only_so_long() {
         // RET_UNLINK 0 and never a RET_SUBMIT: an exporter that does so must not grow its client.
         let mut client = Client::imported();

@@ -414,8 +414,9 @@ fn check_reply_packets(flight: &Flight, reply: &SubmitReply, bytes: &[u8]) -> Re
 
 fn finish(urb: InFlight, reply: &SubmitReply, iso: Vec<IsoPacket>, payload: Payload) -> Done {
     let mut done = urb.done(reply.status, reply.actual, payload);
-    done.iso = iso;
     done.start_frame = reply.start_frame;
-    done.error_count = reply.error_count;
+    // Counted, not believed.
+    done.error_count = iso.iter().filter(|packet| packet.status != Status::Ok).count() as u32;
+    done.iso = iso;
     done
 }
