@@ -10,8 +10,8 @@ use farbus_model::trace::{Ring, Stage};
 use farbus_model::urb::take_lost;
 use farbus_model::usb::{Recipient, request};
 use farbus_model::{
-    BufferPool, Command, CommandError, Completions, Device, Direction, Done, Instant, Limits, Payload, Setup, Status,
-    Urb, UrbId,
+    BufferPool, Command, CommandError, Completions, Device, Direction, Done, Instant, Limits, Payload, Selection,
+    Setup, Status, Urb, UrbId,
 };
 use farbus_wire::usbip::{DeviceRecord, OpStatus, Reject, Request, ServerConn};
 
@@ -102,6 +102,8 @@ pub struct Exporter<D> {
     in_bytes_asked: usize,
     /// Own requests without an answer; nothing of the client's is started meanwhile.
     restoring: usize,
+    /// What was active before the reset and will be again: what arrives meanwhile is framed by it.
+    before_reset: Option<Selection>,
     /// The request that showed a reset and waits until the device is as it was.
     reset_shown_by: Option<UrbId>,
     next_own_id: u64,
@@ -131,6 +133,7 @@ impl<D: Device> Exporter<D> {
             held: VecDeque::new(),
             in_bytes_asked: 0,
             restoring: 0,
+            before_reset: None,
             reset_shown_by: None,
             next_own_id: OWN_ID_FIRST,
             limits,
@@ -179,7 +182,7 @@ impl<D: Device> Exporter<D> {
     }
 
     fn poll_request(&mut self) -> Result<Option<Request>, Reject> {
-        let selection = self.device.as_ref().map(Device::selection);
+        let selection = self.before_reset.as_ref().or(self.device.as_ref().map(Device::selection));
         self.conn.poll_request(|endpoint| Some(selection?.endpoint(endpoint)?.kind))
     }
 
@@ -276,18 +279,19 @@ impl<D: Device> Exporter<D> {
     /// Cancel, reset, restore. What the client set is set again, in case it was no reset after all.
     fn reset_and_restore(&mut self, now: Instant) {
         let device = self.device.as_mut().expect("a reset is seen on a device");
-        let configuration = device.selection().configuration();
-        let alternates = device.selection().alternates().to_vec();
+        let before = device.selection().clone();
         self.counters.resets += 1;
         device.reset(now, &mut self.done);
-        let setups = std::iter::once(Setup::set_configuration(configuration))
-            .chain(alternates.into_iter().map(|(interface, alternate)| Setup::set_interface(interface, alternate)));
+        let alternates = before.alternates().iter();
+        let setups = std::iter::once(Setup::set_configuration(before.configuration()))
+            .chain(alternates.map(|&(interface, alternate)| Setup::set_interface(interface, alternate)));
         for setup in setups {
             self.restoring += 1;
             let urb = Urb::control(UrbId(self.next_own_id), setup, Payload::Empty);
             self.next_own_id += 1;
             device.submit(now, urb.launch(), &mut self.done);
         }
+        self.before_reset = Some(before);
         self.collect(now);
     }
 
@@ -308,6 +312,9 @@ impl<D: Device> Exporter<D> {
         while let Some(done) = self.done.pop() {
             if done.id.0 >= OWN_ID_FIRST {
                 self.restoring -= 1;
+                if self.restoring == 0 {
+                    self.before_reset = None;
+                }
             } else {
                 if done.direction == Direction::In {
                     self.in_bytes_asked -= done.length as usize;

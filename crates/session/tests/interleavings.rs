@@ -299,8 +299,8 @@ impl World for Relayed<'_> {
         let changed = match event {
             Event::Complete(endpoint) => self.relay.far.device(|device, done| device.complete(endpoint, done)),
             Event::LetGo => self.relay.far.device(|device, done| device.let_go(done)),
-            Event::CarryThere => self.relay.carry_there(),
-            Event::CarryBack => self.relay.carry_back(),
+            Event::CarryThere => self.relay.carry_there(usize::MAX),
+            Event::CarryBack => self.relay.carry_back(usize::MAX),
             event => self.asked.play(event, self.plan, &mut self.relay.near),
         };
         // The kernel always reads.

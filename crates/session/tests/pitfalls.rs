@@ -45,14 +45,14 @@ mod handshake {
     fn a_device_is_listed_and_imported_on_two_connections() {
         let mut desk = Desk::connected(zero(), LIMITS);
         desk.receive(&peer::list_request()).unwrap();
-        let list = desk.read_bytes();
+        let list = desk.read_bytes(usize::MAX);
         assert_eq!(list[..12], [&peer::op(0x0111, 0x0005, 0)[..], &[0, 0, 0, 1]].concat());
         assert_eq!((list.len(), &list[list.len() - 4..]), (12 + 312 + 4, &[0xff, 0, 0, 0][..]), "one vendor interface");
         assert!(desk.exporter.is_finished(), "a list is all that such a connection is for");
 
         let mut desk = Desk::connected(zero(), LIMITS);
         desk.receive(&peer::import_request(BUS_ID)).unwrap();
-        let reply = desk.read_bytes();
+        let reply = desk.read_bytes(usize::MAX);
         assert_eq!((&reply[..8], reply.len()), (&peer::op(0x0111, 0x0003, 0)[..], 8 + 312));
         assert_eq!(reply[8..320], list[12..324], "the same record, without interfaces");
         desk.ask(&Submit::control(1, setup::GET_DEVICE_18));
@@ -63,7 +63,7 @@ mod handshake {
     fn what_is_not_there_is_refused_in_8_bytes_and_the_connection_ends() {
         let mut desk = Desk::connected(zero(), LIMITS);
         desk.receive(&peer::import_request("7-7")).unwrap();
-        assert_eq!(desk.read_bytes(), peer::op(0x0111, 0x0003, 4));
+        assert_eq!(desk.read_bytes(usize::MAX), peer::op(0x0111, 0x0003, 4));
         assert!(desk.exporter.is_finished() && desk.exporter.device().is_none());
     }
 
@@ -231,10 +231,10 @@ mod requests {
             let mut answers = Vec::new();
             for chunk in client.chunks(step) {
                 desk.receive(chunk).unwrap();
-                answers.extend(desk.read_bytes());
+                answers.extend(desk.read_bytes(usize::MAX));
             }
             desk.pass(Duration::from_millis(1));
-            answers.extend(desk.read_bytes());
+            answers.extend(desk.read_bytes(usize::MAX));
             answers
         };
         let whole = answered(client.len());
@@ -244,7 +244,7 @@ mod requests {
         for cut in 0..client.len() {
             let mut desk = Desk::connected(zero(), LIMITS);
             desk.receive(&client[..cut]).unwrap();
-            let answers = desk.read_bytes();
+            let answers = desk.read_bytes(usize::MAX);
             assert!(whole.starts_with(&answers), "cut at {cut}");
         }
     }
@@ -598,6 +598,22 @@ mod reset_sign {
     }
 
     #[test]
+    fn what_arrives_while_a_device_is_restored_is_framed_by_what_it_will_be() {
+        let mut desk = busy(Manners { answers_control_late: true, ..Manners::default() }, OnReset::ResetDevice);
+        desk.submit(&Submit::control(200, setup::GET_DEVICE_64));
+        desk.submit(&Submit::iso_in(201, 3, &[8, 8]));
+        desk.submit(&Submit { number_of_packets: 7, ..Submit::data_out(202, 4, &[1; 8]) });
+        desk.device(|device, done| while device.complete(EpAddr::CONTROL, done) {});
+        desk.device(|device, done| device.complete(EpAddr::CONTROL, done));
+        for endpoint in [0x83, 0x04] {
+            assert!(desk.device(|device, done| device.complete(EpAddr::from_byte(endpoint), done)));
+        }
+        desk.read();
+        assert_eq!([201, 202].map(|seqnum| desk.checker.ret_submit(seqnum).actual), [16, 8]);
+        desk.checker.assert_settled();
+    }
+
+    #[test]
     fn a_data_phase_that_was_cut_does_not_meet_the_next_command() {
         // A real device this time: requests in flight are gone, and what is sent afterwards is new.
         let mut desk = Desk::configured(Keyboard::device(), LIMITS);
@@ -788,8 +804,8 @@ mod importer {
         assert_eq!(relay.far.device(|device, _| device.holds()), 0, "withdrawn there as well");
         let setup = Setup::get_descriptor(1, 0, 0, 64);
         ask(&mut relay, Urb::control(UrbId(3), setup, farbus_model::Payload::Empty), &mut done);
-        relay.carry_there();
-        let answer = relay.far.read_bytes();
+        relay.carry_there(usize::MAX);
+        let answer = relay.far.read_bytes(usize::MAX);
         relay.near.exporter.with_device(relay::NOW, |remote, _| relay::receive(remote, &answer, &mut done).unwrap());
         assert_eq!(done.pop().unwrap().actual, 18, "and the link goes on");
     }
@@ -812,7 +828,7 @@ mod importer {
     fn a_hostile_exporter_does_not_reach_the_kernel() {
         let mut relay = Relay::new(Manners::default(), LIMITS);
         relay.near.submit(&Submit::data_in(1, 1, 16));
-        relay.carry_there();
+        relay.carry_there(usize::MAX);
         let kernel_saw = relay.near.checker.replies.len();
         // More than was asked for, under the number that crossed the link (1 configured the device).
         let lie = RetSubmit::data_in(2, &[6; 17]).bytes();

@@ -165,9 +165,9 @@ impl<D: Device + 'static> Desk<D> {
         self.checker.read(&bytes)
     }
 
-    /// The client reads the raw bytes, as before there are URBs.
-    pub fn read_bytes(&mut self) -> Vec<u8> {
-        let bytes = self.waiting_bytes(usize::MAX);
+    /// The client reads at most `most` raw bytes.
+    pub fn read_bytes(&mut self, most: usize) -> Vec<u8> {
+        let bytes = self.waiting_bytes(most);
         self.exporter.handle_transmitted(bytes.len());
         bytes
     }

@@ -47,10 +47,11 @@ impl Relay {
         relay
     }
 
-    /// Bytes go to the far end; `false` if there are none.
-    pub fn carry_there(&mut self) -> bool {
+    /// At most `most` bytes go to the far end; `false` if there are none.
+    pub fn carry_there(&mut self, most: usize) -> bool {
         let bytes = self.near.device(|remote, done| {
-            let bytes: Vec<u8> = remote.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+            let runs = remote.poll_transmit();
+            let bytes: Vec<u8> = runs.iter().flat_map(|run| run.iter().copied()).take(most).collect();
             remote.handle_transmitted(bytes.len(), done);
             bytes
         });
@@ -58,9 +59,9 @@ impl Relay {
         !bytes.is_empty()
     }
 
-    /// Bytes come from the far end; `false` if there are none.
-    pub fn carry_back(&mut self) -> bool {
-        let bytes = self.far.read_bytes();
+    /// At most `most` bytes come from the far end; `false` if there are none.
+    pub fn carry_back(&mut self, most: usize) -> bool {
+        let bytes = self.far.read_bytes(most);
         self.far.advance().expect("reading breaks no rule");
         self.near.device(|remote, done| receive(remote, &bytes, done)).expect("an exporter breaks no rule");
         !bytes.is_empty()
@@ -68,7 +69,7 @@ impl Relay {
 
     /// Everything crosses until nothing is left to.
     pub fn settle(&mut self) {
-        while self.carry_there() | self.carry_back() | !self.near.read().is_empty() {}
+        while self.carry_there(ALL) | self.carry_back(ALL) | !self.near.read().is_empty() {}
     }
 
     /// Both ends come apart.
@@ -102,6 +103,9 @@ pub fn lose(remote: &mut RemoteDevice) -> Vec<Status> {
     remote.handle_lost(&mut done);
     std::iter::from_fn(|| done.pop()).map(|done| done.status).collect()
 }
+
+/// All the bytes there are.
+pub const ALL: usize = usize::MAX;
 
 /// Now, where it does not matter.
 pub const NOW: Instant = Instant::ZERO;
