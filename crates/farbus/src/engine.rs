@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use std::os::fd::AsFd;
 
-use farbus_io::link::{Clock, Interest, Link, Wake, wait};
+use farbus_io::link::{Clock, Interest, Link, Wake, wait, wait_exactly};
 use farbus_model::{Command, CommandError, Device, Instant};
 use farbus_session::{Exporter, Fault, Offers};
 
@@ -76,6 +76,7 @@ pub struct Engine<'a, D, O> {
 impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
     /// Serves the link until it ends.
     pub fn run(&mut self) -> End {
+        wait_exactly();
         loop {
             match self.turn() {
                 Ok(None) => {}
