@@ -23,5 +23,12 @@ pub mod port;
 mod session_record;
 pub mod share;
 
+/// Devices made of code, and how to make one.
+pub use farbus_gadgets as gadgets;
+/// The user-space host that drives a device.
+pub use farbus_host as host;
+/// The words in which both are written.
+pub use farbus_model as model;
+
 pub use client::ClientError;
 pub use share::Share;
