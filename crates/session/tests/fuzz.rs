@@ -1,0 +1,405 @@
+//! An exporter under operations that nobody planned: over a source and sink, a keyboard and a device whose completions are part
+//! of the operations; alone, in front of another exporter, and in front of one that lies.
+//!
+//! Beside not panicking: the client's checker holds at every reply, what waits stays within the limits, everything is answered
+//! in the end, and the device comes back with nothing in flight.
+
+#[path = "../../wire/tests/fuzzing/mod.rs"]
+mod fuzzing;
+mod world;
+
+use std::time::Duration;
+
+use farbus_gadgets::keyboard::Keyboard;
+use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_model::{Command, Device, EpAddr, Limits, Speed, Status};
+use farbus_session::{Fault, OnReset};
+use fuzzing::{Input, fuzz};
+use world::peer::{self, Packet, RetSubmit, Submit, setup, word};
+use world::{Desk, Manners, Relay, Scripted, relay};
+
+/// Small enough that every limit is met.
+const LIMITS: Limits = Limits {
+    receive_bytes: 2048,
+    urbs_in_flight_max: 12,
+    payload_bytes_max: 16 << 10,
+    reply_bytes_backlog: 2 << 10,
+    reply_header_bytes_max: 64 << 10,
+    ..Limits::DEFAULT
+};
+
+/// Bytes of one transfer at most.
+const TRANSFER_BYTES_MAX: u32 = 3000;
+/// What may wait to be sent: the backlog, what had credit, one transfer more, and the headers.
+const WAITING_BYTES_MAX: usize = (16 << 10) + (2 << 10) + TRANSFER_BYTES_MAX as usize + (64 << 10);
+
+fn target(name: &str, act: impl Fn(&mut Input<'_>)) {
+    fuzz(env!("CARGO_MANIFEST_DIR"), name, act);
+}
+
+/// A client that does what comes into its head, within the rules.
+struct Client {
+    /// Sent and not arrived.
+    sent: Vec<u8>,
+    seqnum: u32,
+    /// Numbers of submits.
+    submitted: Vec<u32>,
+    /// Whether endpoint 3 is isochronous, as the client knows from its descriptors.
+    has_iso: bool,
+}
+
+impl Client {
+    fn new(has_iso: bool) -> Self {
+        Self { sent: Vec::new(), seqnum: 1, submitted: Vec::new(), has_iso }
+    }
+
+    /// Numbers ascend and leave gaps: a root hub's ports share them.
+    fn take_seqnum(&mut self, input: &mut Input<'_>) -> u32 {
+        self.seqnum += 1 + input.below(3);
+        self.seqnum
+    }
+
+    fn submit<D: Device + 'static>(&mut self, desk: &mut Desk<D>, input: &mut Input<'_>) {
+        let seqnum = self.take_seqnum(input);
+        let mut submit = self.any_submit(seqnum, input);
+        let is_iso = self.has_iso && submit.ep == 3;
+        if !is_iso {
+            // Garbage where the endpoint is known not to be isochronous; where there is none it would be a count of packets.
+            let is_there = submit.ep == 0 || (submit.ep == 1 && submit.is_in()) || (self.has_iso && submit.ep <= 2);
+            submit.number_of_packets = input.pick(&[0, u32::MAX, if is_there { 7 } else { 0 }]);
+        }
+        // Now and then the unlink overtakes, as Linux's does.
+        if input.once_in(16) {
+            let unlink = self.take_seqnum(input);
+            desk.checker.unlink_asked(unlink, seqnum);
+            self.sent.extend(peer::unlink(unlink, seqnum));
+        }
+        desk.checker.asked(&submit, is_iso);
+        self.sent.extend(submit.bytes());
+        self.submitted.push(seqnum);
+    }
+
+    fn any_submit(&mut self, seqnum: u32, input: &mut Input<'_>) -> Submit {
+        let size = input.below(TRANSFER_BYTES_MAX);
+        let ep = input.pick(&[1, 1, 1, 2, 2, 4, 9]);
+        let lengths: Vec<u32> = (0..input.below(5)).map(|_| input.below(256)).collect();
+        match input.below(8) {
+            0 | 1 => Submit::data_in(seqnum, ep, size),
+            2 | 3 => {
+                Submit::data_out(seqnum, ep, &input.pick(&[vec![0; size as usize].as_slice(), &[1, 2, 3]]).to_vec())
+            }
+            4 if self.has_iso => Submit::iso_in(seqnum, 3, &lengths),
+            5 if self.has_iso => {
+                let data = vec![0; lengths.iter().sum::<u32>() as usize];
+                Submit::iso_out(seqnum, 3, &lengths, &data)
+            }
+            6 => Submit::control_out(seqnum, [0x40, 0x5b, 0, 0, 0, 0, 5, 0], &[1, 2, 3, 4, 5]),
+            _ => {
+                let requests = [
+                    setup::GET_DEVICE_8,
+                    setup::GET_DEVICE_18,
+                    setup::GET_DEVICE_64,
+                    setup::GET_CONFIGURATION,
+                    setup::get_configuration_descriptor(255),
+                    setup::get_string(1),
+                    setup::set_configuration(1),
+                    setup::set_interface(1, 1),
+                    setup::set_interface(0, 0),
+                    setup::set_halt(0x81),
+                    setup::clear_halt(0x81),
+                    setup::clear_halt(0x02),
+                    setup::get_endpoint_status(0x81),
+                    [0xc0, 0x5c, 0, 0, 0, 0, 8, 0],
+                ];
+                Submit::control(seqnum, input.pick(&requests))
+            }
+        }
+    }
+
+    fn unlink<D: Device + 'static>(&mut self, desk: &mut Desk<D>, input: &mut Input<'_>) {
+        let back = input.below(6) as usize;
+        let recent = self.submitted.iter().rev().nth(back).copied();
+        // Or one that another port of the hub had.
+        let victim = recent.unwrap_or(0);
+        let seqnum = self.take_seqnum(input);
+        desk.checker.unlink_asked(seqnum, victim);
+        self.sent.extend(peer::unlink(seqnum, victim));
+    }
+
+    /// Some of what was sent arrives.
+    fn arrive<D: Device + 'static>(&mut self, desk: &mut Desk<D>, most: usize) -> Result<(), Fault> {
+        let bytes: Vec<u8> = self.sent.drain(..most.min(self.sent.len())).collect();
+        desk.receive(&bytes)
+    }
+}
+
+fn some_bytes(input: &mut Input<'_>) -> usize {
+    input.pick(&[1, 10, 47, 48, 49, 200, 3000, usize::MAX])
+}
+
+fn waiting_bytes<D: Device>(desk: &Desk<D>) -> usize {
+    desk.exporter.poll_transmit().iter().map(|run| run.len()).sum()
+}
+
+/// Plays operations until the input ends; `act` is what the device's owner or its nature does.
+fn play<D: Device + 'static>(
+    mut desk: Desk<D>,
+    has_iso: bool,
+    input: &mut Input<'_>,
+    act: impl Fn(&mut Desk<D>, &mut Input<'_>),
+    still_moves: impl Fn(&mut Desk<D>) -> bool,
+) {
+    let mut client = Client::new(has_iso);
+    while !input.is_empty() {
+        let arrived = match input.below(8) {
+            0 | 1 => {
+                client.submit(&mut desk, input);
+                Ok(())
+            }
+            2 => {
+                client.unlink(&mut desk, input);
+                Ok(())
+            }
+            3 => client.arrive(&mut desk, some_bytes(input)),
+            4 => client.arrive(&mut desk, usize::MAX),
+            5 => {
+                desk.read_some(some_bytes(input));
+                desk.advance()
+            }
+            6 => {
+                desk.pass(Duration::from_micros(u64::from(input.below(2000))));
+                Ok(())
+            }
+            _ => {
+                act(&mut desk, input);
+                Ok(())
+            }
+        };
+        assert!(waiting_bytes(&desk) <= WAITING_BYTES_MAX, "{} bytes wait", waiting_bytes(&desk));
+        if arrived == Err(Fault::NeverReads) {
+            desk.end();
+            return;
+        }
+        arrived.expect("a client within the rules");
+    }
+    if input_says_go(&client) {
+        client.arrive(&mut desk, usize::MAX).expect("a client within the rules");
+        settle(&mut desk, still_moves);
+    }
+    desk.end();
+}
+
+/// Half of the clients go away in the middle of things.
+fn input_says_go(client: &Client) -> bool {
+    client.seqnum.is_multiple_of(2)
+}
+
+/// Reading and time go on until nothing moves; then everything is answered but what waits for a device's owner, and that is
+/// withdrawn.
+fn settle<D: Device + 'static>(desk: &mut Desk<D>, still_moves: impl Fn(&mut Desk<D>) -> bool) {
+    loop {
+        let replies = desk.read().len();
+        desk.pass(Duration::from_millis(300));
+        if replies == 0 && !still_moves(desk) && waiting_bytes(desk) == 0 {
+            break;
+        }
+    }
+    for (at, victim) in desk.checker.open().into_iter().enumerate() {
+        desk.unlink(0x4000_0000 + at as u32, victim);
+    }
+    // An unlink of what was never submitted is answered with the next submit.
+    desk.submit(&Submit::control(0x5000_0000, setup::GET_CONFIGURATION));
+    while !desk.read().is_empty() || still_moves(desk) {}
+    desk.checker.assert_settled();
+}
+
+#[test]
+fn fuzz_exporter_over_source_and_sink() {
+    target("fuzz_exporter_over_source_and_sink", |input| {
+        let speed = input.pick(&[Speed::High, Speed::Full, Speed::Super]);
+        let device = SourceSink::device(speed, Fill::Zeros, input.once_in(2));
+        let desk = Desk::configured(device, LIMITS);
+        play(desk, true, input, |_, _| {}, |_| false);
+    });
+}
+
+#[test]
+fn fuzz_exporter_over_keyboard() {
+    target("fuzz_exporter_over_keyboard", |input| {
+        let desk = Desk::configured(Keyboard::device(), LIMITS);
+        let type_some = |desk: &mut Desk<_>, input: &mut Input<'_>| {
+            let text = "aB3 ".repeat(input.below(4) as usize);
+            desk.exporter.command(desk.now, &Command::Type(text)).expect("there is room for so little");
+        };
+        play(desk, false, input, type_some, |_| false);
+    });
+}
+
+#[test]
+fn fuzz_exporter_over_late_device() {
+    target("fuzz_exporter_over_late_device", |input| {
+        let manners = Manners { cancels_late: input.once_in(2), answers_control_late: input.once_in(2) };
+        let mut desk = Desk::imported(Scripted::new(manners), LIMITS);
+        desk.submit(&Submit::control(u32::MAX, setup::set_configuration(1)));
+        desk.device(|device, done| device.complete(EpAddr::CONTROL, done));
+        desk.read();
+        let act = |desk: &mut Desk<Scripted>, input: &mut Input<'_>| {
+            let endpoint = EpAddr::from_byte(input.pick(&ENDPOINTS));
+            desk.device(|device, done| match input.below(4) {
+                0 => device.let_go(done),
+                1 if !endpoint.is_control() => {
+                    device.fail(endpoint, input.pick(&[Status::Stall, Status::Protocol, Status::Gone]), done)
+                }
+                _ => device.complete(endpoint, done),
+            });
+        };
+        play(desk, true, input, act, |desk| desk.device(move_anything));
+    });
+}
+
+const ENDPOINTS: [u8; 9] = [0, 0x81, 0x01, 0x82, 0x02, 0x83, 0x03, 0x84, 0x04];
+
+fn move_anything(device: &mut Scripted, done: &mut farbus_model::Completions) -> bool {
+    device.let_go(done) || ENDPOINTS.map(EpAddr::from_byte).into_iter().any(|endpoint| device.complete(endpoint, done))
+}
+
+#[test]
+fn fuzz_exporter_before_exporter() {
+    target("fuzz_exporter_before_exporter", |input| {
+        let manners = Manners { cancels_late: input.once_in(2), ..Manners::default() };
+        let mut both = Relay::new(manners, LIMITS);
+        let mut client = Client::new(true);
+        while !input.is_empty() {
+            match input.below(8) {
+                0 | 1 => client.submit(&mut both.near, input),
+                2 => client.unlink(&mut both.near, input),
+                3 => client.arrive(&mut both.near, some_bytes(input)).expect("a client within the rules"),
+                4 => _ = both.carry_there(some_bytes(input)),
+                5 => _ = both.carry_back(some_bytes(input)),
+                6 => drop(both.near.read_some(some_bytes(input))),
+                _ => {
+                    let endpoint = EpAddr::from_byte(input.pick(&ENDPOINTS));
+                    both.far.device(|device, done| match input.below(4) {
+                        0 => device.let_go(done),
+                        1 => device.fail(endpoint, Status::Stall, done),
+                        _ => device.complete(endpoint, done),
+                    });
+                }
+            }
+            both.near.advance().expect("the kernel reads often enough");
+        }
+        client.arrive(&mut both.near, usize::MAX).expect("a client within the rules");
+        both.near.submit(&Submit::control(0x5000_0000, setup::GET_CONFIGURATION));
+        loop {
+            both.settle();
+            if !both.far.device(move_anything) {
+                break;
+            }
+        }
+        both.near.checker.assert_settled();
+        let (remote, device, _) = both.end();
+        assert_eq!((remote.in_flight(), device.holds(), device.given), (0, 0, device.taken));
+    });
+}
+
+#[test]
+fn fuzz_exporter_that_lies() {
+    target("fuzz_exporter_that_lies", |input| {
+        let device = Scripted::new(Manners::default());
+        let mut near = Desk::imported_by(world::remote(&device, LIMITS), LIMITS, OnReset::PassOn);
+        near.checker.is_unordered = true;
+        let mut liar = Liar::default();
+        near.submit(&Submit::control(1, setup::set_configuration(1)));
+        liar.listen(&mut near);
+        let honest = RetSubmit::taken(liar.asked[0].seqnum, 0).bytes();
+        near.device(|remote, done| relay::receive(remote, &honest, done)).expect("an honest answer");
+        let mut client = Client::new(true);
+        let mut is_caught = false;
+        while !input.is_empty() && !is_caught {
+            match input.below(4) {
+                0 => client.submit(&mut near, input),
+                1 => client.unlink(&mut near, input),
+                2 => {
+                    client.arrive(&mut near, usize::MAX).expect("a client within the rules");
+                    liar.listen(&mut near);
+                }
+                _ => {
+                    let said = liar.say(input);
+                    is_caught = near.device(|remote, done| relay::receive(remote, &said, done)).is_err();
+                }
+            }
+            // The kernel reads all, and its checker holds it against what it asked.
+            near.read();
+        }
+        client.arrive(&mut near, usize::MAX).expect("a client within the rules");
+        near.device(|remote, done| remote.handle_lost(done));
+        near.submit(&Submit::control(0x5000_0000, setup::GET_CONFIGURATION));
+        near.device(|remote, done| remote.handle_lost(done));
+        near.read();
+        near.checker.assert_settled();
+    });
+}
+
+/// An exporter that hears what it is asked and answers what it likes.
+#[derive(Default)]
+struct Liar {
+    heard: Vec<u8>,
+    asked: Vec<Submit>,
+    unlinks: Vec<u32>,
+}
+
+impl Liar {
+    fn listen(&mut self, near: &mut Desk<farbus_session::RemoteDevice>) {
+        let said = near.device(|remote, done| {
+            let bytes: Vec<u8> = remote.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+            remote.handle_transmitted(bytes.len(), done);
+            bytes
+        });
+        self.heard.extend(said);
+        while !self.heard.is_empty() {
+            let frame = &self.heard;
+            let (command, seqnum) = (word(frame, 0), word(frame, 4));
+            assert!(matches!(command, 1 | 2) && word(frame, 8) == peer::DEVID);
+            if command == 2 {
+                self.unlinks.push(seqnum);
+                self.heard.drain(..48);
+                continue;
+            }
+            let (direction, ep, length) = (word(frame, 12), word(frame, 16), word(frame, 24));
+            let number_of_packets = word(frame, 32);
+            assert!(ep == 3 || number_of_packets == 0);
+            let data_bytes = if direction == 0 { length as usize } else { 0 };
+            let total = 48 + data_bytes + 16 * number_of_packets as usize;
+            let packets = frame[48 + data_bytes..total].chunks(16).map(Packet::read).collect();
+            let submit = Submit { direction, ep, length, number_of_packets, packets, ..Submit::data_in(seqnum, 0, 0) };
+            self.asked.push(submit);
+            self.heard.drain(..total);
+        }
+    }
+
+    fn say(&mut self, input: &mut Input<'_>) -> Vec<u8> {
+        if input.once_in(4) {
+            let at = input.below(self.unlinks.len().max(1) as u32) as usize;
+            return peer::ret_unlink(self.unlinks.get(at).copied().unwrap_or(7), input.pick(&[0, -104, -2, -71]));
+        }
+        let back = input.below(6) as usize;
+        let Some(submit) = self.asked.iter().rev().nth(back) else { return input.bytes(48) };
+        let packets: Vec<Packet> = submit.packets.iter().map(|p| Packet { actual: p.length, ..*p }).collect();
+        let actual = if packets.is_empty() { submit.length } else { packets.iter().map(|packet| packet.actual).sum() };
+        let data = if submit.is_in() { vec![5; actual as usize] } else { Vec::new() };
+        let mut reply = RetSubmit { actual, data, ..RetSubmit::iso(submit.seqnum, &packets, &[]) };
+        let lie = input.pick(&[0, 1, 2, 3, 9, 1024, 4096, u32::MAX]);
+        match input.below(16) {
+            0 => reply.actual = lie,
+            1 => reply.number_of_packets = lie,
+            2 => reply.seqnum = lie,
+            3 => reply.status = -(input.below(130) as i32),
+            4 => reply.data.truncate(lie as usize),
+            5 => reply.error_count = lie,
+            6 => reply.packets.reverse(),
+            7 => reply.packets.iter_mut().for_each(|packet| packet.actual = lie),
+            _ => {}
+        }
+        reply.bytes()
+    }
+}

@@ -1,0 +1,233 @@
+//! Fuzzing on the stable compiler: a target is a test named `fuzz_…`, a function of bytes.
+//!
+//! It first gets the inputs that once broke something or that show a rare way (`tests/inputs/NAME/*.hex`), then random ones
+//! and mutations of those, for `FARBUS_FUZZ_SECONDS` (2 without it). What breaks it is made small and printed as the file to
+//! commit. `FARBUS_FUZZ_SEED` plays a run again.
+
+#![allow(dead_code, reason = "every test takes what it needs")]
+
+use std::cell::Cell;
+use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::sync::Once;
+use std::time::{Duration, Instant, SystemTime};
+
+use farbus_model::urb::take_lost;
+
+/// Bytes of a random input: decisions for a few hundred steps.
+const INPUT_BYTES_MAX: usize = 4096;
+/// How long a broken input is made smaller.
+const SHRINK_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Runs `target`: committed inputs first, then random ones until the time is over.
+///
+/// # Panics
+/// If `target` does; what broke it is printed.
+pub fn fuzz(manifest_dir: &str, name: &str, target: impl Fn(&mut Input<'_>)) {
+    quiet_on_demand();
+    let known = known_inputs(&Path::new(manifest_dir).join("tests/inputs").join(name));
+    for (file, input) in &known {
+        run(name, file, input, &target);
+    }
+    let seed = seed();
+    let until = Instant::now() + Duration::from_secs(variable("FARBUS_FUZZ_SECONDS").unwrap_or(2));
+    let mut random = Random(seed);
+    let mut count = 0u64;
+    while Instant::now() < until {
+        let input = random.input(&known);
+        run(name, &format!("seed {seed:#x}, input {count}"), &input, &target);
+        count += 1;
+    }
+    println!("{name}: {} known inputs and {count} random ones from FARBUS_FUZZ_SEED={seed}", known.len());
+    assert!(count > 0 || variable("FARBUS_FUZZ_SECONDS") == Some(0), "{name} tried nothing");
+}
+
+fn run(name: &str, origin: &str, input: &[u8], target: &impl Fn(&mut Input<'_>)) {
+    let Err(cause) = attempt(input, target) else { return };
+    let small = shrink(input.to_vec(), target);
+    eprintln!(
+        "{name} broke on {origin}. To keep it, commit tests/inputs/{name}/WHAT.hex with these {} bytes:",
+        small.len()
+    );
+    let hex = small.chunks(32).fold(String::new(), |mut text, line| {
+        line.iter().for_each(|byte| write!(text, "{byte:02x}").expect("a string takes all"));
+        text + "\n"
+    });
+    eprintln!("{hex}");
+    // The smallest says the most, and says it last.
+    resume_unwind(attempt(&small, target).err().unwrap_or(cause));
+}
+
+fn attempt(input: &[u8], target: &impl Fn(&mut Input<'_>)) -> std::thread::Result<()> {
+    take_lost();
+    catch_unwind(AssertUnwindSafe(|| {
+        target(&mut Input { bytes: input });
+        assert!(take_lost().is_empty(), "a request was dropped unanswered");
+    }))
+}
+
+/// Cuts away what is not needed to break the target.
+fn shrink(mut input: Vec<u8>, target: &impl Fn(&mut Input<'_>)) -> Vec<u8> {
+    QUIET.set(true);
+    let until = Instant::now() + SHRINK_TIME_MAX;
+    let mut size = input.len().next_power_of_two();
+    while size > 0 {
+        let mut at = 0;
+        while at < input.len() && Instant::now() < until {
+            let mut shorter = input.clone();
+            shorter.drain(at..(at + size).min(input.len()));
+            if attempt(&shorter, target).is_err() {
+                input = shorter;
+            } else {
+                at += size;
+            }
+        }
+        size /= 2;
+    }
+    QUIET.set(false);
+    input
+}
+
+thread_local! {
+    /// Panics of this thread are expected and not to be printed.
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+fn quiet_on_demand() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let loud = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !QUIET.get() {
+                loud(info);
+            }
+        }));
+    });
+}
+
+/// The committed inputs of a target: hexadecimal, `#` begins a comment.
+fn known_inputs(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("the folder can be read").path()).collect();
+    paths.sort();
+    let read = |path: &Path| {
+        let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let digits = text.lines().flat_map(|line| line.split('#').next()).flat_map(str::chars);
+        let digits: Vec<u32> = digits.filter(|c| !c.is_whitespace()).map(|c| c.to_digit(16).expect("hex")).collect();
+        digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()
+    };
+    paths.iter().map(|path| (path.display().to_string(), read(path))).collect()
+}
+
+fn seed() -> u64 {
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_nanos() as u64;
+    variable("FARBUS_FUZZ_SEED").unwrap_or_else(now)
+}
+
+fn variable(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}")))
+}
+
+/// Decisions, read from bytes. Where they end every decision is 0, and [`Input::is_empty`] says so.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Input<'a> {
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    pub fn byte(&mut self) -> u8 {
+        match self.bytes.split_first() {
+            Some((&byte, rest)) => {
+                self.bytes = rest;
+                byte
+            }
+            None => 0,
+        }
+    }
+
+    pub fn word(&mut self) -> u32 {
+        u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
+    }
+
+    /// 0 to `count` - 1.
+    pub fn below(&mut self, count: u32) -> u32 {
+        if count <= 256 { u32::from(self.byte()) % count } else { self.word() % count }
+    }
+
+    /// One time in `count`; never where the input has ended.
+    pub fn once_in(&mut self, count: u32) -> bool {
+        !self.is_empty() && self.below(count) == count - 1
+    }
+
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u32) as usize]
+    }
+
+    pub fn bytes(&mut self, count: usize) -> Vec<u8> {
+        (0..count).map(|_| self.byte()).collect()
+    }
+
+    /// All that is left.
+    pub fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.bytes)
+    }
+
+    /// `bytes` in pieces.
+    pub fn cut<'b>(&mut self, mut bytes: &'b [u8]) -> Vec<&'b [u8]> {
+        let mut pieces = Vec::new();
+        while !bytes.is_empty() {
+            let size = if self.is_empty() { bytes.len() } else { self.pick(&[1, 2, 7, 47, 48, 49, 400, usize::MAX]) };
+            let (piece, rest) = bytes.split_at(size.min(bytes.len()));
+            pieces.push(piece);
+            bytes = rest;
+        }
+        pieces
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): every seed is as good as another.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    fn below(&mut self, count: usize) -> usize {
+        (self.next() % count.max(1) as u64) as usize
+    }
+
+    fn input(&mut self, known: &[(String, Vec<u8>)]) -> Vec<u8> {
+        if known.is_empty() || self.below(2) == 0 {
+            let size = INPUT_BYTES_MAX >> self.below(8);
+            return (0..self.below(size) + 1).map(|_| self.next() as u8).collect();
+        }
+        let mut input = known[self.below(known.len())].1.clone();
+        for _ in 0..self.below(8) + 1 {
+            self.mutate(&mut input);
+        }
+        input
+    }
+
+    fn mutate(&mut self, input: &mut Vec<u8>) {
+        let at = self.below(input.len());
+        let end = (at + 1 + self.below(16)).min(input.len());
+        match self.below(5) {
+            0 if !input.is_empty() => input[at] = [0, 1, 0x7f, 0x80, 0xff][self.below(5)],
+            1 if !input.is_empty() => input[at] ^= 1 << self.below(8),
+            2 if !input.is_empty() => drop(input.drain(at..end)),
+            3 if !input.is_empty() => input.extend_from_within(at..end),
+            _ => input.insert(at, self.next() as u8),
+        }
+    }
+}
