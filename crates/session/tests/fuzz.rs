@@ -85,9 +85,8 @@ impl Client {
         let lengths: Vec<u32> = (0..input.below(5)).map(|_| input.below(256)).collect();
         match input.below(8) {
             0 | 1 => Submit::data_in(seqnum, ep, size),
-            2 | 3 => {
-                Submit::data_out(seqnum, ep, &input.pick(&[vec![0; size as usize].as_slice(), &[1, 2, 3]]).to_vec())
-            }
+            2 => Submit::data_out(seqnum, ep, &vec![0; size as usize]),
+            3 => Submit::data_out(seqnum, ep, &[1, 2, 3]),
             4 if self.has_iso => Submit::iso_in(seqnum, 3, &lengths),
             5 if self.has_iso => {
                 let data = vec![0; lengths.iter().sum::<u32>() as usize];
