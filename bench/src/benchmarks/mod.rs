@@ -3,6 +3,7 @@
 mod cpu;
 mod deep;
 mod memory;
+mod naming;
 mod round_trip;
 mod storage;
 mod survey;
@@ -11,7 +12,7 @@ mod throughput;
 
 use anyhow::Result;
 
-use crate::{contest::Contest, lab::Lab, report::Finding};
+use crate::{lab::Lab, report::Finding};
 
 pub struct Benchmark {
     pub name: &'static str,
@@ -71,28 +72,3 @@ pub const ALL: [Benchmark; 8] = [
         run: survey::run,
     },
 ];
-
-/// `64 B`, `4 KiB`, `1 MiB`.
-fn size(bytes: usize) -> String {
-    match bytes {
-        0..1024 => format!("{bytes} B"),
-        1024..0x10_0000 => format!("{} KiB", bytes / 1024),
-        _ => format!("{} MiB", bytes >> 20),
-    }
-}
-
-/// The p50 and p99 of a side over all rounds.
-fn latencies(contest: &Contest, side: usize) -> String {
-    let sum = contest.sum(side);
-    format!("p50 {:.1} µs, p99 {:.1} µs", sum.latency_us(50.0), sum.latency_us(99.0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_named_in_the_unit_that_fits() {
-        assert_eq!([64, 4096, 65536, 1 << 20].map(size), ["64 B", "4 KiB", "64 KiB", "1 MiB"]);
-    }
-}

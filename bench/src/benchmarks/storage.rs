@@ -10,10 +10,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use farbus::client::Target as FarbusTarget;
-use farbus_model::BlockStore;
+use farbus::{client::Target as FarbusTarget, model::BlockStore};
 
-use super::size;
+use super::naming::size;
 use crate::{
     contest::{Contest, Share, Side},
     lab::{Lab, Subject},

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{latencies, size};
+use super::naming::{latencies, size};
 use crate::{
     contest::{Contest, Share, Side},
     lab::{Lab, Subject},

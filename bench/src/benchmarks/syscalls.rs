@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::size;
+use super::naming::size;
 use crate::{
     lab::{Lab, Subject},
     load::{Client, Until},

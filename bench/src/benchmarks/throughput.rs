@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::latencies;
+use super::naming::latencies;
 use crate::{
     contest::{Contest, Side},
     lab::Lab,

@@ -4,197 +4,43 @@
 //! what it costs can be read from outside the same way for all of them. A server announces itself
 //! with a line that contains `listening on ADDRESS` and serves until it is killed.
 
+mod listen;
 pub mod nbdkit;
 pub mod ping;
-pub mod reference;
+mod reference;
+mod server;
 pub mod stream;
-pub mod usbip_crate;
+mod usbip_crate;
 
-use std::{
-    io::{BufRead, BufReader, Read},
-    net::{SocketAddr, TcpListener},
-    path::Path,
-    process::{Child, Command, Stdio},
-    sync::mpsc,
-    thread,
-    time::{Duration, Instant},
-};
+use anyhow::Result;
 
-use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
-
-use crate::{load::Client, placement::Placement};
-
-/// What every server that is part of this binary listens on.
-const ANY_LOOPBACK_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
-
-/// How long a server may take to say that it listens.
-const START_MAX: Duration = Duration::from_secs(10);
-
-/// Within which a device is to be offered again after its user has gone.
-const RELEASE_MAX: Duration = Duration::from_secs(1);
-
-/// The servers that are part of this binary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
-    /// A bare blocking loop of requests and replies.
-    Ping,
-    /// One bare TCP stream, sending or receiving.
-    Stream,
-    /// A single-threaded, batching USB/IP source/sink: the practical ceiling.
-    Ref,
-    /// A source/sink device on the `usbip` crate 0.9.0.
-    Crate,
-}
-
-impl Kind {
-    fn argument(self) -> String {
-        self.to_possible_value().expect("no variant is skipped").get_name().to_owned()
-    }
-}
+pub use self::server::{Kind, Server};
 
 /// Serves as `kind` until the process that started this one is gone.
 pub fn serve(kind: Kind) -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     match kind {
-        Kind::Ping => ping::serve(announce()?),
-        Kind::Stream => stream::serve(announce()?),
-        Kind::Ref => reference::serve(announce()?),
+        Kind::Ping => ping::serve(listen::announce()?),
+        Kind::Stream => stream::serve(listen::announce()?),
+        Kind::Ref => reference::serve(listen::announce()?),
         Kind::Crate => usbip_crate::serve(),
     }
-}
-
-fn announce() -> Result<TcpListener> {
-    let listener = TcpListener::bind(ANY_LOOPBACK_PORT)?;
-    println!("listening on {}", listener.local_addr()?);
-    Ok(listener)
-}
-
-/// Serves one connection after the other; one that ends badly is the end of that one only.
-fn serve_each(listener: &TcpListener, mut serve: impl FnMut(std::net::TcpStream) -> Result<()>) -> Result<()> {
-    loop {
-        let (stream, _) = listener.accept()?;
-        stream.set_nodelay(true)?;
-        if let Err(error) = serve(stream) {
-            eprintln!("connection ended: {error:#}");
-        }
-    }
-}
-
-/// A running server, killed when dropped.
-pub struct Server {
-    child: Child,
-    pub address: SocketAddr,
-    busid: &'static str,
-    pub name: &'static str,
-}
-
-impl Server {
-    pub fn of_this_binary(kind: Kind, placement: Placement) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["peer", &kind.argument()]);
-        let (name, busid) = match kind {
-            Kind::Ping => ("ping", ""),
-            Kind::Stream => ("stream", ""),
-            Kind::Ref => ("ref", reference::BUSID),
-            Kind::Crate => ("usbip crate", usbip_crate::BUSID),
-        };
-        Self::start(command, name, busid, placement)
-    }
-
-    /// `farbus share WHAT`.
-    pub fn farbus(program: &Path, what: &str, placement: Placement) -> Result<Self> {
-        let mut command = Command::new(program);
-        command.args(["share", what, "--listen", "127.0.0.1:0"]);
-        Self::start(command, "farbus", "1-1", placement)
-    }
-
-    fn start(mut command: Command, name: &'static str, busid: &'static str, placement: Placement) -> Result<Self> {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = placement.start_server(&mut command)?;
-        // Both are read to their end, long after the line that matters: a full pipe stops a server.
-        let (lines, heard) = mpsc::channel();
-        read_lines(child.stdout.take().expect("piped"), lines.clone());
-        read_lines(child.stderr.take().expect("piped"), lines);
-        let mut said = Vec::new();
-        loop {
-            match heard.recv_timeout(START_MAX) {
-                Ok(line) => {
-                    if let Some(address) = listening_address(&line) {
-                        return Ok(Self { child, address, busid, name });
-                    }
-                    said.push(line);
-                }
-                Err(_) => {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    bail!("{command:?} did not say that it listens; it said:\n{}", said.join("\n"));
-                }
-            }
-        }
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// A new connection with the server's device imported and configured.
-    ///
-    /// A device whose last user has just gone may count as busy until the server has noticed.
-    pub fn attach(&self) -> Result<Client> {
-        let began = Instant::now();
-        loop {
-            match Client::attach(self.address, self.busid) {
-                Err(_) if began.elapsed() < RELEASE_MAX => thread::sleep(Duration::from_millis(1)),
-                result => return result.with_context(|| format!("cannot attach to {}", self.name)),
-            }
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn read_lines(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
-    thread::spawn(move || {
-        for line in BufReader::new(from).lines().map_while(Result::ok) {
-            let _ = to.send(line);
-        }
-    });
-}
-
-fn listening_address(line: &str) -> Option<SocketAddr> {
-    let (_, address) = line.split_once("listening on ")?;
-    address.split_whitespace().next()?.trim_end_matches([',', '.', ';']).parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_address_is_found_in_what_a_server_says() {
-        let expected = "127.0.0.1:4711".parse().ok();
-        assert_eq!(listening_address("listening on 127.0.0.1:4711"), expected);
-        assert_eq!(listening_address("farbus: zero (1-1), listening on 127.0.0.1:4711, loopback only"), expected);
-        assert_eq!(listening_address("listening on port 4711"), None);
-        assert_eq!(listening_address("ready"), None);
-    }
-
     /// The witness is tried on every peer that speaks USB/IP before it judges farbus.
     #[test]
     fn the_load_generator_and_the_reference_server_understand_each_other() {
         use crate::{
-            load::Until,
+            load::{Client, Until},
             usbip::{Direction, Transfer},
         };
-        let listener = TcpListener::bind(ANY_LOOPBACK_PORT).expect("a port");
+        let listener = std::net::TcpListener::bind(listen::ANY_LOOPBACK_PORT).expect("a port");
         let address = listener.local_addr().expect("an address");
-        thread::spawn(move || reference::serve(listener));
+        std::thread::spawn(move || reference::serve(listener));
         let mut client = Client::attach(address, reference::BUSID).expect("attached");
         for direction in Direction::BOTH {
             for bytes in [0, 1, 64, 4096, 1_000_003] {

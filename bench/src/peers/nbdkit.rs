@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{ANY_LOOPBACK_PORT, START_MAX};
+use super::listen::{ANY_LOOPBACK_PORT, START_MAX};
 use crate::placement::Placement;
 
 const NBD_MAGIC: u64 = 0x4e42_444d_4147_4943;

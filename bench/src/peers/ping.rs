@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 
-use super::serve_each;
+use super::listen::serve_each;
 use crate::{load::Tally, usbip::Transfer};
 
 /// A connection opens with two little-endian words: the sizes of its requests and of its replies.

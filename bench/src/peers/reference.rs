@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Result, bail, ensure};
 
-use super::serve_each;
+use super::listen::serve_each;
 use crate::{
     load::write_all_vectored,
     usbip::{self, CMD_SUBMIT, CMD_UNLINK, HEADER_BYTES, RET_SUBMIT, RET_UNLINK, read_some, word},

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 
-use super::serve_each;
+use super::listen::serve_each;
 use crate::{
     load::Tally,
     usbip::{Direction, read_some},

@@ -25,7 +25,7 @@ pub fn serve() -> Result<()> {
         Arc::new(Mutex::new(Box::new(SourceSink) as Box<dyn UsbInterfaceHandler + Send>)),
     );
     let server = Arc::new(UsbIpServer::new_simulated(vec![device]));
-    let listener = super::announce()?;
+    let listener = super::listen::announce()?;
     listener.set_nonblocking(true)?;
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;

@@ -1,0 +1,32 @@
+//! How a server that is part of this binary finds a port, tells it and takes its clients.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    time::Duration,
+};
+
+use anyhow::Result;
+
+/// What every server that is part of this binary listens on.
+pub const ANY_LOOPBACK_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// How long a server may take to say that it listens.
+pub const START_MAX: Duration = Duration::from_secs(10);
+
+/// Finds a port and tells it to whoever started this process.
+pub fn announce() -> Result<TcpListener> {
+    let listener = TcpListener::bind(ANY_LOOPBACK_PORT)?;
+    println!("listening on {}", listener.local_addr()?);
+    Ok(listener)
+}
+
+/// Serves one connection after the other; one that ends badly is the end of that one only.
+pub fn serve_each(listener: &TcpListener, mut serve: impl FnMut(TcpStream) -> Result<()>) -> Result<()> {
+    loop {
+        let (stream, _) = listener.accept()?;
+        stream.set_nodelay(true)?;
+        if let Err(error) = serve(stream) {
+            eprintln!("connection ended: {error:#}");
+        }
+    }
+}
