@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use farbus_host::{Options, RemoteDisk};
-use farbus_io::frontend::fuse::{DiskMount, Health};
+use farbus_io::frontend::fuse::{Cutter, DiskMount, Health};
 use farbus_io::link::{Clock, Interest, Link, Wake, wait};
 use farbus_io::sys::vhci::{Port, Vhci};
-use farbus_io::sys::writeback::{Protection, protect_writeback_path};
 use farbus_model::Limits;
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject, RemoteDevice};
 use tracing::{debug, warn};
@@ -65,7 +64,6 @@ pub struct KernelAttachment {
     port: Port,
     ender: Ender,
     meters: Arc<Meters>,
-    protection: Protection,
 }
 
 impl KernelAttachment {
@@ -86,18 +84,12 @@ impl KernelAttachment {
         let exporter = Exporter::imported(clock.now(), limits, record.device_id(), device, OnReset::PassOn);
         let ender = Ender::new().map_err(local)?;
         let relay = Relay { kernel, remote: link, exporter, clock, calls: Calls::default() };
-        let protection = protect_writeback_path();
-        Ok(Self { relay, vhci, port, ender, meters: Arc::default(), protection })
+        Ok(Self { relay, vhci, port, ender, meters: Arc::default() })
     }
 
     /// The port it is plugged into.
     pub fn port(&self) -> Port {
         self.port
-    }
-
-    /// What was done against a deadlock under memory pressure.
-    pub fn protection(&self) -> &Protection {
-        &self.protection
     }
 
     /// What ends it.
@@ -263,7 +255,6 @@ pub struct FileAttachment {
     mount: DiskMount,
     watched: Link,
     ender: Ender,
-    protection: Protection,
     size_bytes: u64,
 }
 
@@ -291,7 +282,7 @@ impl FileAttachment {
         let size_bytes = farbus_model::BlockStore::size_bytes(&disk);
         let mount = DiskMount::mount(at, DISK_FILE, disk).map_err(local)?;
         let ender = Ender::new().map_err(local)?;
-        Ok(Self { mount, watched, ender, protection: protect_writeback_path(), size_bytes })
+        Ok(Self { mount, watched, ender, size_bytes })
     }
 
     /// The disk's file.
@@ -304,14 +295,14 @@ impl FileAttachment {
         self.size_bytes
     }
 
-    /// What was done against a deadlock under memory pressure.
-    pub fn protection(&self) -> &Protection {
-        &self.protection
-    }
-
     /// What ends it.
     pub fn ender(&self) -> Ender {
         self.ender.clone()
+    }
+
+    /// What takes the disk from its users without waiting for anything: a second Ctrl-C.
+    pub fn cutter(&self) -> Cutter {
+        self.mount.cutter()
     }
 
     /// Watches until it ends, then takes the file away. The disk is served by its own thread.

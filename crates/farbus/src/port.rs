@@ -13,6 +13,7 @@ use farbus_session::RemoteDevice;
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(1);
 
 /// A port over a link. Requests submitted between two waits leave in one send.
+#[derive(Debug)]
 pub struct RemotePort {
     link: Link,
     device: RemoteDevice,

@@ -15,8 +15,9 @@ use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttach
 use crate::client::{Attribute, Target};
 use crate::control::{Answer, Door, Question, folder};
 use crate::meters::Meters;
+use farbus_io::frontend::fuse::Cutter;
 use farbus_io::sys::vhci::Vhci;
-use farbus_io::sys::writeback::Protection;
+use farbus_io::sys::writeback::{Protection, protect_writeback_path};
 
 /// Use a device of another machine here, until detached or interrupted.
 #[derive(Debug, clap::Args)]
@@ -25,7 +26,7 @@ use farbus_io::sys::writeback::Protection;
     fuse    a disk appears as a file, without any kernel USB; for losetup, mkfs, mount, qemu\n  \
     auto    kernel where there is one, else fuse\n\n\
     Examples:\n  farbus attach lab3/disk\n  farbus attach 10.0.0.7/1-1 --via kernel\n  \
-    farbus attach lab3/disk --via fuse --at /mnt/disk && losetup -f --show /mnt/disk/disk.img\n\n\
+    farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n\n\
     Exit code 5 says that the link was lost.")]
 pub struct AttachArgs {
     /// HOST[:PORT]/DEVICE; DEVICE is a name or bus id that 'farbus list HOST' shows.
@@ -58,6 +59,8 @@ pub struct DetachArgs {
 }
 
 pub fn attach(args: AttachArgs) -> Result<(), Failure> {
+    // Before any thread: what is granted here is inherited.
+    report_protection(&protect_writeback_path());
     // Signals are caught before anything has to be taken back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let via_kernel = match args.via {
@@ -93,8 +96,7 @@ fn attach_to_kernel(target: &Target, signals: Signals) -> Result<Ended, Failure>
     let attachment = KernelAttachment::new(target)?;
     let at = format!("vhci port {}", attachment.port().0);
     let _door = open_door(target, &at, attachment.ender(), Some(attachment.meters()))?;
-    end_on(signals, attachment.ender());
-    report_protection(attachment.protection());
+    end_on(signals, attachment.ender(), None);
     say(format!("{target} attached at {at}   (Ctrl-C or 'farbus detach' ends)"));
     Ok(attachment.run())
 }
@@ -104,11 +106,13 @@ fn attach_as_file(target: &Target, at: Option<&Path>, signals: Signals) -> Resul
     let attachment = FileAttachment::new(target, &at)?;
     let file = attachment.file();
     let _door = open_door(target, &file.display().to_string(), attachment.ender(), None)?;
-    end_on(signals, attachment.ender());
-    report_protection(attachment.protection());
+    end_on(signals, attachment.ender(), Some(attachment.cutter()));
     let size = format_bytes(attachment.size_bytes());
     say(format!("{target} attached as {} ({size})   (Ctrl-C or 'farbus detach' ends)", file.display()));
-    say(format!("  next: losetup -f --show {0}, or qemu-system-x86_64 -drive file={0},format=raw", file.display()));
+    say(format!(
+        "  next: losetup --direct-io=on -f --show {0}, or qemu-system-x86_64 -drive file={0},format=raw",
+        file.display()
+    ));
     Ok(attachment.run())
 }
 
@@ -119,10 +123,17 @@ fn report_protection(protection: &Protection) {
     }
 }
 
-fn end_on(mut signals: Signals, ender: Ender) {
+/// The first signal ends the attachment in good order; a second one does not wait for a disk to be durable.
+fn end_on(mut signals: Signals, ender: Ender, cutter: Option<Cutter>) {
     thread::spawn(move || {
-        if signals.forever().next().is_some() {
+        let mut signals = signals.forever();
+        if signals.next().is_some() {
             ender.end();
+        }
+        if signals.next().is_some()
+            && let Some(cutter) = cutter
+        {
+            cutter.cut();
         }
     });
 }

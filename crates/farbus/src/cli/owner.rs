@@ -21,7 +21,7 @@ pub struct StatusArgs {
 
 /// Type text on a shared keyboard.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  farbus type 'ls -l'$'\\n'\n  farbus type --device keyboard2 hello")]
+#[command(after_help = "Examples:\n  farbus type 'ls -l'$'\\n'\n  farbus type keyboard2 hello")]
 pub struct TypeArgs {
     /// DEVICE and TEXT, or TEXT alone for the one called 'keyboard'.
     #[arg(required = true, num_args = 1..=2, value_names = ["DEVICE", "TEXT"])]

@@ -173,7 +173,10 @@ fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stag
     stage.doing("detach")?;
     attachment.ender().end();
     match attachment.run() {
-        Ended::Asked | Ended::Released => Ok(stage.done("detach", "the file is gone and everything is durable")),
+        Ended::Asked | Ended::Released => {
+            stage.done("detach", "the file is gone and everything is durable");
+            Ok(())
+        }
         Ended::Lost(why) => Err(Failure::local(format!("the link was lost: {why}"))),
         Ended::Broken(reject) => Err(Failure::local(reject)),
     }
