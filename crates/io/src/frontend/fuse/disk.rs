@@ -17,7 +17,7 @@ use fuser::{
 use rustix::event::EventfdFlags;
 use rustix::fs::FallocateFlags;
 
-use super::Health;
+use super::health::Health;
 use crate::sys::errno::of_store;
 
 /// The largest request: what the kernel allows (`fs.fuse.max_pages_limit`, 256 pages).

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
-use super::MountError;
+use super::error::MountError;
 
 /// What the table of mounts shows as the source.
 const SOURCE: &str = "farbus";
