@@ -4,10 +4,10 @@ use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 
-use clap::CommandFactory;
+use clap::Command;
 use clap_complete::Shell;
 
-use super::{Cli, Failure};
+use super::Failure;
 
 /// Print a completion script for a shell.
 #[derive(Debug, clap::Args)]
@@ -28,16 +28,16 @@ pub struct ManArgs {
     folder: PathBuf,
 }
 
-pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+pub fn completions(args: &CompletionsArgs, mut farbus: Command) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "farbus", &mut script);
+    clap_complete::generate(args.shell, &mut farbus, "farbus", &mut script);
     // A reader that has gone has read enough.
     let _ = std::io::stdout().lock().write_all(&script);
     Ok(())
 }
 
-pub fn man(args: &ManArgs) -> Result<(), Failure> {
+pub fn man(args: &ManArgs, farbus: Command) -> Result<(), Failure> {
     let cannot = |error| Failure::local(format!("cannot write man pages into {}: {error}", args.folder.display()));
     fs::create_dir_all(&args.folder).map_err(cannot)?;
-    clap_mangen::generate_to(Cli::command(), &args.folder).map_err(cannot)
+    clap_mangen::generate_to(farbus, &args.folder).map_err(cannot)
 }

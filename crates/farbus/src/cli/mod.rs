@@ -9,7 +9,7 @@ mod owner;
 mod plan;
 mod share;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 pub use output::{Failure, exit_code};
 
@@ -72,7 +72,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Insert(args) => owner::insert(args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Plan(args) => plan::run(&args),
-        Verb::Completions(args) => docs::completions(&args),
-        Verb::Man(args) => docs::man(&args),
+        Verb::Completions(args) => docs::completions(&args, Cli::command()),
+        Verb::Man(args) => docs::man(&args, Cli::command()),
     }
 }
