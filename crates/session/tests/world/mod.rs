@@ -1,11 +1,14 @@
 //! What session tests are made of: a client that writes frames by hand and checks every answer
-//! ([`desk`]), and a device whose every completion is the test's decision ([`scripted`]).
+//! ([`desk`]), a device whose every completion is the test's decision ([`scripted`]), an exporter in
+//! front of an exporter ([`relay`]), and whole sessions, played ([`talk`]) and written down ([`transcript`]).
 
 #![allow(dead_code, unused_imports, reason = "every test takes what it needs")]
 
 pub mod desk;
 pub mod relay;
 pub mod scripted;
+pub mod talk;
+pub mod transcript;
 
 #[path = "../../../wire/tests/peer/mod.rs"]
 pub mod peer;
