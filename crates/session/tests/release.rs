@@ -180,7 +180,7 @@ struct Importer {
 }
 
 enum Stage {
-    Greeting(Handshake),
+    Greeting(Box<Handshake>),
     Device(Box<RemoteDevice>),
     Over,
 }
@@ -196,7 +196,7 @@ impl Importer {
         };
         assert_eq!(talk::said_by(&mut handshake), first.bytes, "{title}: {}", first.name());
         let descriptors = Descriptors::default();
-        Self { stage: Stage::Greeting(handshake), done: relay::completions(), open: Vec::new(), descriptors }
+        Self { stage: Stage::Greeting(Box::new(handshake)), done: relay::completions(), open: Vec::new(), descriptors }
     }
 
     /// Does what the client did, and says the same.
