@@ -1,10 +1,11 @@
 //! What session tests are made of: a client that writes frames by hand and checks every answer
 //! ([`desk`]), a device whose every completion is the test's decision ([`scripted`]), an exporter in
-//! front of an exporter ([`relay`]), and whole sessions, played ([`talk`]) and written down ([`transcript`]).
+//! front of an exporter ([`relay`]), and whole sessions, played ([`talk`]) and written down ([`transcript`], [`pcap`]).
 
 #![allow(dead_code, unused_imports, reason = "every test takes what it needs")]
 
 pub mod desk;
+pub mod pcap;
 pub mod relay;
 pub mod scripted;
 pub mod talk;
