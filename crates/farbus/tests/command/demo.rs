@@ -1,0 +1,75 @@
+//! `farbus demo`: it works as root and as nobody, and whatever happens it leaves nothing behind.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+
+use rustix::process::Signal;
+
+use super::harness::{House, Outcome, PATIENCE, Running, finish, is_mounted};
+
+/// A user without any right of its own.
+const NOBODY: u32 = 65534;
+
+fn assert_nothing_is_left(house: &House) {
+    let left: Vec<_> = fs::read_dir(house.path("tmp")).unwrap().flatten().map(|entry| entry.path()).collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert!(!is_mounted(&house.path("tmp")));
+    for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+        assert!(!Path::new(&file).starts_with(house.path("tmp")), "{entry:?} {file}");
+    }
+}
+
+fn assert_it_told_its_story(outcome: &Outcome) {
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    for part in ["is on offer at 127.0.0.1:", "0525:a4a5", "every byte is right", "are in the image", "Next,"] {
+        assert!(outcome.stdout.contains(part), "{part}: {outcome:?}");
+    }
+    assert!(outcome.stderr.is_empty(), "{outcome:?}");
+}
+
+#[test]
+fn the_demo_works_and_leaves_nothing() {
+    let house = House::new();
+    let outcome = house.run(&["demo"]);
+    assert_it_told_its_story(&outcome);
+    assert_nothing_is_left(&house);
+}
+
+#[test]
+fn the_demo_works_for_nobody_too() {
+    if !rustix::process::geteuid().is_root() {
+        // Then the test above was this one.
+        return;
+    }
+    let house = House::new();
+    // The program may lie where nobody may look.
+    let program = house.path("farbus");
+    fs::copy(env!("CARGO_BIN_EXE_farbus"), &program).unwrap();
+    std::os::unix::fs::chown(house.path("tmp"), Some(NOBODY), Some(NOBODY)).unwrap();
+    let mut command = house.command_of(&program, &["demo"]);
+    command.uid(NOBODY).gid(NOBODY);
+    let outcome = finish(command, PATIENCE);
+    assert_it_told_its_story(&outcome);
+    assert!(outcome.stdout.contains("Done in a lesser way"), "{outcome:?}");
+    assert_nothing_is_left(&house);
+}
+
+#[test]
+fn ctrl_c_in_the_demo_leaves_nothing_at_any_step() {
+    for step in ["make ", "attach ", "measure ", "show ", "mount ", "read "] {
+        let house = House::new();
+        let mut demo = Running::start(house.command(&["demo"]));
+        if !demo.has_line_before_its_end(step) {
+            // A step that this machine does not have.
+            assert_eq!(demo.wait_for_end(PATIENCE), Some(0), "{}", demo.log());
+            continue;
+        }
+        demo.signal(Signal::INT);
+        // Behind the last step's line it may be too late to stop.
+        let code = demo.wait_for_end(PATIENCE);
+        assert!(code == Some(1) || (code == Some(0) && step == "read "), "{step}: {code:?} {}", demo.log());
+        assert_nothing_is_left(&house);
+    }
+}

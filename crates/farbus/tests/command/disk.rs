@@ -1,0 +1,196 @@
+//! A shared disk image: attached as a file, made durable, and what becomes of it when its exporter is killed.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus::attach;
+use farbus::model::BlockStore;
+use rustix::fs::OFlags;
+use rustix::process::Signal;
+
+use super::harness::{
+    House, PATIENCE, Running, Share, assert_quickest_is_below, has, has_fuse, has_program, is_mounted, wait_until,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes that differ from each other and from those of any other seed.
+fn noise(seed: u32, count: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as u8
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+#[test]
+fn what_is_written_to_the_file_is_in_the_image_and_back_again() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let image = house.image("image", 64 * MIB);
+    let share = house.share(&[&format!("disk:{}", image.display())]);
+    let (mut attach, path) = house.attach(&share.target("disk"), &house.path("at"));
+    assert_eq!(fs::metadata(&path).unwrap().len(), 64 * MIB);
+
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    for at in [0, 511, 3 * MIB - 1, 60 * MIB] {
+        let bytes = noise(at as u32, 777_777);
+        file.write_all_at(&bytes, at).unwrap();
+        let mut back = vec![0; bytes.len()];
+        file.read_exact_at(&mut back, at).unwrap();
+        assert!(back == bytes, "at {at}");
+    }
+    file.sync_all().unwrap();
+    let mut in_image = vec![0; 777_777];
+    File::open(&image).unwrap().read_exact_at(&mut in_image, 60 * MIB).unwrap();
+    assert!(in_image == noise((60 * MIB) as u32, 777_777), "synced is in the image");
+    drop(file);
+
+    let status = house.json(&["status", "--json"]);
+    let roles: Vec<_> = status.as_array().unwrap().iter().map(|process| process["role"].as_str().unwrap()).collect();
+    assert!(roles.contains(&"attach") && roles.contains(&"share"), "{status}");
+    let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").unwrap();
+    assert_eq!(attached["devices"][0]["title"], share.target("disk"));
+    assert_eq!(attached["devices"][0]["at"], path.to_str().unwrap());
+
+    assert_eq!(house.run(&["detach", &share.target("other")]).code, Some(4));
+    assert_eq!(house.run(&["detach"]).code, Some(0));
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0));
+    assert!(!is_mounted(&house.path("at")) && !house.path("at").exists());
+    let again = attach::open_disk(&share.library_target("disk"));
+    assert!(again.is_ok(), "{:?}", again.err().map(|error| error.to_string()));
+}
+
+#[test]
+fn an_exporter_killed_in_mid_transfer_ends_the_attachment_within_a_second() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::alone();
+    let disk = format!("disk:{}", house.image("image", 256 * MIB).display());
+    let at = house.path("at");
+    let times = [(); 3].map(|()| {
+        let mut share = house.share(&[&disk]);
+        let (mut attach, path) = house.attach(&share.target("disk"), &at);
+        let reader = thread::spawn(move || read_for_ever(&path));
+        thread::sleep(Duration::from_millis(300));
+        share.process.kill();
+        let killed = Instant::now();
+        assert_eq!(attach.wait_for_end(PATIENCE), Some(5), "{}", attach.log());
+        let took = killed.elapsed();
+        let (turns, error) = reader.join().unwrap();
+        assert!(turns > 0, "it was in the middle of it: {error}");
+        assert!(attach.log().contains("the link was lost"), "{}", attach.log());
+        assert!(!is_mounted(&at) && !at.exists());
+        took
+    });
+    assert_quickest_is_below(Duration::from_secs(1), &times);
+}
+
+/// Reads past the kernel's cache, so that every read is a transfer; how many there were before it failed.
+fn read_for_ever(path: &Path) -> (u64, io::Error) {
+    let file = File::options().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).unwrap();
+    let mut block = vec![0; MIB as usize];
+    let mut turn = 0;
+    loop {
+        if let Err(error) = file.read_exact_at(&mut block, turn % 256 * MIB) {
+            return (turn, error);
+        }
+        turn += 1;
+    }
+}
+
+#[test]
+fn an_attachment_that_is_killed_leaves_the_disk_to_the_next() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let image = house.image("image", MIB);
+    let share = house.share(&[&format!("disk:{}", image.display())]);
+    let at = house.path("at");
+    let (mut attach, path) = house.attach(&share.target("disk"), &at);
+    fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(&noise(1, 4096), 0).unwrap();
+    attach.kill();
+    let mut disk = None;
+    wait_until(PATIENCE, "the disk is offered again", || {
+        disk = attach::open_disk(&share.library_target("disk")).ok();
+        disk.is_some()
+    });
+    let (mut disk, mut found) = (disk.unwrap(), vec![0; 4096]);
+    disk.read_at(0, &mut found).unwrap();
+    assert!(found == noise(1, 4096), "what was written before is there");
+    drop(disk);
+
+    // A second attachment is told of the dead mount, and how to clear it away.
+    let again = || house.run(&["attach", &share.target("disk"), "--via", "fuse", "--at", at.to_str().unwrap()]);
+    let mut second = again();
+    wait_until(PATIENCE, "the disk is free", || {
+        let is_busy = second.code == Some(3);
+        if is_busy {
+            second = again();
+        }
+        !is_busy
+    });
+    assert!(second.code == Some(1) && second.stderr.contains("fusermount3 -u"), "{second:?}");
+    rustix::mount::unmount(&at, rustix::mount::UnmountFlags::DETACH).or_else(|_| unmount_as_told(&at)).unwrap();
+}
+
+fn unmount_as_told(at: &Path) -> io::Result<()> {
+    let status = std::process::Command::new("fusermount3").arg("-u").arg(at).status()?;
+    if status.success() { Ok(()) } else { Err(io::Error::other(status.to_string())) }
+}
+
+#[test]
+fn a_share_that_is_told_to_end_makes_its_disk_durable() {
+    let house = House::new();
+    let image = house.image("image", 16 * MIB);
+    let disk = format!("disk:{}", image.display());
+    let mut share = house.share(&[&disk]);
+    let mut remote = attach::open_disk(&share.library_target("disk")).unwrap();
+    remote.write_at(5 * MIB, &noise(2, 100_000)).unwrap();
+    share.process.signal(Signal::TERM);
+    assert_eq!(share.process.wait_for_end(PATIENCE), Some(0), "{}", share.process.log());
+    let mut found = vec![0; 100_000];
+    File::open(&image).unwrap().read_exact_at(&mut found, 5 * MIB).unwrap();
+    assert!(found == noise(2, 100_000));
+    remote.read_at(0, &mut [0; 512]).unwrap_err();
+}
+
+/// That the bytes are in the file says nothing of the medium under it; the system call does.
+#[test]
+fn a_share_that_is_told_to_end_syncs_what_was_written_and_not_flushed() {
+    if !has("strace", has_program("strace")) {
+        return;
+    }
+    let house = House::new();
+    let (image, record) = (house.image("image", MIB), house.path("calls"));
+    let farbus = env!("CARGO_BIN_EXE_farbus");
+    let (record_text, disk) = (record.to_str().unwrap(), format!("disk:{}", image.display()));
+    // -D: the process we started is farbus, and strace is beside it.
+    let watch = ["-D", "-f", "-e", "trace=pwrite64,fdatasync,fsync", "-o", record_text, farbus];
+    let arguments = [&watch[..], &["share", &disk, "--listen", "127.0.0.1:0"]].concat();
+    let program = PathBuf::from("strace");
+    let mut share = Share::follow(Running::start(house.command_of(&program, &arguments)));
+    let mut remote = attach::open_disk(&share.library_target("disk")).unwrap();
+    remote.write_at(0, &noise(3, 4096)).unwrap();
+    let syncs = || {
+        let calls = fs::read_to_string(&record).unwrap_or_default();
+        let written = calls.rfind("pwrite64(").map(|at| calls[at..].to_owned());
+        written.map(|after| after.matches("fdatasync(").count() + after.matches("fsync(").count())
+    };
+    wait_until(PATIENCE, "the write is seen", || syncs().is_some());
+    assert_eq!(syncs(), Some(0), "nobody asked for it yet");
+    share.process.signal(Signal::TERM);
+    assert_eq!(share.process.wait_for_end(PATIENCE), Some(0), "{}", share.process.log());
+    wait_until(PATIENCE, "it was synced", || syncs().is_some_and(|count| count > 0));
+}

@@ -1,0 +1,304 @@
+//! Running `farbus`: a folder of its own for each test, processes that do not outlive it, and patience.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus::client::Target;
+use farbus::model::block::MemoryStore;
+use farbus_io::frontend::fuse::DiskMount;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// How long anything may take that should take no time, on a machine that is busy compiling.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder for one test: what its processes meet in, and what it makes. Removed when dropped.
+pub struct House {
+    folder: PathBuf,
+    _turn: Turn,
+}
+
+/// Tests run beside each other, but for those that measure time.
+static TURNS: RwLock<()> = RwLock::new(());
+
+#[allow(dead_code, reason = "held, never looked at")]
+enum Turn {
+    Among(RwLockReadGuard<'static, ()>),
+    Alone(RwLockWriteGuard<'static, ()>),
+}
+
+/// What a command that ended said.
+#[derive(Debug)]
+pub struct Outcome {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// A process that runs until it is told otherwise. Dropping it kills it.
+pub struct Running {
+    child: Child,
+    lines: Receiver<String>,
+    log: Arc<Mutex<String>>,
+}
+
+/// A running `farbus share`.
+pub struct Share {
+    pub process: Running,
+    pub address: String,
+}
+
+impl House {
+    /// For a test that others may run beside. A test has one house at a time.
+    pub fn new() -> Self {
+        Self::build(Turn::Among(TURNS.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// For a test that measures time.
+    pub fn alone() -> Self {
+        Self::build(Turn::Alone(TURNS.write().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn build(turn: Turn) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("farbus-command-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(name);
+        for part in ["run", "tmp"] {
+            fs::create_dir_all(folder.join(part)).unwrap();
+        }
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+        Self { folder, _turn: turn }
+    }
+
+    /// A place in its folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// A sparse file of this size.
+    pub fn image(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.path(name);
+        fs::File::create_new(&path).unwrap().set_len(bytes).unwrap();
+        path
+    }
+
+    /// `farbus` with these arguments, in this house.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        self.command_of(Path::new(env!("CARGO_BIN_EXE_farbus")), arguments)
+    }
+
+    /// Another program with these arguments, in this house.
+    pub fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(arguments).env("XDG_RUNTIME_DIR", self.path("run")).env("TMPDIR", self.path("tmp"));
+        command.env_remove("FARBUS_LOG").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `farbus` to its end.
+    pub fn run(&self, arguments: &[&str]) -> Outcome {
+        finish(self.command(arguments), PATIENCE)
+    }
+
+    /// What a `farbus … --json` that succeeded printed.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let outcome = self.run(arguments);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"))
+    }
+
+    /// Starts `farbus share WHAT…` on a free port of the loopback and waits until it listens.
+    pub fn share(&self, what: &[&str]) -> Share {
+        let arguments = [&["share"], what, &["--listen", "127.0.0.1:0"]].concat();
+        Share::follow(Running::start(self.command(&arguments)))
+    }
+
+    /// Starts `farbus attach TARGET --via fuse` and waits until the disk's file is there; says which.
+    pub fn attach(&self, target: &str, at: &Path) -> (Running, PathBuf) {
+        let arguments = ["attach", target, "--via", "fuse", "--at", at.to_str().unwrap()];
+        let process = Running::start(self.command(&arguments));
+        process.wait_for_line("attached as ");
+        (process, at.join("disk.img"))
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        // A test that failed may have left a mount; its folder then stays for whoever looks.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Runs a command to its end, which has to come.
+pub fn finish(command: Command, within: Duration) -> Outcome {
+    let mut process = Running::start(command);
+    let code = process.wait_for_end(within);
+    let stdout: Vec<_> = process.lines.iter().collect();
+    Outcome { code, stdout: stdout.join("\n"), stderr: process.log() }
+}
+
+impl Running {
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (to_us, lines) = channel();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| to_us.send(line)));
+        let log = Arc::<Mutex<String>>::default();
+        let for_thread = Arc::clone(&log);
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        thread::spawn(move || {
+            let mut line = String::new();
+            while stderr.read_line(&mut line).is_ok_and(|count| count > 0) {
+                for_thread.lock().unwrap().push_str(&line);
+                line.clear();
+            }
+        });
+        Self { child, lines, log }
+    }
+
+    /// The next line of its output that contains `part`.
+    pub fn wait_for_line(&self, part: &str) -> String {
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(part) => return line,
+                Ok(_) => {}
+                Err(error) => panic!("no line with {part:?}: {error}\n{}", self.log()),
+            }
+        }
+    }
+
+    /// Whether it prints a line that contains `part` before it ends.
+    pub fn has_line_before_its_end(&self, part: &str) -> bool {
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(part) => return true,
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => return false,
+                Err(RecvTimeoutError::Timeout) => panic!("it says nothing\n{}", self.log()),
+            }
+        }
+    }
+
+    /// What it has said on standard error.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Ends it as the kernel would, without a farewell.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Its exit code; `None` when a signal ended it.
+    pub fn wait_for_end(&mut self, within: Duration) -> Option<i32> {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(started.elapsed() < within, "it did not end within {within:?}\n{}", self.log());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The most memory it ever had in use.
+    pub fn peak_kib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux says so");
+        line.trim().trim_end_matches("kB").trim().parse().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("--- process {} had said:\n{}---", self.child.id(), self.log());
+        }
+    }
+}
+
+impl Share {
+    /// A share that was started by other means.
+    pub fn follow(process: Running) -> Self {
+        let line = process.wait_for_line("listening on ");
+        let address = line.split_whitespace().nth(2).unwrap().to_owned();
+        Self { process, address }
+    }
+
+    /// A device of it, as `farbus attach` takes it.
+    pub fn target(&self, device: &str) -> String {
+        format!("{}/{device}", self.address)
+    }
+
+    /// A device of it, as the library takes it.
+    pub fn library_target(&self, device: &str) -> Target {
+        self.target(device).parse().unwrap()
+    }
+}
+
+/// Waits until `is_so`, looking often.
+pub fn wait_until(within: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < within, "not within {within:?}: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// How long something took in each of a few rounds; a busy machine may have disturbed all but the quickest.
+pub fn assert_quickest_is_below(limit: Duration, times: &[Duration]) {
+    println!("{times:?}");
+    let quickest = times.iter().min().expect("there was a round");
+    assert!(*quickest < limit, "{times:?}");
+}
+
+/// Whether this machine has what a test needs; says so loudly if not, and fails if it was to have it.
+pub fn has(what: &str, is_there: bool) -> bool {
+    if !is_there {
+        assert!(std::env::var("FARBUS_REQUIRE_RIG").as_deref() != Ok("1"), "this machine has no {what}");
+        // Not by a macro: what those print is kept back where a test passes.
+        let _ = writeln!(std::io::stderr(), "SKIPPED, this machine has no {what}: {}", test_name());
+    }
+    is_there
+}
+
+fn test_name() -> String {
+    thread::current().name().unwrap_or("a test").to_owned()
+}
+
+/// Whether disks can be shown as files here: tried, because a container may have all of it and not be allowed.
+pub fn has_fuse() -> bool {
+    static IS_USABLE: OnceLock<bool> = OnceLock::new();
+    let try_it = || {
+        let at = std::env::temp_dir().join(format!("farbus-command-{}-fuse", std::process::id()));
+        DiskMount::mount(&at, "disk", MemoryStore::new(vec![0; 512])).is_ok()
+    };
+    has("usable FUSE", *IS_USABLE.get_or_init(try_it))
+}
+
+pub fn has_program(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
+}
+
+/// Whether something is mounted at or below a place.
+pub fn is_mounted(at: &Path) -> bool {
+    let mut table = String::new();
+    fs::File::open("/proc/self/mountinfo").unwrap().read_to_string(&mut table).unwrap();
+    table.contains(at.to_str().unwrap())
+}

@@ -1,0 +1,87 @@
+//! What is printed: tables, help, usage, completions and man pages.
+
+use super::harness::House;
+
+#[test]
+fn the_papers_table_1_is_printed_to_the_digit() {
+    let house = House::new();
+    let outcome = house.run(&["plan", "bandwidth", "--speed", "full", "--kind", "bulk"]);
+    let numbers: Vec<Vec<&str>> = outcome.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
+    let table_1 = [
+        ["1", "107000", "1%", "107", "2", "107"],
+        ["2", "200000", "1%", "100", "0", "200"],
+        ["4", "352000", "1%", "88", "4", "352"],
+        ["8", "568000", "1%", "71", "9", "568"],
+        ["16", "816000", "2%", "51", "21", "816"],
+        ["32", "1056000", "3%", "33", "15", "1056"],
+        ["64", "1216000", "5%", "19", "37", "1216"],
+    ];
+    let start = numbers.iter().position(|line| *line == table_1[0]).expect("the first row is there");
+    assert_eq!(numbers[start..start + 7], table_1);
+
+    let json = house.json(&["plan", "bandwidth", "--speed", "full", "--kind", "bulk", "--json"]);
+    let rows = json["tables"][0]["rows"].as_array().unwrap();
+    let names = [
+        "data_payload_bytes",
+        "bandwidth_bytes_per_s_max",
+        "interval_share_percent",
+        "transfers_per_interval_max",
+        "remaining_bytes",
+        "useful_bytes_per_interval",
+    ];
+    for (row, expected) in rows.iter().zip(table_1) {
+        let found = names.map(|name| row[name].as_u64().unwrap());
+        assert_eq!(found, expected.map(|cell| cell.trim_end_matches('%').parse::<u64>().unwrap()));
+    }
+    assert_eq!(rows.len(), table_1.len());
+}
+
+#[test]
+fn what_cannot_be_meant_is_a_usage_error() {
+    let house = House::new();
+    for arguments in [
+        &["share"][..],
+        &["share", "tape"],
+        &["share", "disk:"],
+        &["attach", "no-device"],
+        &["attach", "host/disk", "--via", "magic"],
+        &["plan", "bandwidth", "--speed", "warp"],
+        &["nonsense"],
+        &[],
+    ] {
+        let outcome = house.run(arguments);
+        assert_eq!(outcome.code, Some(2), "{arguments:?}: {outcome:?}");
+        assert!(outcome.stdout.is_empty() && outcome.stderr.contains("--help"), "{arguments:?}: {outcome:?}");
+    }
+}
+
+#[test]
+fn every_verb_helps_and_has_a_man_page() {
+    let house = House::new();
+    let folder = house.path("man");
+    assert_eq!(house.run(&["man", folder.to_str().unwrap()]).code, Some(0));
+    let help = house.run(&["--help"]).stdout;
+    let verbs: Vec<_> = help
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|verb| *verb != "help")
+        .collect();
+    assert!(verbs.contains(&"share") && verbs.contains(&"demo") && !verbs.contains(&"man"), "{verbs:?}");
+    for verb in verbs {
+        assert_eq!(house.run(&[verb, "--help"]).code, Some(0), "{verb}");
+        let page = std::fs::read_to_string(folder.join(format!("farbus-{verb}.1"))).unwrap();
+        assert!(page.contains(".TH"), "{verb}: {page}");
+    }
+}
+
+#[test]
+fn each_shell_gets_a_script_of_its_own() {
+    let house = House::new();
+    for (shell, mark) in [("bash", "complete -F"), ("zsh", "#compdef farbus"), ("fish", "complete -c farbus")] {
+        let outcome = house.run(&["completions", shell]);
+        assert!(outcome.code == Some(0) && outcome.stdout.contains(mark), "{shell}: {outcome:?}");
+    }
+}

@@ -1,0 +1,13 @@
+//! The `farbus` command as its users meet it: the real program, its output, its exit codes, and what becomes of both ends
+//! when one of them is killed or lied to.
+//!
+//! Nothing here needs privilege but what shows a disk as a file or watches system calls. Where FUSE or strace is missing
+//! such a test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
+
+mod demo;
+mod disk;
+mod harness;
+mod hostile;
+mod lines;
+mod owner;
+mod sessions;

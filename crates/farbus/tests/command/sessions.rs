@@ -1,0 +1,96 @@
+//! Sessions beside each other and after each other: one user a device, ten at once, and users that are killed.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus::client::{self, ClientError};
+use farbus::model::EpAddr;
+
+use super::harness::{House, PATIENCE, Running, assert_quickest_is_below, wait_until};
+
+const SOURCE: EpAddr = EpAddr::from_byte(0x81);
+const SINK: EpAddr = EpAddr::from_byte(0x01);
+
+#[test]
+fn a_device_has_one_user_at_a_time() {
+    let house = House::new();
+    let image = house.image("image", 1 << 20);
+    let share = house.share(&[&format!("disk:{}", image.display())]);
+    let first = client::open(&share.library_target("disk")).unwrap();
+    let second = house.run(&["attach", &share.target("disk"), "--via", "fuse"]);
+    assert!(second.code == Some(3) && second.stderr.contains("one user at a time"), "{second:?}");
+    let refused = client::open(&share.library_target("1-1")).unwrap_err();
+    assert!(matches!(refused, ClientError::Refused { .. }), "{refused}");
+    drop(first);
+    wait_until(PATIENCE, "the device is offered again", || client::open(&share.library_target("disk")).is_ok());
+}
+
+#[test]
+fn ten_sessions_at_once_each_get_their_own_bytes() {
+    const SESSIONS: usize = 10;
+    let house = House::new();
+    let share = house.share(&["zero,fill=mod63,verify"; SESSIONS]);
+    let names = (1..=SESSIONS).map(|n| if n == 1 { "zero".to_owned() } else { format!("zero{n}") });
+    let mut devices: Vec<_> = names.map(|name| client::open(&share.library_target(&name)).unwrap()).collect();
+    let status = house.json(&["status", "--json"]);
+    let in_use = status[0]["devices"].as_array().unwrap().iter().filter(|device| device["state"] == "in use").count();
+    assert_eq!(in_use, SESSIONS);
+    thread::scope(|scope| {
+        for (n, device) in devices.iter_mut().enumerate() {
+            scope.spawn(move || {
+                // Not a whole number of packets, and different for each: nobody gets another's.
+                let length = 50_000 + 7 * n as u32;
+                for _ in 0..100 {
+                    let data = device.data_in(SOURCE, length).unwrap();
+                    let counts = (0..length).map(|at| (at % 512 % 63) as u8);
+                    assert!(data.contiguous().iter().copied().eq(counts), "session {n}");
+                    assert_eq!(device.data_out(SINK, data).unwrap(), length);
+                }
+            });
+        }
+    });
+    drop(devices);
+    wait_until(PATIENCE, "all are offered again", || {
+        let status = house.json(&["status", "--json"]);
+        status[0]["devices"].as_array().unwrap().iter().all(|device| device["state"] == "available")
+    });
+}
+
+/// Not a test by itself: the process that the next one kills.
+#[test]
+fn child_that_reads_for_ever() {
+    let Ok(target) = std::env::var("FARBUS_TEST_CHILD_READS") else { return };
+    let mut device = client::open(&target.parse().unwrap()).unwrap();
+    println!("reading now");
+    loop {
+        device.data_in(SOURCE, 1 << 20).unwrap();
+    }
+}
+
+#[test]
+fn a_client_killed_in_mid_transfer_leaves_its_device_within_a_second() {
+    let house = House::alone();
+    let share = house.share(&["zero"]);
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["sessions::child_that_reads_for_ever", "--exact", "--nocapture"]);
+        command.env("FARBUS_TEST_CHILD_READS", share.target("zero"));
+        let mut child = Running::start(command);
+        child.wait_for_line("reading now");
+        let bytes_in = || {
+            let status = house.json(&["status", "--json"]);
+            status[0]["devices"][0]["meters"]["bytes_in"].as_u64().unwrap_or(0)
+        };
+        wait_until(PATIENCE, "bytes pass", || bytes_in() > 4 << 20);
+        child.kill();
+        let killed = Instant::now();
+        wait_until(PATIENCE, "the device is offered again", || client::open(&share.library_target("zero")).is_ok());
+        times.push(killed.elapsed());
+        // The device that was just opened is let go of before the next child comes.
+        let state = || house.json(&["status", "--json"])[0]["devices"][0]["state"].clone();
+        wait_until(PATIENCE, "it is free", || state() == "available");
+    }
+    assert_quickest_is_below(Duration::from_secs(1), &times);
+}
