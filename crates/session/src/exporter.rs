@@ -397,9 +397,10 @@ impl<D: Device> Exporter<D> {
         self.conn.handle_transmitted(count, &mut self.done.pool);
     }
 
-    /// Whether requests wait for the link to take replies: sending makes room for them.
+    /// Whether requests wait for the link to take replies: sending makes room for them. Not so while a
+    /// reset's end is waited for, which is the device's to bring.
     pub fn has_held(&self) -> bool {
-        !self.held.is_empty()
+        self.restoring == 0 && !self.held.is_empty()
     }
 
     /// Whether everything was said: the connection may be closed.

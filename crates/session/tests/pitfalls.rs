@@ -584,6 +584,7 @@ mod reset_sign {
         desk.unlink(203, 202);
         let replies = desk.read();
         assert_eq!(replies.len(), 4, "three ended by the reset, one withdrawn while it waited: {replies:?}");
+        assert!(!desk.exporter.has_held(), "no sending brings them on: an engine that tried would spin");
         // The two requests that restore, then the one that was the sign.
         for step in 0..3 {
             assert!(desk.device(|device, done| device.complete(EpAddr::CONTROL, done)), "step {step}");
