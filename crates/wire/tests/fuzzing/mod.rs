@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
-use std::sync::Once;
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant, SystemTime};
 
 use farbus_model::urb::take_lost;
@@ -19,6 +19,8 @@ use farbus_model::urb::take_lost;
 const INPUT_BYTES_MAX: usize = 4096;
 /// How long a broken input is made smaller.
 const SHRINK_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long one input may take, making it smaller included: a thousand times what the slowest takes on a busy machine.
+const INPUT_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Runs `target`: committed inputs first, then random ones until the time is over.
 ///
@@ -32,10 +34,12 @@ pub fn fuzz(manifest_dir: &str, name: &str, target: impl Fn(&mut Input<'_>)) {
     }
     let seed = seed();
     let until = Instant::now() + Duration::from_secs(variable("FARBUS_FUZZ_SECONDS").unwrap_or(2));
+    let watch = Watch::over(name);
     let mut random = Random(seed);
     let mut count = 0u64;
     while Instant::now() < until {
         let input = random.input(&known);
+        watch.begins(&input);
         run(name, &format!("seed {seed:#x}, input {count}"), &input, &target);
         count += 1;
     }
@@ -57,6 +61,50 @@ fn run(name: &str, origin: &str, input: &[u8], target: &impl Fn(&mut Input<'_>))
     eprintln!("{hex}");
     // The smallest says the most, and says it last.
     resume_unwind(attempt(&small, target).err().unwrap_or(cause));
+}
+
+fn print_input(name: &str, what: &str, input: &[u8]) {
+    let hex = input.chunks(32).fold(String::new(), |mut text, line| {
+        line.iter().for_each(|byte| write!(text, "{byte:02x}").expect("a string takes all"));
+        text + "\n"
+    });
+    eprintln!(
+        "{name} {what}. To keep it, commit tests/inputs/{name}/WHAT.hex with these {} bytes:\n{hex}",
+        input.len()
+    );
+}
+
+/// Ends the process where an input does not come to its end: that is a finding too.
+struct Watch(Arc<Mutex<Current>>);
+
+/// The input that is tried, and since when.
+#[derive(Clone)]
+struct Current {
+    since: Instant,
+    input: Vec<u8>,
+}
+
+impl Watch {
+    fn over(name: &str) -> Self {
+        let watch = Self(Arc::new(Mutex::new(Current { since: Instant::now(), input: Vec::new() })));
+        let (watched, name) = (Arc::downgrade(&watch.0), name.to_owned());
+        std::thread::spawn(move || {
+            while let Some(current) = watched.upgrade() {
+                let Current { since, input } = current.lock().expect("nobody panics with it").clone();
+                if since.elapsed() > INPUT_TIME_MAX {
+                    print_input(&name, &format!("goes on for {} s", since.elapsed().as_secs()), &input);
+                    std::process::exit(101);
+                }
+                drop(current);
+                std::thread::sleep(Duration::from_millis(500));
+            }
+        });
+        watch
+    }
+
+    fn begins(&self, input: &[u8]) {
+        *self.0.lock().expect("nobody panics with it") = Current { since: Instant::now(), input: input.to_vec() };
+    }
 }
 
 fn attempt(input: &[u8], target: &impl Fn(&mut Input<'_>)) -> std::thread::Result<()> {

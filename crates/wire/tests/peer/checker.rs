@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::frames::{ECONNRESET, ENOMEM, Packet, RetSubmit, Submit, word};
+use super::frames::{ECONNRESET, EINVAL, ENOMEM, Packet, RetSubmit, Submit, word};
 
 /// One message of an exporter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,8 +163,8 @@ impl Checker {
         } else {
             assert_eq!(reply.error_count, 0, "{seqnum}: errors are counted in packets");
         }
-        // A refusal for lack of credit overtakes what waits; so does what was withdrawn.
-        if reply.status != ENOMEM && reply.status != ECONNRESET && !self.is_unordered {
+        // A refusal (no credit, no such endpoint) overtakes what waits; so does what was withdrawn.
+        if ![ENOMEM, EINVAL, ECONNRESET].contains(&reply.status) && !self.is_unordered {
             let last = self.last_answered.insert((submit.ep, submit.direction), asked.order);
             assert!(last.is_none_or(|last| last < asked.order), "{seqnum} overtook an earlier one of its endpoint");
         }
