@@ -43,11 +43,16 @@ pub struct Outcome {
     pub stderr: String,
 }
 
+/// How long the last words of a process that has ended may be under way; a child of its own may keep
+/// the pipe open for ever.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// A process that runs until it is told otherwise. Dropping it kills it.
 pub struct Running {
     child: Child,
     lines: Receiver<String>,
     log: Arc<Mutex<String>>,
+    reader: Option<thread::JoinHandle<()>>,
 }
 
 /// A running `farbus share`.
@@ -154,14 +159,14 @@ impl Running {
         let log = Arc::<Mutex<String>>::default();
         let for_thread = Arc::clone(&log);
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        thread::spawn(move || {
+        let reader = thread::spawn(move || {
             let mut line = String::new();
             while stderr.read_line(&mut line).is_ok_and(|count| count > 0) {
                 for_thread.lock().unwrap().push_str(&line);
                 line.clear();
             }
         });
-        Self { child, lines, log }
+        Self { child, lines, log, reader: Some(reader) }
     }
 
     /// The next line of its output that contains `part`.
@@ -202,11 +207,21 @@ impl Running {
         self.child.wait().unwrap();
     }
 
+    /// Waits until its last words are in the log.
+    fn hear_out(&mut self, until: Instant) {
+        if let Some(reader) = self.reader.take() {
+            while !reader.is_finished() && Instant::now() < until {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
     /// Its exit code; `None` when a signal ended it.
     pub fn wait_for_end(&mut self, within: Duration) -> Option<i32> {
         let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
+                self.hear_out(Instant::now() + LAST_WORDS);
                 return status.code();
             }
             assert!(started.elapsed() < within, "it did not end within {within:?}\n{}", self.log());

@@ -254,7 +254,8 @@ fn strangers_that_come_and_go_leave_no_memory_behind() {
     (0..5).for_each(|_| visit(100));
     let grown_kib = share.process.peak_kib() - after_some_kib;
     println!("{grown_kib} KiB");
-    assert!(grown_kib < 2 << 10, "{grown_kib} KiB");
+    // A receive buffer kept for each would be 125 MiB; what is left is the allocator's arenas.
+    assert!(grown_kib < 16 << 10, "{grown_kib} KiB");
     witness.end();
 }
 
