@@ -1,6 +1,7 @@
 //! A device that does nothing by itself.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use farbus_model::definition::InterfaceDefinition;
@@ -51,21 +52,8 @@ pub enum Event {
 
 impl Scripted {
     pub fn new(manners: Manners) -> Self {
-        let interval = Duration::from_micros(125);
-        let definition = Definition::new(0x1209, 0x0001)
-            .names("farbus", "scripted", "")
-            .interface(
-                InterfaceDefinition::vendor()
-                    .bulk_pair(1)
-                    .interrupt(2, Direction::In, 64, interval)
-                    .interrupt(2, Direction::Out, 64, interval)
-                    .isochronous(3, Direction::In, 1024, interval)
-                    .isochronous(3, Direction::Out, 1024, interval),
-            )
-            .interface(InterfaceDefinition::vendor())
-            .interface(InterfaceDefinition::vendor().alternate_of_previous().bulk_pair(4));
         Self {
-            descriptors: definition.build(),
+            descriptors: descriptors().clone(),
             selection: Selection::default(),
             manners,
             queues: BTreeMap::new(),
@@ -182,6 +170,27 @@ impl Scripted {
             done.push(urb.fail(Status::Shutdown));
         }
     }
+}
+
+/// Built once: small worlds are begun some hundred thousand times.
+fn descriptors() -> &'static Descriptors {
+    static ONCE: OnceLock<Descriptors> = OnceLock::new();
+    let interval = Duration::from_micros(125);
+    ONCE.get_or_init(|| {
+        Definition::new(0x1209, 0x0001)
+            .names("farbus", "scripted", "")
+            .interface(
+                InterfaceDefinition::vendor()
+                    .bulk_pair(1)
+                    .interrupt(2, Direction::In, 64, interval)
+                    .interrupt(2, Direction::Out, 64, interval)
+                    .isochronous(3, Direction::In, 1024, interval)
+                    .isochronous(3, Direction::Out, 1024, interval),
+            )
+            .interface(InterfaceDefinition::vendor())
+            .interface(InterfaceDefinition::vendor().alternate_of_previous().bulk_pair(4))
+            .build()
+    })
 }
 
 impl Device for Scripted {
