@@ -812,6 +812,26 @@ mod importer {
     }
 
     #[test]
+    fn what_the_exporter_refused_to_select_is_not_selected() {
+        let mut remote = world::remote(&scripted(), LIMITS);
+        let mut done = relay::completions();
+        let mut ask = |setup: Setup, seqnum: u32, status: i32| {
+            let urb = Urb::control(UrbId(1), setup, farbus_model::Payload::Empty);
+            remote.submit(relay::NOW, urb.launch(), &mut done);
+            relay::receive(&mut remote, &RetSubmit::failed(seqnum, status).bytes(), &mut done).unwrap();
+            done.pop().unwrap();
+            let selection = remote.selection();
+            (selection.configuration(), selection.alternate(1), selection.endpoint(EpAddr::from_byte(4)).is_some())
+        };
+        assert_eq!(ask(Setup::set_configuration(1), 1, peer::EPIPE), (0, 0, false));
+        assert_eq!(ask(Setup::set_configuration(1), 2, 0), (1, 0, false));
+        assert_eq!(ask(Setup::set_interface(1, 1), 3, peer::EPIPE), (1, 0, false));
+        assert_eq!(ask(Setup::set_interface(1, 1), 4, 0), (1, 1, true));
+        remote.submit(relay::NOW, Urb::data_in(UrbId(2), EpAddr::from_byte(0x89), 4).launch(), &mut done);
+        assert_eq!(done.pop().unwrap().status, Status::Invalid, "an endpoint that is not there is not asked");
+    }
+
+    #[test]
     fn a_lost_link_ends_everything_as_gone() {
         let device = scripted();
         let mut remote = world::remote(&device, LIMITS);
