@@ -39,7 +39,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "usbutils", steps: &["rig"] },
     Package { name: "eject", steps: &["rig"] },
     Package { name: "usb.ids", steps: &["rig"] },
-    Package { name: "tshark", steps: &["rig"] },
+    Package { name: "tshark", steps: &["test", "machine", "rig"] },
     Package { name: "xz-utils", steps: &["rig"] },
 ];
 
