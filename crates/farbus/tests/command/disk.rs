@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -81,14 +83,15 @@ fn an_exporter_killed_in_mid_transfer_ends_the_attachment_within_a_second() {
     let times = [(); 3].map(|()| {
         let mut share = house.share(&[&disk]);
         let (mut attach, path) = house.attach(&share.target("disk"), &at);
-        let reader = thread::spawn(move || read_for_ever(&path));
-        thread::sleep(Duration::from_millis(300));
+        let turns = Arc::<AtomicU64>::default();
+        let for_reader = Arc::clone(&turns);
+        let reader = thread::spawn(move || read_for_ever(&path, &for_reader));
+        wait_until(PATIENCE, "bytes pass", || turns.load(Ordering::Relaxed) > 3);
         share.process.kill();
         let killed = Instant::now();
         assert_eq!(attach.wait_for_end(PATIENCE), Some(5), "{}", attach.log());
         let took = killed.elapsed();
-        let (turns, error) = reader.join().unwrap();
-        assert!(turns > 0, "it was in the middle of it: {error}");
+        println!("the reader was told: {}", reader.join().unwrap());
         assert!(attach.log().contains("the link was lost"), "{}", attach.log());
         assert!(!is_mounted(&at) && !at.exists());
         took
@@ -96,16 +99,15 @@ fn an_exporter_killed_in_mid_transfer_ends_the_attachment_within_a_second() {
     assert_quickest_is_below(Duration::from_secs(1), &times);
 }
 
-/// Reads past the kernel's cache, so that every read is a transfer; how many there were before it failed.
-fn read_for_ever(path: &Path) -> (u64, io::Error) {
+/// Reads past the kernel's cache, so that every read is a transfer, and counts; what it was told at last.
+fn read_for_ever(path: &Path, turns: &AtomicU64) -> io::Error {
     let file = File::options().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).unwrap();
     let mut block = vec![0; MIB as usize];
-    let mut turn = 0;
     loop {
+        let turn = turns.fetch_add(1, Ordering::Relaxed);
         if let Err(error) = file.read_exact_at(&mut block, turn % 256 * MIB) {
-            return (turn, error);
+            return error;
         }
-        turn += 1;
     }
 }
 

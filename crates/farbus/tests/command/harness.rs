@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// How long anything may take that should take no time, on a machine that is busy compiling.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A folder for one test: what its processes meet in, and what it makes. Removed when dropped.
 pub struct House {
