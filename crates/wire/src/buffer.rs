@@ -26,6 +26,9 @@ pub(crate) struct Incoming {
 const LARGE_FRAME_BYTES: usize = 32 << 10;
 /// A rest this small is cheaper to move than to work around.
 const SMALL_REST_BYTES: usize = 4 << 10;
+/// A chunk that grew to this many times the capacity is kept: 4 MiB by default, so that transfers of
+/// 1 MiB, which FUSE and large disks ask for, find theirs again. One that grew further is let go.
+const KEPT_GROWTH_MAX: usize = 16;
 /// Chunks kept for reuse.
 const CHUNKS_LEFT_MAX: usize = 4;
 
@@ -103,7 +106,7 @@ impl Incoming {
         }
         let (start, end) = (self.start, self.end);
         if start == end {
-            if self.chunk.len() > self.capacity * 4 {
+            if self.chunk.len() > self.capacity * KEPT_GROWTH_MAX {
                 // One huge frame is not paid for for ever.
                 self.chunk = new_chunk(self.capacity);
             }
@@ -128,15 +131,15 @@ impl Incoming {
         room[..rest].copy_from_slice(&self.chunk[self.start..self.end]);
         let old = std::mem::replace(&mut self.chunk, next);
         (self.start, self.end) = (0, rest);
-        if self.left.len() < CHUNKS_LEFT_MAX && old.len() <= self.capacity * 4 {
+        if self.left.len() < CHUNKS_LEFT_MAX && old.len() <= self.capacity * KEPT_GROWTH_MAX {
             self.left.push(old);
         }
     }
 }
 
 fn new_chunk(bytes: usize) -> Arc<[u8]> {
-    // Collected from a sized iterator: one allocation, already counted.
-    std::iter::repeat_n(0, bytes).collect()
+    // Zeroed pages and a copy: an iterator would be one allocation, and ages without optimization.
+    vec![0; bytes].into()
 }
 
 /// Bytes waiting to be sent: headers in one arena, payloads where they lie.
@@ -301,7 +304,13 @@ mod tests {
         assert_eq!(incoming.bytes(), [1; 1000]);
         incoming.consume(1000);
         push(&mut incoming, &[3]);
-        assert_eq!((incoming.bytes(), incoming.chunk.len()), ([3].as_slice(), 64), "and shrinks again");
+        assert_eq!((incoming.bytes(), incoming.chunk.len()), ([3].as_slice(), 1024), "and is kept");
+        incoming.consume(1);
+        incoming.want(2000);
+        push(&mut incoming, &[1; 2000]);
+        incoming.consume(2000);
+        push(&mut incoming, &[3]);
+        assert_eq!((incoming.bytes(), incoming.chunk.len()), ([3].as_slice(), 64), "but a huge one is let go");
     }
 
     #[test]
