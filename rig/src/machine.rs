@@ -44,6 +44,7 @@ pub struct Guest {
     born: Instant,
     patience: Duration,
     booted_in: Option<f64>,
+    heard: String,
 }
 
 /// What a script left behind when it ended with status zero.
@@ -85,6 +86,7 @@ impl Guest {
             born: Instant::now(),
             patience: spec.patience,
             booted_in: None,
+            heard: String::new(),
         })
     }
 
@@ -130,9 +132,9 @@ impl Guest {
         drop(self);
     }
 
-    /// What the script has printed so far.
-    pub fn output(&self) -> String {
-        self.output.text()
+    /// What the script printed up to the last awaited word, since this was asked before.
+    pub fn take_heard(&mut self) -> String {
+        std::mem::take(&mut self.heard)
     }
 
     fn next(&mut self, awaiting: &str) -> Result<Mark> {
@@ -142,7 +144,7 @@ impl Guest {
                 Ok(line) => match parse(&line) {
                     Some(Line::Up(seconds)) => self.booted_in = Some(seconds),
                     Some(Line::Mark(mark)) => return Ok(mark),
-                    None => {}
+                    None => self.heard += &(line + "\n"),
                 },
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(Error::GuestTimeout {
@@ -255,16 +257,18 @@ impl Log {
         Ok(Self(Arc::new(Mutex::new(LogInner { file, text: String::new(), full: false }))))
     }
 
-    fn push(&self, line: &str) {
+    /// Keeps a line, unless there were too many; tells whether it did.
+    fn push(&self, line: &str) -> bool {
         let mut log = self.0.lock().expect("no panic while held");
         if log.full {
-            return;
+            return false;
         }
         log.full = log.text.len() + line.len() >= LOG_BYTES_MAX;
         let line = if log.full { "(cut here: the log is full)\n" } else { line };
         log.text.push_str(line);
         // The log on disk is a convenience; the verdict comes from memory.
         let _ = log.file.write_all(line.as_bytes());
+        true
     }
 
     fn text(&self) -> String {
@@ -289,8 +293,10 @@ fn follow(stream: impl Read, log: &Log, lines: Option<&Sender<String>>) {
             Ok(_) => {}
         }
         let line = String::from_utf8_lossy(&bytes).trim_end_matches(['\r', '\n']).to_owned();
-        log.push(&format!("{line}\n"));
-        if let Some(lines) = lines {
+        let kept = log.push(&format!("{line}\n"));
+        if let Some(lines) = lines
+            && (kept || parse(&line).is_some())
+        {
             // The receiver goes away when the case is over; draining on keeps QEMU from blocking.
             let _ = lines.send(line);
         }
