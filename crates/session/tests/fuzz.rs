@@ -21,17 +21,18 @@ use world::{Desk, Manners, Relay, Scripted, relay};
 /// Small enough that every limit is met.
 const LIMITS: Limits = Limits {
     receive_bytes: 2048,
-    urbs_in_flight_max: 12,
-    payload_bytes_max: 16 << 10,
+    urbs_in_flight_max: 24,
+    payload_bytes_max: 8 << 10,
     reply_bytes_backlog: 2 << 10,
-    reply_header_bytes_max: 64 << 10,
+    reply_header_bytes_max: 16 << 10,
     ..Limits::DEFAULT
 };
 
 /// Bytes of one transfer at most.
 const TRANSFER_BYTES_MAX: u32 = 3000;
 /// What may wait to be sent: the backlog, what had credit, one transfer more, and the headers.
-const WAITING_BYTES_MAX: usize = (16 << 10) + (2 << 10) + TRANSFER_BYTES_MAX as usize + (64 << 10);
+const WAITING_BYTES_MAX: usize =
+    LIMITS.payload_bytes_max + LIMITS.reply_bytes_backlog + TRANSFER_BYTES_MAX as usize + LIMITS.reply_header_bytes_max;
 
 fn target(name: &str, act: impl Fn(&mut Input<'_>)) {
     fuzz(env!("CARGO_MANIFEST_DIR"), name, act);
