@@ -244,6 +244,8 @@ fn fuzz_exporter_over_late_device() {
         desk.device(|device, done| device.complete(EpAddr::CONTROL, done));
         desk.read();
         let act = |desk: &mut Desk<Scripted>, input: &mut Input<'_>| {
+            let room = desk.device(|device, _| device.room());
+            assert!(room <= LIMITS.payload_bytes_max + TRANSFER_BYTES_MAX as usize, "{room} bytes may come at once");
             let endpoint = EpAddr::from_byte(input.pick(&ENDPOINTS));
             desk.device(|device, done| match input.below(4) {
                 0 => device.let_go(done),

@@ -106,6 +106,12 @@ impl Scripted {
         self.queues.values().map(VecDeque::len).sum()
     }
 
+    /// Bytes that it may still send, all at once if it likes.
+    pub fn room(&self) -> usize {
+        let held = self.queues.values().flatten().filter(|urb| urb.direction == Direction::In);
+        held.map(|urb| urb.length as usize).sum()
+    }
+
     /// Requests it holds on `endpoint`.
     pub fn waiting(&self, endpoint: EpAddr) -> usize {
         self.queues.get(&endpoint).map_or(0, VecDeque::len)
