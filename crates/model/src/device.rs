@@ -39,7 +39,8 @@ pub trait Device: Send {
     fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions);
 
     /// Port reset (USB 2.0 §7.1.7.5): withdraws every request and forgets configuration,
-    /// alternate settings and halts.
+    /// alternate settings and halts. Every request is finished before this returns: whoever gives a
+    /// device back after it counts on that.
     fn reset(&mut self, now: Instant, done: &mut Completions);
 
     /// When [`Device::handle_timeout`] wants to be called, if at all.
