@@ -146,9 +146,12 @@ impl Relay {
 
     fn end(&mut self, stop: Stop) -> Ended {
         let now = self.clock.now();
-        // What the kernel still waits for ends as gone, as far as its socket takes it.
+        // What the kernel still waits for ends as gone, as far as its socket takes it: what waited unsent for room too.
         self.exporter.with_device(now, RemoteDevice::handle_lost);
-        let _ = self.flush_kernel();
+        while let Ok(true) = self.flush_kernel()
+            && self.exporter.has_held()
+            && self.exporter.advance(now, &mut Nothing).is_ok()
+        {}
         match stop {
             Stop::KernelClosed => Ended::Released,
             Stop::Kernel(error) => {
@@ -214,7 +217,8 @@ impl Relay {
     fn flush_kernel(&mut self) -> io::Result<bool> {
         while self.exporter.has_transmit() {
             self.calls.send += 1;
-            match self.kernel.try_send(&self.exporter.poll_transmit())? {
+            let sent = self.kernel.try_send(&self.exporter.poll_transmit())?;
+            match sent {
                 Some(count) => self.exporter.handle_transmitted(count),
                 None => return Ok(false),
             }
@@ -225,7 +229,8 @@ impl Relay {
     fn flush_remote(&mut self) -> io::Result<bool> {
         while let Some(device) = self.exporter.device().filter(|device| device.has_transmit()) {
             self.calls.send += 1;
-            match self.remote.try_send(&device.poll_transmit())? {
+            let sent = self.remote.try_send(&device.poll_transmit())?;
+            match sent {
                 Some(count) => {
                     let sent = |device: &mut RemoteDevice, done: &mut _| device.handle_transmitted(count, done);
                     self.exporter.with_device(self.clock.now(), sent);

@@ -258,10 +258,9 @@ fn converse(link: &Link, handshake: &mut Handshake) -> Result<Greeting, ClientEr
     let address = || link.peer().to_owned();
     let lost = |source| ClientError::Lost { address: address(), source };
     loop {
-        let runs = handshake.poll_transmit();
-        if !runs.is_empty() {
+        if handshake.has_transmit() {
             // A handshake is smaller than any socket's buffer.
-            let sent = link.try_send(&runs).map_err(lost)?.unwrap_or(0);
+            let sent = link.try_send(&handshake.poll_transmit()).map_err(lost)?.unwrap_or(0);
             handshake.handle_transmitted(sent);
         }
         let count = link.receive(handshake.receive_space()).map_err(lost)?;

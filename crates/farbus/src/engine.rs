@@ -109,7 +109,8 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
     fn flush(&mut self) -> io::Result<bool> {
         while self.exporter.has_transmit() {
             self.calls.send += 1;
-            match self.link.try_send(&self.exporter.poll_transmit())? {
+            let sent = self.link.try_send(&self.exporter.poll_transmit())?;
+            match sent {
                 Some(count) => self.exporter.handle_transmitted(count),
                 None => return Ok(false),
             }

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io::IoSlice;
 use std::time::Duration;
 
 use farbus_model::descriptor::kind;
@@ -13,6 +12,7 @@ use farbus_model::{
     BufferPool, Command, CommandError, Completions, Device, Direction, Done, Instant, Limits, Payload, Selection,
     Setup, Status, Urb, UrbId,
 };
+use farbus_wire::Runs;
 use farbus_wire::usbip::{DeviceRecord, OpStatus, Reject, Request, ServerConn};
 
 /// What a client may ask for before it has a device.
@@ -388,7 +388,7 @@ impl<D: Device> Exporter<D> {
     }
 
     /// The runs of memory to send next, in order.
-    pub fn poll_transmit(&self) -> Vec<IoSlice<'_>> {
+    pub fn poll_transmit(&self) -> Runs<'_> {
         self.conn.poll_transmit()
     }
 

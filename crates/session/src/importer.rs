@@ -5,9 +5,9 @@ use farbus_model::{
     BufferPool, Completions, Descriptors, Device, Done, InFlight, Instant, Limits, Selection, Speed, Status,
     TransferType, UrbId,
 };
+use farbus_wire::Runs;
 use farbus_wire::usbip::client::Answer;
 use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};
-use std::io::IoSlice;
 
 /// The questions before a device is there.
 #[derive(Debug)]
@@ -70,8 +70,13 @@ impl Handshake {
         })
     }
 
+    /// Whether anything waits to be sent.
+    pub fn has_transmit(&self) -> bool {
+        self.conn.backlog_bytes() > 0
+    }
+
     /// What to send next.
-    pub fn poll_transmit(&self) -> Vec<IoSlice<'_>> {
+    pub fn poll_transmit(&self) -> Runs<'_> {
         self.conn.poll_transmit()
     }
 
@@ -88,6 +93,7 @@ impl Handshake {
             selection: Selection::default(),
             record,
             limits: self.limits,
+            is_lost: false,
         }
     }
 }
@@ -100,6 +106,7 @@ pub struct RemoteDevice {
     selection: Selection,
     record: DeviceRecord,
     limits: Limits,
+    is_lost: bool,
 }
 
 impl RemoteDevice {
@@ -154,8 +161,9 @@ impl RemoteDevice {
         }
     }
 
-    /// The link is gone: everything in flight ends as such.
+    /// The link is gone: everything in flight ends as such, and whatever is still asked.
     pub fn handle_lost(&mut self, done: &mut Completions) {
+        self.is_lost = true;
         for finished in self.conn.abandon(Status::Gone) {
             done.push(finished);
         }
@@ -172,7 +180,7 @@ impl RemoteDevice {
     }
 
     /// What to send next.
-    pub fn poll_transmit(&self) -> Vec<IoSlice<'_>> {
+    pub fn poll_transmit(&self) -> Runs<'_> {
         self.conn.poll_transmit()
     }
 
@@ -196,6 +204,9 @@ impl Device for RemoteDevice {
     }
 
     fn submit(&mut self, _now: Instant, urb: InFlight, done: &mut Completions) {
+        if self.is_lost {
+            return done.push(urb.fail(Status::Gone));
+        }
         let kind = match self.selection.endpoint(urb.endpoint) {
             _ if urb.endpoint.is_control() => TransferType::Control,
             Some(endpoint) => endpoint.kind,

@@ -336,7 +336,6 @@ fn fuzz_exporter_that_lies() {
         client.arrive(&mut near, usize::MAX).expect("a client within the rules");
         near.device(|remote, done| remote.handle_lost(done));
         near.submit(&Submit::control(0x5000_0000, setup::GET_CONFIGURATION));
-        near.device(|remote, done| remote.handle_lost(done));
         near.read();
         near.checker.assert_settled();
     });

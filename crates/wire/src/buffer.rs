@@ -5,6 +5,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use farbus_model::{BufferPool, Payload};
 
 /// Received bytes that are not yet understood, in one shared chunk, so that a payload can be
@@ -164,7 +165,10 @@ enum Piece {
 /// A payload up to this size is copied behind its header: one run of memory less for the kernel to walk.
 const INLINE_PAYLOAD_BYTES: usize = 512;
 /// Runs of memory in one send. Linux takes 1024; 128 hold 32 replies of 128 KiB patterns.
-const RUNS_MAX: usize = 128;
+pub const RUNS_MAX: usize = 128;
+
+/// Runs of memory to send in one call, in order; a list on the stack.
+pub type Runs<'a> = ArrayVec<IoSlice<'a>, RUNS_MAX>;
 
 impl Outgoing {
     /// Appends header bytes.
@@ -201,8 +205,8 @@ impl Outgoing {
     }
 
     /// The runs of memory to send next, in order; at most [`RUNS_MAX`].
-    pub fn runs(&self) -> Vec<IoSlice<'_>> {
-        let mut runs = Vec::with_capacity(RUNS_MAX.min(self.pieces.len() * 2));
+    pub fn runs(&self) -> Runs<'_> {
+        let mut runs = Runs::new();
         let mut arena_at = self.arena_sent;
         let mut skip = self.piece_sent;
         for piece in &self.pieces {
@@ -220,13 +224,13 @@ impl Outgoing {
                         if from < run.len() {
                             runs.push(IoSlice::new(&run[from..]));
                         }
-                        if runs.len() == RUNS_MAX {
+                        if runs.is_full() {
                             return runs;
                         }
                     }
                 }
             }
-            if runs.len() >= RUNS_MAX {
+            if runs.is_full() {
                 break;
             }
         }
@@ -328,8 +332,7 @@ mod tests {
             }
             let mut got: Vec<u8> = Vec::new();
             while outgoing.len() > 0 {
-                let runs = outgoing.runs();
-                let part: Vec<u8> = runs.iter().flat_map(|run| run.iter().copied()).take(step).collect();
+                let part: Vec<u8> = outgoing.runs().iter().flat_map(|run| run.iter().copied()).take(step).collect();
                 assert!(!part.is_empty());
                 outgoing.sent(part.len(), &mut pool);
                 got.extend(part);

@@ -14,4 +14,7 @@
 //! first before the second can act on it.
 
 mod buffer;
+mod flights;
 pub mod usbip;
+
+pub use buffer::Runs;

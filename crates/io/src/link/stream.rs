@@ -130,10 +130,14 @@ impl Link {
     /// # Errors
     /// What the system says.
     pub fn try_send(&self, runs: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
-            let mut control = SendAncillaryBuffer::default();
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match net::sendmsg(&self.fd, runs, &mut control, flags) {
+            let sent = match runs {
+                // One run is what most small replies are, and the kernel has less to copy for it.
+                [run] => net::send(&self.fd, run, flags),
+                _ => net::sendmsg(&self.fd, runs, &mut SendAncillaryBuffer::default(), flags),
+            };
+            match sent {
                 Ok(count) => return Ok(Some(count)),
                 Err(Errno::INTR) => {}
                 Err(errno) => return would_block_is_none(Err(errno.into())),

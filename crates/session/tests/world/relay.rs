@@ -50,8 +50,7 @@ impl Relay {
     /// At most `most` bytes go to the far end; `false` if there are none.
     pub fn carry_there(&mut self, most: usize) -> bool {
         let bytes = self.near.device(|remote, done| {
-            let runs = remote.poll_transmit();
-            let bytes: Vec<u8> = runs.iter().flat_map(|run| run.iter().copied()).take(most).collect();
+            let bytes: Vec<u8> = remote.poll_transmit().iter().flat_map(|run| run.iter().copied()).take(most).collect();
             remote.handle_transmitted(bytes.len(), done);
             bytes
         });

@@ -9,8 +9,6 @@
 //! | RET_UNLINK with another errno | the request with that status (Linux's stub when the two race) |
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::io::IoSlice;
 
 use farbus_model::{BufferPool, Direction, Done, InFlight, IsoPacket, Limits, Payload, Status, TransferType, UrbId};
 
@@ -19,7 +17,8 @@ use super::message::{
     OpStatus, RawHeader, Reject, Submit, SubmitReply, command, op,
 };
 use super::status;
-use crate::buffer::{Incoming, Outgoing};
+use crate::buffer::{Incoming, Outgoing, Runs};
+use crate::flights::Flights;
 
 /// What the exporter said.
 #[derive(Debug)]
@@ -40,7 +39,7 @@ pub struct ClientConn {
     phase: Phase,
     devid: u32,
     next_seqnum: u32,
-    flights: BTreeMap<u32, Flight>,
+    flights: Flights<Flight>,
     /// Unlinks without an answer: their number to their victim's.
     unlinks: BTreeMap<u32, u32>,
     /// Requests whose asker has an answer and whose RET_SUBMIT may still come.
@@ -80,7 +79,7 @@ impl ClientConn {
             phase: Phase::Idle,
             devid: 0,
             next_seqnum: 1,
-            flights: BTreeMap::new(),
+            flights: Flights::new(),
             unlinks: BTreeMap::new(),
             late: 0,
             late_max: limits.urbs_in_flight_max,
@@ -128,24 +127,25 @@ impl ClientConn {
             self.outgoing.put(&message::encode_iso_packet(&asked));
         }
         let (direction, length) = (urb.direction, urb.length);
-        self.flights.insert(seqnum, Flight { urb: Some(urb), direction, length, packets, is_iso, unlinked: false });
+        let flight = Flight { urb: Some(urb), direction, length, packets, is_iso, unlinked: false };
+        self.flights.insert(seqnum, flight).expect("the number is free");
     }
 
     /// Withdraws a request; it comes back as [`Answer::Done`] all the same.
     pub fn unlink(&mut self, id: UrbId) {
         let victim = self.flights.iter().find(|(_, f)| f.urb.as_ref().is_some_and(|urb| urb.id == id));
-        let Some((&victim, _)) = victim else { return };
+        let Some((victim, _)) = victim else { return };
         self.send_unlink(victim);
     }
 
     /// Withdraws every request and answers it with `status` now; what the exporter still says of
     /// them is swallowed.
     pub fn withdraw_all(&mut self, status: Status) -> Vec<Done> {
-        let asked: Vec<u32> = self.flights.iter().filter(|(_, f)| f.urb.is_some()).map(|(&seqnum, _)| seqnum).collect();
+        let asked: Vec<u32> = self.flights.iter().filter(|(_, f)| f.urb.is_some()).map(|(seqnum, _)| seqnum).collect();
         let withdraw = |seqnum| {
             self.send_unlink(seqnum);
             self.late += 1;
-            let flight = self.flights.get_mut(&seqnum).expect("listed just now");
+            let flight = self.flights.get_mut(seqnum).expect("listed just now");
             flight.urb.take().expect("listed because it is there").fail(status)
         };
         asked.into_iter().map(withdraw).collect()
@@ -153,7 +153,7 @@ impl ClientConn {
 
     /// Once for each request.
     fn send_unlink(&mut self, victim: u32) {
-        let flight = self.flights.get_mut(&victim).expect("the caller found it");
+        let flight = self.flights.get_mut(victim).expect("the caller found it");
         if std::mem::replace(&mut flight.unlinked, true) {
             return;
         }
@@ -167,7 +167,7 @@ impl ClientConn {
         loop {
             let seqnum = self.next_seqnum;
             self.next_seqnum = self.next_seqnum.checked_add(1).unwrap_or(1);
-            if !self.flights.contains_key(&seqnum) && !self.unlinks.contains_key(&seqnum) {
+            if !self.flights.contains(seqnum) && !self.unlinks.contains_key(&seqnum) {
                 return seqnum;
             }
         }
@@ -291,7 +291,7 @@ impl ClientConn {
 
     fn poll_submit_reply(&mut self, raw: &RawHeader) -> Result<Progress, Reject> {
         let reply = SubmitReply::from_raw(raw);
-        let flight = self.flights.get(&reply.seqnum);
+        let flight = self.flights.get(reply.seqnum);
         let flight = flight.ok_or(Reject::new("seqnum", u64::from(reply.seqnum), "an answer names a request"))?;
         let packets = check_reply(flight, &reply)?;
         let data_bytes = if flight.direction == Direction::In { reply.actual as usize } else { 0 };
@@ -304,7 +304,7 @@ impl ClientConn {
         let iso = check_reply_packets(flight, &reply, descriptors)?;
         let payload = self.incoming.window(HEADER_BYTES..HEADER_BYTES + data_bytes);
         self.incoming.consume(total);
-        let flight = self.flights.remove(&reply.seqnum).expect("looked up just now");
+        let flight = self.flights.remove(reply.seqnum).expect("looked up just now");
         self.late -= usize::from(flight.urb.is_none());
         Ok(Progress::Done(flight.urb.map(|urb| finish(urb, &reply, iso, payload))))
     }
@@ -312,20 +312,21 @@ impl ClientConn {
     fn unlink_reply(&mut self, raw: &RawHeader) -> Result<Option<Done>, Reject> {
         // An unlink reply that nobody waits for is harmless.
         let Some(victim) = self.unlinks.remove(&raw.seqnum) else { return Ok(None) };
-        let Entry::Occupied(mut flight) = self.flights.entry(victim) else { return Ok(None) };
+        let Some(flight) = self.flights.get_mut(victim) else { return Ok(None) };
         let status = match status::from_errno(raw.body[0].cast_signed()) {
-            Status::Ok if self.late >= self.late_max && flight.get().urb.is_some() => {
+            Status::Ok if self.late >= self.late_max && flight.urb.is_some() => {
                 return Err(Reject::new("status", 0, "an unlink is answered with 0 behind its request's own answer"));
             }
             Status::Ok => {
                 // Its true answer may still come, and is swallowed.
-                let urb = flight.get_mut().urb.take();
+                let urb = flight.urb.take();
                 self.late += usize::from(urb.is_some());
                 return Ok(urb.map(|urb| urb.fail(Status::Cancelled)));
             }
             status => status,
         };
-        let urb = flight.remove().urb;
+        let urb = flight.urb.take();
+        self.flights.remove(victim);
         self.late -= usize::from(urb.is_none());
         Ok(urb.map(|urb| urb.fail(status)))
     }
@@ -334,13 +335,12 @@ impl ClientConn {
     pub fn abandon(&mut self, status: Status) -> Vec<Done> {
         self.unlinks.clear();
         self.late = 0;
-        let flights = std::mem::take(&mut self.flights);
-        flights.into_values().filter_map(|flight| flight.urb).map(|urb| urb.fail(status)).collect()
+        self.flights.drain().filter_map(|flight| flight.urb).map(|urb| urb.fail(status)).collect()
     }
 
     /// Requests that owe an answer.
     pub fn in_flight(&self) -> usize {
-        self.flights.values().filter(|flight| flight.urb.is_some()).count()
+        self.flights.iter().filter(|(_, flight)| flight.urb.is_some()).count()
     }
 
     /// Bytes waiting to be sent.
@@ -349,7 +349,7 @@ impl ClientConn {
     }
 
     /// The runs of memory to send next, in order; empty when there is nothing.
-    pub fn poll_transmit(&self) -> Vec<IoSlice<'_>> {
+    pub fn poll_transmit(&self) -> Runs<'_> {
         self.outgoing.runs()
     }
 

@@ -19,17 +19,14 @@
 //!
 //! Every unlink is answered: the client's kernel may be waiting for it uninterruptibly.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::io::IoSlice;
-
 use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Status, TransferType, Urb, UrbId};
 
 use super::message::{
     self, BUS_ID_BYTES, DeviceRecord, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, OpStatus, RawHeader,
     Reject, Submit, SubmitReply, command, op,
 };
-use crate::buffer::{Incoming, Outgoing};
+use crate::buffer::{Incoming, Outgoing, Runs};
+use crate::flights::Flights;
 
 /// What the client asks.
 #[derive(Debug)]
@@ -50,7 +47,7 @@ pub struct ServerConn {
     incoming: Incoming,
     outgoing: Outgoing,
     phase: Phase,
-    flights: BTreeMap<u32, Flight>,
+    flights: Flights<Flight>,
     out_bytes_held: usize,
     /// Unlinks whose answer waits for the device, or for their submit.
     unlinks_owed: usize,
@@ -75,8 +72,13 @@ enum Phase {
 /// A URB that owes an answer.
 #[derive(Debug)]
 struct Flight {
-    submit: Submit,
-    packets: usize,
+    endpoint: EpAddr,
+    direction: Direction,
+    length: u32,
+    /// The client's number, echoed; on an endpoint without packets it means nothing.
+    number_of_packets: u32,
+    is_iso: bool,
+    start_frame: u32,
     unlinks: Vec<u32>,
 }
 
@@ -97,7 +99,7 @@ fn is_above(number: u32, highest: Option<u32>) -> bool {
 
 impl Flight {
     fn out_bytes(&self) -> usize {
-        if self.submit.direction == Direction::Out { self.submit.length as usize } else { 0 }
+        if self.direction == Direction::Out { self.length as usize } else { 0 }
     }
 }
 
@@ -108,7 +110,7 @@ impl ServerConn {
             incoming: Incoming::new(limits.receive_bytes),
             outgoing: Outgoing::default(),
             phase: Phase::Operation,
-            flights: BTreeMap::new(),
+            flights: Flights::new(),
             out_bytes_held: 0,
             unlinks_owed: 0,
             highest: None,
@@ -246,7 +248,18 @@ impl ServerConn {
         if self.is_withdrawn_early(submit.seqnum) {
             return Ok(Submitted::Withdrawn);
         }
-        self.begin_flight(Flight { submit, packets, unlinks: Vec::new() })?;
+        self.begin_flight(
+            submit.seqnum,
+            Flight {
+                endpoint: submit.endpoint,
+                direction: submit.direction,
+                length: submit.length,
+                number_of_packets: submit.number_of_packets,
+                is_iso,
+                start_frame: submit.start_frame,
+                unlinks: Vec::new(),
+            },
+        )?;
         Ok(Submitted::Urb(Urb {
             id: UrbId(u64::from(submit.seqnum)),
             endpoint: submit.endpoint,
@@ -285,18 +298,18 @@ impl ServerConn {
         is_withdrawn
     }
 
-    fn begin_flight(&mut self, flight: Flight) -> Result<(), Reject> {
-        let seqnum = flight.submit.seqnum;
-        let Entry::Vacant(place) = self.flights.entry(seqnum) else {
+    fn begin_flight(&mut self, seqnum: u32, flight: Flight) -> Result<(), Reject> {
+        let out_bytes = flight.out_bytes();
+        let is_new = self.flights.insert(seqnum, flight).is_ok();
+        if !is_new {
             return Err(Reject::new("seqnum", u64::from(seqnum), "a number in flight is not used again"));
-        };
-        self.out_bytes_held += flight.out_bytes();
-        place.insert(flight);
+        }
+        self.out_bytes_held += out_bytes;
         Ok(())
     }
 
     fn unlink(&mut self, seqnum: u32, victim: u32) -> Option<Request> {
-        match self.flights.get_mut(&victim) {
+        match self.flights.get_mut(victim) {
             Some(flight) => {
                 flight.unlinks.push(seqnum);
                 self.unlinks_owed += 1;
@@ -346,7 +359,7 @@ impl ServerConn {
     /// If that URB is not in flight: it was answered already, which would kill a Linux client.
     pub fn complete(&mut self, done: Done, pool: &mut BufferPool) {
         let seqnum = u32::try_from(done.id.0).expect("the id is the sequence number");
-        let flight = self.flights.remove(&seqnum).expect("a URB is answered once");
+        let flight = self.flights.remove(seqnum).expect("a URB is answered once");
         self.out_bytes_held -= flight.out_bytes();
         self.unlinks_owed -= flight.unlinks.len();
         let withdrawn = !flight.unlinks.is_empty() && done.status == Status::Cancelled;
@@ -367,8 +380,7 @@ impl ServerConn {
             status: done.status,
             actual: done.actual,
             start_frame: done.start_frame,
-            // On an endpoint without packets the client's own number, whatever it was.
-            number_of_packets: flight.submit.number_of_packets,
+            number_of_packets: flight.number_of_packets,
             error_count: done.error_count,
         };
         self.outgoing.put(&reply.to_bytes());
@@ -388,16 +400,16 @@ impl ServerConn {
 
     /// The names of the URBs that owe an answer.
     pub fn ids_in_flight(&self) -> impl Iterator<Item = UrbId> {
-        self.flights.keys().map(|&seqnum| UrbId(u64::from(seqnum)))
+        self.flights.iter().map(|(seqnum, _)| UrbId(u64::from(seqnum)))
     }
 
     /// A URB to answer in the place of one in flight that its device lost: as large, with as many packets.
     pub fn stand_in(&self, id: UrbId) -> Option<Urb> {
-        let Flight { submit, packets, .. } = self.flights.get(&u32::try_from(id.0).ok()?)?;
-        let mut urb = Urb::data_in(id, submit.endpoint, submit.length);
-        urb.direction = submit.direction;
-        urb.start_frame = submit.start_frame;
-        urb.iso = vec![IsoPacket::default(); *packets];
+        let flight = self.flights.get(u32::try_from(id.0).ok()?)?;
+        let mut urb = Urb::data_in(id, flight.endpoint, flight.length);
+        urb.direction = flight.direction;
+        urb.start_frame = flight.start_frame;
+        urb.iso = vec![IsoPacket::default(); if flight.is_iso { flight.number_of_packets as usize } else { 0 }];
         Some(urb)
     }
 
@@ -418,7 +430,7 @@ impl ServerConn {
     }
 
     /// The runs of memory to send next, in order; empty when there is nothing.
-    pub fn poll_transmit(&self) -> Vec<IoSlice<'_>> {
+    pub fn poll_transmit(&self) -> Runs<'_> {
         self.outgoing.runs()
     }
 
