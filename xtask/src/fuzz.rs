@@ -9,6 +9,10 @@ use std::process::Command;
 
 /// How long a target goes on, in seconds.
 const SECONDS_VARIABLE: &str = "FARBUS_FUZZ_SECONDS";
+/// What a run begins from; the same inputs for the same seed.
+const SEED_VARIABLE: &str = "FARBUS_FUZZ_SEED";
+/// The seed of the gate: it says whether a change broke something, not whether today's dice found something old.
+const GATE_SEED: &str = "273";
 /// What the names of targets begin with.
 const PREFIX: &str = "fuzz_";
 
@@ -26,18 +30,25 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let fuzzing = Fuzzing { optimized: arguments.optimized, only: &arguments.only };
+    let fuzzing = Fuzzing { optimized: arguments.optimized, only: &arguments.only, seed: None };
     fuzzing.run(arguments.seconds)
 }
 
-/// All targets, for so long each.
-pub fn run_for(seconds: u32) -> Result<(), String> {
-    Fuzzing { optimized: false, only: PREFIX }.run(seconds)
+/// All targets, for so long each, with inputs that nobody tried before.
+pub fn explore(seconds: u32) -> Result<(), String> {
+    Fuzzing { optimized: false, only: PREFIX, seed: None }.run(seconds)
+}
+
+/// All targets, for so long each, always with the same inputs (or those of the seed that the environment names).
+pub fn gate(seconds: u32) -> Result<(), String> {
+    let seed = std::env::var(SEED_VARIABLE).unwrap_or_else(|_| GATE_SEED.to_owned());
+    Fuzzing { optimized: false, only: PREFIX, seed: Some(seed) }.run(seconds)
 }
 
 struct Fuzzing<'a> {
     optimized: bool,
     only: &'a str,
+    seed: Option<String>,
 }
 
 impl Fuzzing<'_> {
@@ -50,6 +61,7 @@ impl Fuzzing<'_> {
         println!("{} targets, {seconds} s each: {}", targets.len(), targets.join(", "));
         let mut command = self.command(&["--exact", "--test-threads=1", "--nocapture"]);
         command.args(&targets).env(SECONDS_VARIABLE, seconds.to_string());
+        command.envs(self.seed.iter().map(|seed| (SEED_VARIABLE, seed)));
         cargo::run(command)
     }
 
@@ -59,6 +71,8 @@ impl Fuzzing<'_> {
             command.args(["--release", "--target-dir", "target/fuzz"]);
             command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
             command.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
+            // Its own build, and a quick one.
+            command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
         }
         command.arg("--").args(harness_arguments);
         command

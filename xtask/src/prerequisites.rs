@@ -28,6 +28,9 @@ const PACKAGES: &[Package] = &[
     Package { name: "fio", steps: &["machine"] },
     Package { name: "nbdkit", steps: &["machine"] },
     Package { name: "strace", steps: &["machine"] },
+    // Networks that go silent.
+    Package { name: "iproute2", steps: &["machine"] },
+    Package { name: "procps", steps: &["machine"] },
     // Real kernels in virtual machines, what their guests run, and what reads their traffic.
     Package { name: "qemu-system-x86", steps: &["rig"] },
     Package { name: "linux-image-amd64", steps: &["rig"] },

@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 }
 
 fn one_round(arguments: &Arguments) -> Result<(), String> {
-    fuzz::run_for(arguments.fuzz_seconds)?;
+    fuzz::explore(arguments.fuzz_seconds)?;
     test::run_machine_tests()?;
     if arguments.skip_rig { Ok(()) } else { rig::run_cases(RIG_TIMES) }
 }

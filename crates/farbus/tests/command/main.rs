@@ -9,5 +9,6 @@ mod disk;
 mod harness;
 mod hostile;
 mod lines;
+mod network;
 mod owner;
 mod sessions;

@@ -9,13 +9,13 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
 
-/// How long a peer may leave sent bytes unacknowledged before the link counts as lost (RFC 5482).
-/// Long enough for a Wi-Fi roam, short enough that a dead peer's device is free within seconds.
-const UNACKNOWLEDGED_MS_MAX: u32 = 15_000;
+/// How long a peer may leave sent bytes unacknowledged before the link counts as lost (RFC 5482): longer than a
+/// retransmission after 2 s of silence, short enough that a dead peer's device is free within 5 s (U11).
+const UNACKNOWLEDGED_MS_MAX: u32 = 4_000;
 /// An idle link is probed after this long, this often, and lost after so many silent probes.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(2);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
-const KEEPALIVE_PROBES: u32 = 5;
+const KEEPALIVE_PROBES: u32 = 2;
 
 /// A connected byte channel.
 #[derive(Debug)]

@@ -1,0 +1,144 @@
+//! A network that goes silent: no reset, no farewell, just no answer. Two hosts in network namespaces of their own.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+
+use super::harness::{House, PATIENCE, Running, Share, has, has_fuse, is_mounted, wait_until};
+
+const MIB: u64 = 1 << 20;
+/// How long a silent peer is waited for (U11), and what a busy machine may add.
+const SILENCE_MAX: Duration = Duration::from_secs(5 + 5);
+
+/// Two hosts and the router between them, each a network namespace. Dropping it removes all.
+struct Network {
+    near: String,
+    router: String,
+    far: String,
+}
+
+/// The address of the far end.
+const FAR: &str = "10.111.3.2";
+
+impl Network {
+    /// `None` where this machine does not let us.
+    fn lay(name: &str) -> Option<Self> {
+        let named = |part: &str| format!("farbus-{}-{name}-{part}", std::process::id());
+        let network = Self { near: named("near"), router: named("router"), far: named("far") };
+        let (near, router, far) = (&network.near, &network.router, &network.far);
+        let mut steps = vec![
+            format!("netns add {near}"),
+            format!("netns add {router}"),
+            format!("netns add {far}"),
+            format!("-n {far} link set lo up"),
+        ];
+        for (host, port, net) in [(near, "near", "10.111.2"), (far, "far", "10.111.3")] {
+            steps.extend([
+                format!("-n {host} link add cable type veth peer name {port} netns {router}"),
+                format!("-n {host} addr add {net}.2/24 dev cable"),
+                format!("-n {router} addr add {net}.1/24 dev {port}"),
+                format!("-n {router} link set {port} up"),
+                format!("-n {host} link set cable up"),
+                format!("-n {host} route add default via {net}.1"),
+            ]);
+        }
+        steps.iter().all(|step| ip(step)).then(|| network.forward(true))?;
+        Some(network)
+    }
+
+    /// The router forwards, or swallows what comes without a word.
+    fn forward(&self, forwards: bool) {
+        let value = u8::from(forwards);
+        assert!(ip(&format!("netns exec {} sysctl -qw net.ipv4.ip_forward={value}", self.router)));
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for namespace in [&self.near, &self.router, &self.far] {
+            ip(&format!("netns del {namespace}"));
+        }
+    }
+}
+
+fn ip(arguments: &str) -> bool {
+    Command::new("ip").args(arguments.split(' ')).output().is_ok_and(|output| output.status.success())
+}
+
+/// `farbus` inside a namespace of the network alone: mounts are seen by all.
+fn command_in(house: &House, namespace: &str, arguments: &[&str]) -> Command {
+    let program = env!("CARGO_BIN_EXE_farbus");
+    let namespace = format!("--net=/run/netns/{namespace}");
+    let arguments = [&[namespace.as_str(), program], arguments].concat();
+    house.command_of(Path::new("nsenter"), &arguments)
+}
+
+fn share_over(house: &House, network: &Network) -> Share {
+    let image = house.image("image", 64 * MIB);
+    let disk = format!("disk:{}", image.display());
+    Share::follow(Running::start(command_in(house, &network.far, &["share", &disk, "--listen", &format!("{FAR}:0")])))
+}
+
+fn attach_over(house: &House, network: &Network, share: &Share, at: &Path) -> (Running, PathBuf) {
+    let target = share.target("disk");
+    let arguments = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap()];
+    let process = Running::start(command_in(house, &network.near, &arguments));
+    process.wait_for_line("attached as ");
+    (process, at.join("disk.img"))
+}
+
+/// What the exporter says of its device.
+fn state(house: &House) -> String {
+    let status = house.json(&["status", "--json"]);
+    let share = status.as_array().unwrap().iter().find(|process| process["role"] == "share");
+    share.expect("the share runs")["devices"][0]["state"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_network_that_goes_silent_ends_both_sides_within_seconds_whether_bytes_pass_or_not() {
+    let network = Network::lay("silent");
+    if !has("network namespaces", network.is_some()) || !has_fuse() {
+        return;
+    }
+    let network = network.expect("looked at just now");
+    let house = House::new();
+    let share = share_over(&house, &network);
+    let at = house.path("at");
+    for is_busy in [true, false] {
+        network.forward(true);
+        let (mut attach, path) = attach_over(&house, &network, &share, &at);
+        let turns = Arc::<AtomicU64>::default();
+        let reader = is_busy.then(|| {
+            let turns = Arc::clone(&turns);
+            thread::spawn(move || read_for_ever(&path, &turns))
+        });
+        wait_until(PATIENCE, "bytes pass", || !is_busy || turns.load(Ordering::Relaxed) > 3);
+        assert_ne!(state(&house), "available");
+
+        network.forward(false);
+        let silent = Instant::now();
+        wait_until(SILENCE_MAX, "the exporter offers the device again", || state(&house) == "available");
+        let freed = silent.elapsed();
+        assert_eq!(attach.wait_for_end(SILENCE_MAX), Some(5), "{}", attach.log());
+        println!("busy {is_busy}: free after {freed:?}, the attachment's end after {:?}", silent.elapsed());
+        assert!(attach.log().contains("the link was lost"), "{}", attach.log());
+        assert!(!is_mounted(&at) && !at.exists());
+        if let Some(reader) = reader {
+            reader.join().unwrap();
+        }
+    }
+}
+
+/// Reads past the kernel's cache until it is told that the disk is gone.
+fn read_for_ever(path: &Path, turns: &AtomicU64) {
+    let file = File::options().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).unwrap();
+    let mut block = vec![0; MIB as usize];
+    while file.read_exact_at(&mut block, turns.fetch_add(1, Ordering::Relaxed) % 64 * MIB).is_ok() {}
+}
