@@ -14,6 +14,7 @@
 //! lines, and what the command can do a program can do.
 
 pub mod attach;
+pub mod broker;
 pub mod cli;
 pub mod client;
 pub mod control;

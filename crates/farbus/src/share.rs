@@ -149,6 +149,15 @@ impl Share {
     pub fn listen(&self, address: SocketAddr) -> io::Result<SocketAddr> {
         let listener = Listener::bind(address)?;
         let address = listener.address()?;
+        self.serve(listener)?;
+        Ok(address)
+    }
+
+    /// Serves USB/IP on a socket that listens already.
+    ///
+    /// # Errors
+    /// If the system has no more threads or descriptors.
+    pub fn serve(&self, listener: Listener) -> io::Result<()> {
         let for_shutdown = listener.try_clone()?;
         let shared = Arc::clone(&self.shared);
         thread::Builder::new()
@@ -156,7 +165,7 @@ impl Share {
             .stack_size(STACK_BYTES)
             .spawn(move || shared.accept_all(&listener))?;
         self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
-        Ok(address)
+        Ok(())
     }
 
     /// Writes each session's last taps to `file` when it ends, a line of JSON each: the same key

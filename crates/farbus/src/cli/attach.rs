@@ -140,7 +140,8 @@ fn end_on(mut signals: Signals, ender: Ender, cutter: Option<Cutter>) {
 
 fn open_door(target: &Target, at: &str, ender: Ender, meters: Option<Arc<Meters>>) -> Result<Door, Failure> {
     let (target, at, since) = (target.clone(), at.to_owned(), Instant::now());
-    Door::open(move |question| match question {
+    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    let answer = move |question| match question {
         Question::Status => {
             let device = AttachmentStatus {
                 name: target.device.clone(),
@@ -167,8 +168,9 @@ fn open_door(target: &Target, at: &str, ender: Ender, meters: Option<Arc<Meters>
             Answer::Ok(serde_json::Value::Null)
         }
         Question::Type { .. } | Question::Eject { .. } | Question::Insert { .. } => Answer::Unknown,
-    })
-    .map_err(Failure::local)
+    };
+    door.open(knocks, answer).map_err(Failure::local)?;
+    Ok(door)
 }
 
 pub fn detach(args: DetachArgs) -> Result<(), Failure> {

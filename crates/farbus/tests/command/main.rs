@@ -11,4 +11,5 @@ mod hostile;
 mod lines;
 mod network;
 mod owner;
+mod rights;
 mod sessions;

@@ -1,5 +1,7 @@
 //! The kernel's own doors, and the only place where its error numbers are spoken.
 
+pub mod confine;
 pub mod errno;
+pub mod passing;
 pub mod vhci;
 pub mod writeback;
