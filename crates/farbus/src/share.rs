@@ -282,8 +282,8 @@ impl Shared {
         session.link.shut_down();
         report_end(&end, session.link.peer(), bus_id.as_deref());
         match (bus_id, device) {
-            (Some(bus_id), Some(device)) => self.registry().release(&bus_id, device),
-            (Some(bus_id), None) => self.registry().withdraw(&bus_id),
+            (Some(bus_id), Some(device)) if !device.is_gone() => self.registry().release(&bus_id, device),
+            (Some(bus_id), _) => self.registry().withdraw(&bus_id),
             (None, _) => {}
         }
         self.end_session(number);
@@ -370,6 +370,10 @@ impl Shared {
             }
             sessions = left;
         }
+        drop(sessions);
+        // A real device goes back to this machine's drivers now, whoever else still holds this share.
+        let devices = self.registry().close();
+        drop(devices);
         true
     }
 }
@@ -408,6 +412,7 @@ fn report_end(end: &End, peer: &str, device: Option<&str>) {
     let device = device.unwrap_or("none");
     match end {
         End::Finished | End::Closed => info!(device, peer, "the peer ended the connection"),
+        End::Gone => warn!(device, peer, "the device was unplugged"),
         End::Lost(error) => warn!(device, peer, %error, "the link was lost; the device is offered again"),
         End::Bug => error!(device, peer, "a bug in farbus ended the connection; please report the message above"),
         End::Fault(fault) => warn!(device, peer, %fault, "the connection was cut off"),

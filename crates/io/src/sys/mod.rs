@@ -3,5 +3,6 @@
 pub mod confine;
 pub mod errno;
 pub mod passing;
+pub mod usbfs;
 pub mod vhci;
 pub mod writeback;
