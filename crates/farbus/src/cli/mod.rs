@@ -7,11 +7,12 @@ mod list;
 mod output;
 mod owner;
 mod plan;
+mod release;
 mod share;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-pub use output::{Failure, exit_code};
+pub use output::{Failure, report};
 
 /// Any machine's devices on any other machine, as if they were plugged in there.
 #[derive(Debug, Parser)]
@@ -39,6 +40,7 @@ enum Verb {
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
     Status(owner::StatusArgs),
+    Release(release::Args),
     Type(owner::TypeArgs),
     Eject(owner::DeviceArgs),
     Insert(owner::DeviceArgs),
@@ -50,6 +52,16 @@ enum Verb {
 }
 
 impl Cli {
+    /// Whether a failure, too, is to be told as JSON.
+    pub fn is_for_programs(&self) -> bool {
+        match &self.verb {
+            Verb::List(args) => args.json,
+            Verb::Attach(args) => args.json,
+            Verb::Status(args) => args.json,
+            _ => false,
+        }
+    }
+
     /// How much is logged unless somebody says otherwise: the demo tells its own story.
     pub fn log_level(&self) -> &'static str {
         if matches!(self.verb, Verb::Demo(_)) { "warn" } else { "info" }
@@ -67,6 +79,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Attach(args) => attach::attach(args),
         Verb::Detach(args) => attach::detach(args),
         Verb::Status(args) => owner::status(&args),
+        Verb::Release(args) => release::run(args),
         Verb::Type(args) => owner::type_text(args),
         Verb::Eject(args) => owner::eject(args),
         Verb::Insert(args) => owner::insert(args),

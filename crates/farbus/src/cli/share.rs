@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::storage::{Options, Storage};
@@ -18,7 +19,7 @@ use signal_hook::iterator::Signals;
 use super::Failure;
 use super::output::say;
 use super::owner::ProcessStatus;
-use crate::client::name_of;
+use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
 
@@ -190,14 +191,28 @@ fn answer(share: &Share, address: SocketAddr, question: Question) -> Answer {
             return ProcessStatus { pid: std::process::id(), role: "share", address: address.to_string(), devices }
                 .answer();
         }
-        Question::Detach { .. } => return Answer::Unknown,
+        Question::Version | Question::Detach { .. } | Question::Reload => return Answer::Unknown,
+        Question::Release { device, reason, keep_out_s } => {
+            let taken = share.take_back(&device, reason.as_deref(), Duration::from_secs(keep_out_s));
+            return answer_to(taken.map(|user| serde_json::json!({ "user": user })));
+        }
+        Question::Explain { user, reason } => {
+            return if share.explain(&user, &reason) { Answer::Ok(serde_json::Value::Null) } else { Answer::Unknown };
+        }
         Question::Type { device, text } => (device, Command::Type(text)),
         Question::Eject { device } => (device, Command::Eject),
         Question::Insert { device } => (device, Command::Insert),
     };
-    match share.command(&device, command) {
-        Ok(()) => Answer::Ok(serde_json::Value::Null),
+    answer_to(share.command(&device, command).map(|()| serde_json::Value::Null))
+}
+
+fn answer_to(result: Result<serde_json::Value, ShareError>) -> Answer {
+    let failed = |attribute, error: ShareError| Answer::Failed(FailureReport { attribute, message: error.to_string() });
+    match result {
+        Ok(value) => Answer::Ok(value),
         Err(ShareError::NoDevice(_)) => Answer::Unknown,
+        Err(error @ ShareError::NotInUse(_)) => failed(Attribute::Gone, error),
+        Err(error @ ShareError::Silent) => failed(Attribute::Device, error),
         Err(error) => Answer::Refused(error.to_string()),
     }
 }
