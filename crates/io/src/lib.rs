@@ -15,5 +15,6 @@
 
 pub mod frontend;
 pub mod link;
+pub mod service;
 pub mod store;
 pub mod sys;

@@ -17,6 +17,7 @@ pub mod claims;
 pub mod exporter;
 pub mod importer;
 pub mod registry;
+pub mod rules;
 
 pub use claims::{Claims, Ending, Holder};
 pub use exporter::{Counters, Exporter, Fault, Offers, OnReset};

@@ -19,7 +19,7 @@ use crate::meters::Meters;
 use farbus_io::frontend::fuse::Cutter;
 use farbus_io::sys::vhci::Vhci;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
-use farbus_session::OpStatus;
+use farbus_session::{OpStatus, Reject};
 
 /// Use a device of another machine here, until detached or interrupted.
 #[derive(Debug, clap::Args)]
@@ -53,13 +53,24 @@ pub struct AttachArgs {
 
 /// How a device appears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Via {
+pub enum Via {
     /// Through vhci-hcd.
     Kernel,
     /// As a file.
     Fuse,
     /// Whichever there is.
     Auto,
+}
+
+impl Via {
+    /// Whether it is the kernel, here and now.
+    pub fn is_kernel(self) -> bool {
+        match self {
+            Via::Kernel => true,
+            Via::Fuse => false,
+            Via::Auto => Vhci::open().is_ok() && rustix::process::geteuid().is_root(),
+        }
+    }
 }
 
 /// Let go of an attached device.
@@ -75,11 +86,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     report_protection(&protect_writeback_path());
     // Signals are caught before anything has to be taken back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let via_kernel = match args.via {
-        Via::Kernel => true,
-        Via::Fuse => false,
-        Via::Auto => Vhci::open().is_ok() && rustix::process::geteuid().is_root(),
-    };
+    let via_kernel = args.via.is_kernel();
     if via_kernel && args.at.is_some() {
         return Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself"));
     }
@@ -99,15 +106,12 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
             Ok(())
         }
         Some(Ended::Lost(why)) => Err(loss(target, &why)),
-        Some(Ended::Broken(reject)) => {
-            let message = format!("{target}: cut off, its exporter broke the protocol: {reject}");
-            Err(Failure::new(Attribute::Device, message))
-        }
+        Some(Ended::Broken(reject)) => Err(cut_off(target, &reject)),
     }
 }
 
 /// A link that ended, and what its exporter says of it now.
-fn loss(target: &Target, why: &str) -> Failure {
+pub fn loss(target: &Target, why: &str) -> Failure {
     let attribute = why_lost(target);
     let what = match attribute {
         Attribute::Gone => "the device has left its exporter",
@@ -115,6 +119,11 @@ fn loss(target: &Target, why: &str) -> Failure {
         _ => "the link was lost",
     };
     Failure::new(attribute, format!("{target}: {what}: {why}\n  the device was unplugged here"))
+}
+
+/// An exporter that broke the protocol.
+pub fn cut_off(target: &Target, reject: &Reject) -> Failure {
+    Failure::new(Attribute::Device, format!("{target}: cut off, its exporter broke the protocol: {reject}"))
 }
 
 /// Signals, and how long a device that is in use is waited for.
@@ -191,7 +200,7 @@ fn attach_to_kernel(args: &AttachArgs, patience: &mut Patience) -> Result<Option
     let target = &args.target;
     let Some(attachment) = patience.have(|| KernelAttachment::new(target))? else { return Ok(None) };
     let at = format!("vhci port {}", attachment.port().0);
-    explain(args, attachment.local_address());
+    explain(args.reason.as_ref(), attachment.local_address());
     let _door = open_door(args, &at, attachment.ender(), Some(attachment.meters()))?;
     end_on(patience.take_signals(), attachment.ender(), None);
     say(format!("{target} attached at {at}   (Ctrl-C or 'farbus detach' ends)"));
@@ -200,10 +209,10 @@ fn attach_to_kernel(args: &AttachArgs, patience: &mut Patience) -> Result<Option
 
 fn attach_as_file(args: &AttachArgs, patience: &mut Patience) -> Result<Option<Ended>, Failure> {
     let target = &args.target;
-    let at = args.at.clone().unwrap_or_else(|| folder().join(target.device.replace('/', "_")));
+    let at = args.at.clone().unwrap_or_else(|| default_place(target));
     let Some(attachment) = patience.have(|| FileAttachment::new(target, &at))? else { return Ok(None) };
     let file = attachment.file();
-    explain(args, attachment.local_address());
+    explain(args.reason.as_ref(), attachment.local_address());
     let _door = open_door(args, &file.display().to_string(), attachment.ender(), None)?;
     end_on(patience.take_signals(), attachment.ender(), Some(attachment.cutter()));
     let size = format_bytes(attachment.size_bytes());
@@ -215,9 +224,14 @@ fn attach_as_file(args: &AttachArgs, patience: &mut Patience) -> Result<Option<E
     Ok(Some(attachment.run()))
 }
 
+/// Where a disk's file appears unless somebody says otherwise.
+pub fn default_place(target: &Target) -> PathBuf {
+    folder().join(target.device.replace('/', "_"))
+}
+
 /// Tells an exporter on this machine what its device is needed for: plain USB/IP has no word for it.
-fn explain(args: &AttachArgs, user: Option<SocketAddr>) {
-    if let (Some(reason), Some(user)) = (&args.reason, user) {
+pub fn explain(reason: Option<&String>, user: Option<SocketAddr>) {
+    if let (Some(reason), Some(user)) = (reason, user) {
         let question = Question::Explain { user: user.to_string(), reason: reason.clone() };
         if let Err(error) = ask_all(&question) {
             tracing::info!(%error, "nobody here was told the reason");
@@ -226,7 +240,7 @@ fn explain(args: &AttachArgs, user: Option<SocketAddr>) {
 }
 
 /// What the system refused is said once: a disk under memory pressure may then wait for itself.
-fn report_protection(protection: &Protection) {
+pub fn report_protection(protection: &Protection) {
     if !protection.is_complete() {
         tracing::info!("{protection}");
     }

@@ -1,6 +1,7 @@
 //! The `farbus` command, verb by verb.
 
 mod attach;
+mod daemon;
 mod demo;
 mod docs;
 mod list;
@@ -39,6 +40,7 @@ enum Verb {
     List(list::Args),
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
+    Daemon(daemon::Args),
     Status(owner::StatusArgs),
     Release(release::Args),
     Type(owner::TypeArgs),
@@ -78,6 +80,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::List(args) => list::run(&args),
         Verb::Attach(args) => attach::attach(args),
         Verb::Detach(args) => attach::detach(args),
+        Verb::Daemon(args) => daemon::run(args),
         Verb::Status(args) => owner::status(&args),
         Verb::Release(args) => release::run(args),
         Verb::Type(args) => owner::type_text(args),

@@ -47,7 +47,7 @@ pub struct Args {
 
 /// A device to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum What {
+pub enum What {
     Disk { path: PathBuf, read_only: bool, sector_bytes: u32 },
     Zero { speed: Speed, fill: Fill, verify: bool },
     Keyboard,
@@ -112,7 +112,7 @@ fn zero_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
 pub fn run(args: Args) -> Result<(), Failure> {
     let share = Arc::new(Share::default());
     for what in &args.what {
-        let record = offer(&share, what)?;
+        let record = offer(&share, what.kind(), what)?;
         println!(
             "{:<10} {}  {:04x}:{:04x}  {} speed",
             name_of(&record),
@@ -147,25 +147,37 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-fn offer(share: &Share, what: &What) -> Result<DeviceRecord, Failure> {
+impl What {
+    /// What its name begins with if nobody names it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            What::Disk { .. } => "disk",
+            What::Zero { .. } => "zero",
+            What::Keyboard => "keyboard",
+        }
+    }
+}
+
+/// Offers a device under a name that begins with `name`.
+pub fn offer(share: &Share, name: &str, what: &What) -> Result<DeviceRecord, Failure> {
     match *what {
-        What::Zero { speed, fill, verify } => share.add("zero", SourceSink::device(speed, fill, verify)),
-        What::Keyboard => share.add("keyboard", Keyboard::device()),
+        What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
+        What::Keyboard => share.add(name, Keyboard::device()),
         What::Disk { ref path, read_only, sector_bytes } => {
             let store = FileStore::open(path, read_only).map_err(Failure::local)?;
-            let name = store.path().display().to_string();
-            let product = path.file_name().map_or_else(|| name.clone(), |name| name.to_string_lossy().into_owned());
-            let serial = Options::serial_of(&name);
+            let whole = store.path().display().to_string();
+            let product = path.file_name().map_or_else(|| whole.clone(), |name| name.to_string_lossy().into_owned());
+            let serial = Options::serial_of(&whole);
             let read_only = read_only || store.is_read_only();
             let options = Options { read_only, sector_bytes, serial, product, ..Options::default() };
             let disk = Storage::device(Box::new(store), options);
-            share.add("disk", disk.map_err(|error| Failure::local(format!("{}: {error}", path.display())))?)
+            share.add(name, disk.map_err(|error| Failure::local(format!("{}: {error}", path.display())))?)
         }
     }
     .map_err(Failure::local)
 }
 
-fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
+pub fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
     let with_port = crate::client::address_of(text);
     with_port.parse().map_err(|_| {
         Failure::local(format!(
@@ -174,7 +186,7 @@ fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
     })
 }
 
-fn listen_failure(address: SocketAddr, error: &std::io::Error) -> Failure {
+pub fn listen_failure(address: SocketAddr, error: &std::io::Error) -> Failure {
     let hint = match error.kind() {
         std::io::ErrorKind::AddrInUse => {
             "\n  another share or usbipd is there: see 'farbus status', or choose --listen ADDR:PORT"
@@ -184,7 +196,8 @@ fn listen_failure(address: SocketAddr, error: &std::io::Error) -> Failure {
     Failure::local(format!("cannot listen at {address}: {error}{hint}"))
 }
 
-fn answer(share: &Share, address: SocketAddr, question: Question) -> Answer {
+/// Answers what is asked of shared devices.
+pub fn answer(share: &Share, address: SocketAddr, question: Question) -> Answer {
     let (device, command) = match question {
         Question::Status => {
             let devices = share.status();
