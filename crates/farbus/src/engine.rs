@@ -1,7 +1,7 @@
 //! One thread, one link, one device: no hand-off, no lock.
 //!
-//! The engine waits on what it owns. A device without commands of its owner's leaves it the link
-//! alone, and then it simply blocks there: two system calls a request, receive and send.
+//! The engine waits on what it owns. A device that is made of code and has no commands of its owner's leaves it
+//! the link alone, and then it simply blocks there: two system calls a request, receive and send.
 
 use std::io;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use std::os::fd::AsFd;
 
-use farbus_io::link::{Clock, Interest, Link, Wake, wait, wait_exactly};
+use farbus_io::link::{Clock, Interest, Link, Wake, Watched, wait, wait_exactly};
 use farbus_model::{Command, CommandError, Device, Instant};
 use farbus_session::{Exporter, Fault, Offers};
 
@@ -56,6 +56,8 @@ pub enum End {
     Closed,
     /// The link failed.
     Lost(io::Error),
+    /// The device was unplugged.
+    Gone,
     /// The peer broke a rule.
     Fault(Fault),
     /// An assertion of ours failed.
@@ -102,6 +104,10 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
             self.link.finish_sending();
             return Ok(Some(End::Finished));
         }
+        if self.exporter.device().is_some_and(Device::is_gone) {
+            // Its last answers went out if the socket took them; nothing is waited for.
+            return Ok(Some(End::Gone));
+        }
         self.wait(is_blocked)
     }
 
@@ -120,22 +126,38 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
 
     fn wait(&mut self, is_blocked: bool) -> io::Result<Option<End>> {
         let timeout = self.exporter.poll_timeout();
-        let has_verbs = self.exporter.device().is_some_and(|device| !device.verbs().is_empty());
-        if timeout.is_none() && !has_verbs && !is_blocked {
+        let device = self.exporter.device();
+        let has_verbs = device.is_some_and(|device| !device.verbs().is_empty());
+        let readiness = device.and_then(Device::readiness);
+        if timeout.is_none() && !has_verbs && readiness.is_none() && !is_blocked {
             self.calls.receive += 1;
             let count = self.link.receive(self.exporter.receive_space())?;
             return Ok(self.received(count));
         }
         self.calls.wait += 1;
         let span = timeout.map(|at| span_until(at, self.clock.now()));
-        let mut interests =
-            [Interest::new(self.link.as_fd(), is_blocked), Interest::new(self.mailbox.wake.as_fd(), false)];
-        wait(&mut interests, span)?;
-        let [on_link, on_mailbox] = interests.map(|interest| interest.readable);
+        let on_link = Interest::new(self.link.as_fd(), is_blocked);
+        let on_mailbox = Interest::new(self.mailbox.wake.as_fd(), false);
+        let [on_link, on_mailbox, on_device] = match readiness.and_then(Watched::interest) {
+            Some(on_device) => {
+                let mut interests = [on_link, on_mailbox, on_device];
+                wait(&mut interests, span)?;
+                interests.map(|interest| interest.readable || interest.writable)
+            }
+            None => {
+                let mut interests = [on_link, on_mailbox];
+                wait(&mut interests, span)?;
+                let [on_link, on_mailbox] = interests.map(|interest| interest.readable);
+                [on_link, on_mailbox, false]
+            }
+        };
         if on_mailbox {
             self.carry_out_orders();
         }
         let now = self.clock.now();
+        if on_device {
+            self.exporter.handle_ready(now);
+        }
         if timeout.is_some_and(|at| at <= now) {
             self.exporter.handle_timeout(now);
         }

@@ -23,6 +23,7 @@ pub mod meters;
 pub mod port;
 mod session_record;
 pub mod share;
+pub mod usb;
 
 /// Devices made of code, and how to make one.
 pub use farbus_gadgets as gadgets;

@@ -4,9 +4,14 @@ use farbus_session::DeviceRecord;
 
 /// What a device's interfaces are for, in words (usb.org's defined class codes).
 pub fn classes(record: &DeviceRecord) -> Vec<String> {
-    let mut words: Vec<String> = record.interfaces.iter().map(|&class| class_name(class)).collect();
+    class_words(record.class, record.interfaces.iter().copied())
+}
+
+/// The same of a device's class and its interfaces'.
+pub fn class_words(device: [u8; 3], interfaces: impl Iterator<Item = [u8; 3]>) -> Vec<String> {
+    let mut words: Vec<String> = interfaces.map(class_name).collect();
     if words.is_empty() {
-        words.push(class_name(record.class));
+        words.push(class_name(device));
     }
     words.dedup();
     words

@@ -391,8 +391,10 @@ impl Shared {
         };
         report_end(&end, ending, session.link.peer(), bus_id.as_deref());
         match (bus_id, device) {
-            (Some(bus_id), Some(device)) => self.registry().release(&bus_id, device, ending, now),
-            (Some(bus_id), None) => self.registry().withdraw(&bus_id),
+            (Some(bus_id), Some(device)) if !device.is_gone() => {
+                self.registry().release(&bus_id, device, ending, now);
+            }
+            (Some(bus_id), _) => self.registry().withdraw(&bus_id),
             (None, _) => {}
         }
         self.end_session(number);
@@ -523,6 +525,10 @@ impl Shared {
             }
             sessions = left;
         }
+        drop(sessions);
+        // A real device goes back to this machine's drivers now, whoever else still holds this share.
+        let devices = self.registry().close();
+        drop(devices);
         true
     }
 }
@@ -586,6 +592,7 @@ fn ending_of(end: &End) -> Ending {
         End::Finished | End::Closed => Ending::Detached,
         End::Lost(_) => Ending::Lost,
         End::Bug => Ending::Bug,
+        End::Gone => Ending::Gone,
         End::Fault(_) => Ending::CutOff,
     }
 }
@@ -595,6 +602,7 @@ fn report_end(end: &End, ending: Ending, peer: &str, device: Option<&str>) {
     match end {
         _ if ending == Ending::TakenBack => info!(device, peer, "taken back by its owner"),
         End::Finished | End::Closed => info!(device, peer, "the peer ended the connection"),
+        End::Gone => warn!(device, peer, "the device was unplugged"),
         End::Lost(error) => warn!(device, peer, %error, "the link was lost; the device is offered again"),
         End::Bug => error!(device, peer, "a bug in farbus ended the connection; please report the message above"),
         End::Fault(fault) => warn!(device, peer, %fault, "the connection was cut off"),

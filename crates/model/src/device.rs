@@ -1,7 +1,9 @@
 //! The one contract that every device keeps, whatever it is made of.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 
 use crate::descriptor::{Descriptors, Selection};
 use crate::payload::BufferPool;
@@ -53,6 +55,23 @@ pub trait Device: Send {
         let _ = (now, done);
     }
 
+    /// What its engine waits on besides the link, if the device lives outside: [`Device::handle_ready`] is
+    /// called when it is ready. A device made of code has none.
+    fn readiness(&self) -> Option<&Readiness> {
+        None
+    }
+
+    /// Something happened to what [`Device::readiness`] stands for.
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+        let _ = (now, done);
+    }
+
+    /// Whether the device itself is gone, unplugged: every request it held was answered with
+    /// [`Status::Gone`](crate::Status::Gone), and it is of no use to anybody any more.
+    fn is_gone(&self) -> bool {
+        false
+    }
+
     /// The commands that [`Device::command`] knows, by the word its owner types. A device without any
     /// needs no door beside its link, and its engine blocks on the link alone.
     fn verbs(&self) -> &'static [&'static str] {
@@ -102,12 +121,47 @@ impl<T: Device + ?Sized> Device for Box<T> {
         (**self).handle_timeout(now, done);
     }
 
+    fn readiness(&self) -> Option<&Readiness> {
+        (**self).readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+        (**self).handle_ready(now, done);
+    }
+
+    fn is_gone(&self) -> bool {
+        (**self).is_gone()
+    }
+
     fn verbs(&self) -> &'static [&'static str] {
         (**self).verbs()
     }
 
     fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
         (**self).command(now, command, done)
+    }
+}
+
+/// What an engine waits on for a device that lives outside. Opaque here, because this room knows no
+/// descriptors: only the shell that made it can look inside, and a simulator puts in something of its own.
+#[derive(Clone)]
+pub struct Readiness(Arc<dyn Any + Send + Sync>);
+
+impl Readiness {
+    /// Wraps what the shell will look for.
+    pub fn new(inside: impl Any + Send + Sync) -> Self {
+        Self(Arc::new(inside))
+    }
+
+    /// What is inside, if it is a `T`.
+    pub fn inside<T: Any>(&self) -> Option<&T> {
+        self.0.downcast_ref()
+    }
+}
+
+impl fmt::Debug for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Readiness")
     }
 }
 

@@ -28,7 +28,7 @@ pub mod usb;
 pub use block::{BlockStore, StoreError};
 pub use definition::Definition;
 pub use descriptor::{Descriptors, Endpoint, Selection};
-pub use device::{Command, CommandError, Completions, Device};
+pub use device::{Command, CommandError, Completions, Device, Readiness};
 pub use limits::Limits;
 pub use payload::{BufferPool, Payload};
 pub use time::Instant;

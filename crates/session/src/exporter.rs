@@ -361,6 +361,11 @@ impl<D: Device> Exporter<D> {
         self.with_device(now, |device, done| device.handle_timeout(now, done));
     }
 
+    /// What the device waits on is ready; call [`Exporter::advance`] afterwards.
+    pub fn handle_ready(&mut self, now: Instant) {
+        self.with_device(now, |device, done| device.handle_ready(now, done));
+    }
+
     /// The owner asks something of the device.
     ///
     /// # Errors

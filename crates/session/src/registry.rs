@@ -210,6 +210,20 @@ impl Registry {
         self.exports.retain(|export| export.record.bus_id != bus_id);
     }
 
+    /// Takes an idle device off the list, because it is gone; one that somebody holds is withdrawn by its holder's
+    /// session, which notices by itself. Says whether it was there and idle.
+    pub fn remove_idle(&mut self, bus_id: &str) -> bool {
+        let before = self.exports.len();
+        self.exports.retain(|export| export.record.bus_id != bus_id || export.device.is_none());
+        self.exports.len() < before
+    }
+
+    /// Takes everything that nobody holds off the list, to be given back where it came from.
+    pub fn close(&mut self) -> Vec<Box<dyn Device>> {
+        let idle = self.exports.extract_if(.., |export| export.device.is_some());
+        idle.filter_map(|export| export.device).collect()
+    }
+
     /// The bus id of the device that is called `name` (or has that bus id).
     pub fn find(&self, name: &str) -> Option<&str> {
         let export = self.exports.iter().find(|export| export.name == name || export.record.bus_id == name)?;

@@ -4,6 +4,7 @@ mod attach;
 mod daemon;
 mod demo;
 mod docs;
+mod inventory;
 mod list;
 mod output;
 mod owner;
@@ -24,6 +25,7 @@ pub use output::{Failure, report};
     propagate_version = true,
     after_help = "Examples:\n  \
         farbus share disk:backup.img zero       offer a disk image and a test device on this machine\n  \
+        farbus share usb:1-1.4                  offer what is plugged in there (see 'farbus share --list')\n  \
         farbus list lab3                        what does lab3 offer?\n  \
         farbus attach lab3/disk                 use its disk here\n  \
         farbus demo                             see it all work, in ten seconds\n\n\

@@ -11,6 +11,7 @@ use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::storage::{Options, Storage};
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_io::store::FileStore;
+use farbus_io::usb::{Obstacle, OpenError, Selector};
 use farbus_model::{BlockStore, Command, Speed};
 use farbus_session::DeviceRecord;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -22,6 +23,7 @@ use super::owner::ProcessStatus;
 use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
+use crate::usb::{self, UsbError};
 
 /// Offer devices to other machines until interrupted.
 #[derive(Debug, clap::Args)]
@@ -29,14 +31,24 @@ use crate::share::{DEFAULT_PORT, Share, ShareError};
     disk:PATH[,ro][,sector=BYTES]         a USB disk over a file or block device\n  \
     zero[,speed=SPEED][,fill=FILL][,verify]  source and sink; FILL is zeros or mod63 (usbtest pattern=1),\n  \
     \x20                                     SPEED is full, high or super\n  \
-    keyboard                              types what 'farbus type' tells it\n\n\
+    keyboard                              types what 'farbus type' tells it\n  \
+    usb:BUSID, usb:VENDOR:PRODUCT, usb:serial=TEXT\n  \
+    \x20                                     a real USB device of this machine, taken from its drivers meanwhile\n\n\
     Examples:\n  farbus share disk:backup.img\n  farbus share disk:/dev/sdb,ro zero keyboard\n  \
+    farbus share --list                          which USB devices could be shared, and why not\n  \
+    farbus share usb:1-1.4 usb:046d:c52b\n  \
     farbus share zero --listen 0.0.0.0:3240      reachable by everybody: see the warning it prints\n\n\
     Linux uses it with:  usbip attach -r HOST -b 1-1   or:  farbus attach HOST/disk")]
 pub struct Args {
     /// What to offer; several at once.
-    #[arg(required = true)]
+    #[arg(required_unless_present = "list")]
     what: Vec<What>,
+    /// Show this machine's USB devices, which of them could be shared, and what stands against the others.
+    #[arg(long, conflicts_with = "what")]
+    list: bool,
+    /// With --list: for programs.
+    #[arg(long, requires = "list")]
+    json: bool,
     /// Address to listen at; the default is this machine alone.
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1")]
     listen: String,
@@ -51,6 +63,7 @@ pub enum What {
     Disk { path: PathBuf, read_only: bool, sector_bytes: u32 },
     Zero { speed: Speed, fill: Fill, verify: bool },
     Keyboard,
+    Usb(Selector),
 }
 
 impl FromStr for What {
@@ -61,6 +74,9 @@ impl FromStr for What {
         if kind == "disk" {
             return disk_from(rest);
         }
+        if kind == "usb" {
+            return rest.parse().map(What::Usb);
+        }
         let mut words = text.split(',');
         match words.next() {
             Some("zero") => zero_from(words),
@@ -68,7 +84,7 @@ impl FromStr for What {
                 None => Ok(What::Keyboard),
                 Some(word) => Err(format!("keyboard has no option '{word}'")),
             },
-            _ => Err(format!("'{text}' is not a device: try disk:PATH, zero or keyboard")),
+            _ => Err(format!("'{text}' is not a device: try disk:PATH, zero, keyboard or usb:BUSID")),
         }
     }
 }
@@ -110,12 +126,16 @@ fn zero_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
+    if args.list {
+        return super::inventory::run(args.json);
+    }
     let share = Arc::new(Share::default());
-    for what in &args.what {
-        let record = offer(&share, what.kind(), what)?;
+    let offered: Vec<Vec<DeviceRecord>> =
+        args.what.iter().map(|what| offer(&share, what.kind(), what)).collect::<Result<_, _>>()?;
+    for record in offered.iter().flatten() {
         println!(
             "{:<10} {}  {:04x}:{:04x}  {} speed",
-            name_of(&record),
+            name_of(record),
             record.bus_id,
             record.vendor,
             record.product,
@@ -154,13 +174,17 @@ impl What {
             What::Disk { .. } => "disk",
             What::Zero { .. } => "zero",
             What::Keyboard => "keyboard",
+            What::Usb(_) => "usb",
         }
     }
 }
 
-/// Offers a device under a name that begins with `name`.
-pub fn offer(share: &Share, name: &str, what: &What) -> Result<DeviceRecord, Failure> {
-    match *what {
+/// Offers a device under a name that begins with `name`; real devices have names of their own, and may be several.
+pub fn offer(share: &Share, name: &str, what: &What) -> Result<Vec<DeviceRecord>, Failure> {
+    let one = match *what {
+        What::Usb(ref selector) => {
+            return usb::share(share, selector).map_err(|error| Failure::new(attribute_of(&error), error));
+        }
         What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
         What::Keyboard => share.add(name, Keyboard::device()),
         What::Disk { ref path, read_only, sector_bytes } => {
@@ -173,8 +197,20 @@ pub fn offer(share: &Share, name: &str, what: &What) -> Result<DeviceRecord, Fai
             let disk = Storage::device(Box::new(store), options);
             share.add(name, disk.map_err(|error| Failure::local(format!("{}: {error}", path.display())))?)
         }
+    };
+    one.map(|record| vec![record]).map_err(Failure::local)
+}
+
+/// Whose trouble it is that a real device is not shared.
+pub fn attribute_of(error: &UsbError) -> Attribute {
+    match error {
+        UsbError::NoneFound(_) | UsbError::Open { error: OpenError::Gone, .. } => Attribute::Gone,
+        UsbError::Obstacle { obstacle: Obstacle::Unreadable, .. } => Attribute::Device,
+        UsbError::Obstacle { obstacle: Obstacle::NoPermission { .. }, .. }
+        | UsbError::Open { error: OpenError::NotAllowed { .. }, .. } => Attribute::Local,
+        UsbError::Obstacle { .. } | UsbError::Open { error: OpenError::Busy { .. }, .. } => Attribute::Refused,
+        UsbError::Open { .. } | UsbError::Share(_) | UsbError::System(_) => Attribute::Local,
     }
-    .map_err(Failure::local)
 }
 
 pub fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
@@ -242,8 +278,20 @@ mod tests {
         assert_eq!(read("keyboard"), Ok(What::Keyboard));
         let zero = What::Zero { speed: Speed::Super, fill: Fill::Mod63, verify: true };
         assert_eq!(read("zero,speed=super,fill=mod63,verify"), Ok(zero));
-        for wrong in ["", "disk", "disk:", "disk:x,rw", "disk:x,sector=100", "zero,speed=ultra", "keyboard,de", "tape"]
-        {
+        assert_eq!(read("usb:046d:c52b"), Ok(What::Usb(Selector::Ids(0x46d, 0xc52b))));
+        for wrong in [
+            "usb",
+            "usb:",
+            "usb:usb1",
+            "",
+            "disk",
+            "disk:",
+            "disk:x,rw",
+            "disk:x,sector=100",
+            "zero,speed=ultra",
+            "keyboard,de",
+            "tape",
+        ] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
     }

@@ -8,4 +8,4 @@ mod wait;
 pub use clock::Clock;
 pub use listener::{Connection, Listener};
 pub use stream::{Link, LinkError};
-pub use wait::{Interest, Wake, wait, wait_exactly};
+pub use wait::{Interest, Wake, Watched, wait, wait_exactly};

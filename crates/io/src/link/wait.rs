@@ -2,8 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_model::Readiness;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
@@ -28,6 +30,23 @@ impl<'a> Interest<'a> {
     /// Waits for the peer's end alone, leaving what it sent.
     pub fn hangup(fd: BorrowedFd<'a>) -> Self {
         Self { fd, flags: PollFlags::RDHUP, readable: false, writable: false }
+    }
+}
+
+/// A descriptor that becomes writable when its device has finished something, as usbfs's does.
+#[derive(Debug)]
+pub struct Watched(Arc<OwnedFd>);
+
+impl Watched {
+    /// What an engine is told to wait on.
+    pub fn readiness(fd: Arc<OwnedFd>) -> Readiness {
+        Readiness::new(Self(fd))
+    }
+
+    /// The interest in a device that was given by [`Watched::readiness`]; `None` for another shell's.
+    pub fn interest(readiness: &Readiness) -> Option<Interest<'_>> {
+        let fd = readiness.inside::<Self>()?.0.as_fd();
+        Some(Interest { fd, flags: PollFlags::OUT, readable: false, writable: false })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The kernel's error numbers in the model's words, and back.
 
-use farbus_model::StoreError;
+use farbus_model::{Status, StoreError};
 use rustix::io::Errno;
 
 /// What a failed call on a store's file means to its user.
@@ -23,9 +23,53 @@ pub fn of_store(error: StoreError) -> Errno {
     }
 }
 
+/// How a transfer ended, as usbfs says it of one that it took (kernel: Documentation/driver-api/usb/error-codes.rst).
+pub fn of_transfer(errno: Errno) -> Status {
+    match errno {
+        Errno::PIPE => Status::Stall,
+        Errno::REMOTEIO => Status::Short,
+        Errno::OVERFLOW => Status::Overflow,
+        Errno::PROTO => Status::Protocol,
+        Errno::ILSEQ => Status::Crc,
+        Errno::NOSR | Errno::COMM => Status::DataRate,
+        // ETIME: the device did not answer in the bus's own time.
+        Errno::TIME | Errno::TIMEDOUT => Status::TimedOut,
+        // Killed, or unlinked: by us, by whoever set its interface, or because the device went.
+        Errno::NOENT | Errno::CONNRESET => Status::Cancelled,
+        Errno::SHUTDOWN => Status::Shutdown,
+        Errno::NODEV => Status::Gone,
+        Errno::INVAL => Status::Invalid,
+        Errno::NOMEM => Status::NoCredit,
+        Errno::XDEV => Status::IsoMissed,
+        _ => Status::Other,
+    }
+}
+
+/// Why usbfs did not take a transfer, or refused a call: the same numbers, some with another meaning.
+pub fn of_call(errno: Errno) -> Status {
+    match errno {
+        // No such endpoint, interface or configuration; the device has none active.
+        Errno::NOENT | Errno::SRCH | Errno::MSGSIZE => Status::Invalid,
+        // Unconfigured, or suspended.
+        Errno::HOSTUNREACH => Status::Shutdown,
+        // Isochronous packets scheduled in the past or too far ahead.
+        Errno::FBIG => Status::IsoMissed,
+        Errno::ACCESS | Errno::BUSY => Status::Other,
+        other => of_transfer(other),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_means_one_thing_of_a_transfer_and_another_of_a_call() {
+        assert_eq!((of_transfer(Errno::NOENT), of_call(Errno::NOENT)), (Status::Cancelled, Status::Invalid));
+        assert_eq!((of_transfer(Errno::PIPE), of_call(Errno::PIPE)), (Status::Stall, Status::Stall));
+        assert_eq!((of_transfer(Errno::NOMEM), of_call(Errno::NODEV)), (Status::NoCredit, Status::Gone));
+        assert_eq!(of_transfer(Errno::BADF), Status::Other);
+    }
 
     #[test]
     fn every_store_error_survives_a_trip_through_the_kernel() {

@@ -2,5 +2,6 @@
 
 pub mod activation;
 pub mod errno;
+pub mod usbfs;
 pub mod vhci;
 pub mod writeback;

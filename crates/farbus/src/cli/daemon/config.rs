@@ -121,7 +121,7 @@ struct AttachTable {
 }
 
 /// What is wrong, and at which bytes of the text.
-type Wrong = (Option<Range<usize>>, String);
+pub type Wrong = (Option<Range<usize>>, String);
 
 impl Config {
     /// Reads a file.
@@ -142,7 +142,8 @@ impl Config {
         Self::parse(&text).map_err(|(span, message)| fail(span.map(|span| place_of(&text, span.start)), message))
     }
 
-    fn parse(text: &str) -> Result<Self, Wrong> {
+    /// Reads a text.
+    pub fn parse(text: &str) -> Result<Self, Wrong> {
         let file: File = toml::from_str(text).map_err(|error| (error.span(), error.message().to_owned()))?;
         let (listen, allow) = plain_from(file.plain)?;
         let mut names = BTreeSet::new();

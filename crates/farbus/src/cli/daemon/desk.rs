@@ -12,9 +12,10 @@ use tracing::{info, warn};
 
 use super::super::Failure;
 use super::super::owner::ProcessStatus;
-use super::super::share::{self, listen_failure, offer};
+use super::super::share::{self, What, listen_failure, offer};
 use super::attachment::Kept;
 use super::config::{Config, Shared};
+use super::real::Real;
 use crate::allow::Network;
 use crate::client::{FailureReport, Target, name_of};
 use crate::control::{Answer, Question};
@@ -39,6 +40,7 @@ struct Has {
     /// As the configuration says, and as it is (port 0 takes a free one).
     listeners: Vec<(SocketAddr, SocketAddr)>,
     shares: BTreeMap<String, Offered>,
+    real: Real,
     attachments: BTreeMap<String, Kept>,
 }
 
@@ -60,7 +62,14 @@ impl Desk {
     /// Nothing runs yet; [`Desk::apply`] begins.
     pub fn new(path: PathBuf, share: Share, manager: Manager, passed: Vec<Listener>) -> Self {
         let config = Config { listen: vec![], allow: vec![], shares: vec![], rules: vec![], attachments: vec![] };
-        let has = Has { config, passed, listeners: vec![], shares: BTreeMap::new(), attachments: BTreeMap::new() };
+        let has = Has {
+            config,
+            passed,
+            listeners: vec![],
+            shares: BTreeMap::new(),
+            real: Real::default(),
+            attachments: BTreeMap::new(),
+        };
         Self { path, share, manager, has: Mutex::new(has) }
     }
 
@@ -102,6 +111,7 @@ impl Desk {
         let mut changes = Changes::default();
         self.listen(&mut has, &config, &mut changes)?;
         self.offer_all(&mut has, &config.shares, &mut changes);
+        has.real.look(&self.share, &config);
         attach_all(&mut has, &config, &mut changes);
         has.config = config;
         Ok(changes)
@@ -145,7 +155,7 @@ impl Desk {
             }
             changes.removed.push(name);
         }
-        for shared in shares {
+        for shared in shares.iter().filter(|shared| !matches!(shared.what, What::Usb(_))) {
             if !has.shares.contains_key(&shared.name) {
                 let result = self.offer(shared);
                 if let Err(failure) = &result {
@@ -159,12 +169,14 @@ impl Desk {
 
     fn offer(&self, shared: &Shared) -> Result<String, FailureReport> {
         let offered = offer(&self.share, &shared.name, &shared.what).map_err(|failure| failure.report())?;
-        Ok(name_of(&offered).to_owned())
+        Ok(offered.first().map(|record| name_of(record).to_owned()).unwrap_or_default())
     }
 
-    /// What could not be had is tried again.
+    /// What could not be had is tried again, and what was plugged in or pulled out is seen.
     pub fn try_again(&self) {
         let mut has = self.has();
+        let Has { real, config, .. } = &mut *has;
+        real.look(&self.share, config);
         for (name, offered) in has.shares.iter_mut().filter(|(_, offered)| offered.result.is_err()) {
             offered.result = self.offer(&offered.shared);
             if offered.result.is_ok() {
@@ -207,6 +219,7 @@ impl Desk {
                 devices.push(json!({ "name": name, "state": "failed", "failure": failure }));
             }
         }
+        devices.extend(has.real.failures());
         for kept in has.attachments.values() {
             let (status, failure) = kept.status();
             let mut status = json!(status);
@@ -222,7 +235,7 @@ impl Desk {
     /// A line for the service manager.
     pub fn summary(&self) -> String {
         let has = self.has();
-        let shared = has.shares.values().filter(|offered| offered.result.is_ok()).count();
+        let shared = has.shares.values().filter(|offered| offered.result.is_ok()).count() + has.real.count();
         format!("{shared} shared, {} attachments", has.attachments.len())
     }
 

@@ -3,6 +3,7 @@
 mod attachment;
 mod config;
 mod desk;
+mod real;
 
 use std::path::PathBuf;
 use std::sync::Arc;

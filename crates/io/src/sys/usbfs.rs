@@ -1,0 +1,568 @@
+//! usbfs: the kernel's door to real USB devices, `/dev/bus/usb/BBB/DDD`, as calls that lend it memory and get it back.
+//!
+//! A transfer is *lent* to the kernel ([`Usbfs::submit`]) and *reaped* from it later ([`Usbfs::reap`]); between the two the
+//! kernel may be told to give it up ([`Usbfs::discard`]), which makes it reapable at once. It is named by a slot, a small
+//! number that the caller chooses.
+//!
+//! **What the kernel does with lent memory**: it reads OUT data while it takes the transfer, never later, and writes results
+//! only while it is being reaped (`drivers/usb/core/devio.c`: `proc_do_submiturb`, `processcompl`). So OUT data need not be
+//! kept, and IN buffers are owned here until then.
+//!
+//! The layout of the structures is `include/uapi/linux/usbdevice_fs.h`; a test holds the call numbers that follow from it.
+#![allow(unsafe_code, reason = "a device is driven by ioctls on memory that the kernel remembers")]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_model::{Status, TransferType, UrbFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl, opcode};
+
+use super::errno;
+
+/// Most isochronous packets in one transfer (`proc_do_submiturb`, "arbitrary limit").
+pub const ISO_PACKETS_MAX: usize = 128;
+
+const SHORT_NOT_OK: c_uint = 0x01;
+const ISO_ASAP: c_uint = 0x02;
+const ZERO_PACKET: c_uint = 0x40;
+
+/// `struct usbdevfs_urb`, without the packets behind it.
+#[repr(C)]
+struct RawUrb {
+    kind: u8,
+    endpoint: u8,
+    status: c_int,
+    flags: c_uint,
+    buffer: *mut c_void,
+    buffer_length: c_int,
+    actual_length: c_int,
+    start_frame: c_int,
+    /// In C a union with the stream's number.
+    packets: c_int,
+    error_count: c_int,
+    signal: c_uint,
+    context: *mut c_void,
+}
+
+/// `struct usbdevfs_iso_packet_desc`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawPacket {
+    length: c_uint,
+    actual: c_uint,
+    /// Unsigned in C, and a negative error number all the same.
+    status: c_int,
+}
+
+/// A transfer with room for packets. `head` is first: a pointer to one is a pointer to the other.
+#[repr(C)]
+struct RawIsoUrb {
+    head: RawUrb,
+    packets: [RawPacket; ISO_PACKETS_MAX],
+}
+
+/// `struct usbdevfs_setinterface`.
+#[repr(C)]
+struct RawSetInterface {
+    interface: c_uint,
+    alternate: c_uint,
+}
+
+/// `struct usbdevfs_disconnect_claim`.
+#[repr(C)]
+struct RawDisconnectClaim {
+    interface: c_uint,
+    flags: c_uint,
+    driver: [c_char; 256],
+}
+
+/// `struct usbdevfs_ioctl`.
+#[repr(C)]
+struct RawIoctl {
+    interface: c_int,
+    code: c_int,
+    data: *mut c_void,
+}
+
+// The header's macros, direction for direction: what it calls a read is one that the kernel reads.
+const SET_INTERFACE: Opcode = opcode::read::<RawSetInterface>(b'U', 4);
+const SET_CONFIGURATION: Opcode = opcode::read::<c_uint>(b'U', 5);
+const SUBMIT_URB: Opcode = opcode::read::<RawUrb>(b'U', 10);
+const DISCARD_URB: Opcode = opcode::none(b'U', 11);
+const REAP_URB_NO_DELAY: Opcode = opcode::write::<*mut c_void>(b'U', 13);
+const RELEASE_INTERFACE: Opcode = opcode::read::<c_uint>(b'U', 16);
+const IOCTL: Opcode = opcode::read_write::<RawIoctl>(b'U', 18);
+const RESET: Opcode = opcode::none(b'U', 20);
+const CLEAR_HALT: Opcode = opcode::read::<c_uint>(b'U', 21);
+const CONNECT: Opcode = opcode::none(b'U', 23);
+const GET_CAPABILITIES: Opcode = opcode::read::<u32>(b'U', 26);
+const DISCONNECT_CLAIM: Opcode = opcode::read::<RawDisconnectClaim>(b'U', 27);
+
+/// [`DISCONNECT_CLAIM`]: any driver is sent away, but not another program that uses usbfs.
+const EXCEPT_DRIVER: c_uint = 2;
+
+/// A device, open.
+pub struct Usbfs {
+    fd: Arc<OwnedFd>,
+    slots: Vec<Slot>,
+}
+
+#[derive(Default)]
+struct Slot {
+    urb: Option<Memory>,
+    is_lent: bool,
+    /// Where IN data goes, and a control transfer's setup packet and data; held while it is lent.
+    buffer: Vec<u8>,
+}
+
+/// A transfer to lend.
+#[derive(Debug)]
+pub struct Transfer<'a> {
+    /// What kind of endpoint it goes to.
+    pub kind: TransferType,
+    /// The endpoint's address byte.
+    pub endpoint: u8,
+    /// Wishes; only those that mean something for `kind` and direction may be set.
+    pub flags: UrbFlags,
+    /// The bytes.
+    pub data: Data<'a>,
+    /// Isochronous: each packet's length, at most [`ISO_PACKETS_MAX`]. Their data lies end to end.
+    pub packets: &'a [u32],
+    /// Isochronous without [`UrbFlags::iso_asap`]: the frame to start in.
+    pub start_frame: u32,
+}
+
+/// What a transfer moves.
+#[derive(Debug)]
+pub enum Data<'a> {
+    /// Bytes to send; a control transfer's begin with its setup packet.
+    Out(&'a [u8]),
+    /// Room to fill, given back by [`Usbfs::reap`]. A control transfer's begins with its setup packet, and is filled
+    /// behind it.
+    In(Vec<u8>),
+}
+
+/// A transfer that came back.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reaped {
+    /// The caller's name for it.
+    pub slot: usize,
+    /// How it ended; one that was given up is [`Status::Cancelled`], whoever wished it.
+    pub status: Status,
+    /// Bytes moved, a setup packet not among them.
+    pub actual: u32,
+    /// The buffer of [`Data::In`], as long as it was; empty for OUT.
+    pub buffer: Vec<u8>,
+}
+
+/// How one isochronous packet ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketResult {
+    /// Bytes moved.
+    pub actual: u32,
+    /// How it ended.
+    pub status: Status,
+}
+
+/// What there was to reap.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Reap {
+    /// This.
+    Done(Reaped),
+    /// Nothing yet.
+    Nothing,
+    /// Nothing, and nothing will come: the device is not there any more.
+    Gone,
+}
+
+impl fmt::Debug for Usbfs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Usbfs").field("fd", &self.fd).field("slots", &self.slots.len()).finish()
+    }
+}
+
+impl Usbfs {
+    /// Opens a device's node.
+    ///
+    /// # Errors
+    /// What the system says; `PermissionDenied` and `NotFound` among it.
+    pub fn open(node: &Path) -> io::Result<Self> {
+        let fd = rustix::fs::open(node, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Self { fd: Arc::new(fd), slots: Vec::new() })
+    }
+
+    /// The descriptor: writable when there is something to reap, hung up when the device is gone.
+    pub fn descriptor(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.fd)
+    }
+
+    /// Lends the kernel a transfer under the name `slot`.
+    ///
+    /// # Errors
+    /// Why the kernel does not take it; nothing is lent then.
+    ///
+    /// # Panics
+    /// If `slot` is lent already, or there are more packets than a transfer takes: the caller's bug.
+    pub fn submit(&mut self, slot: usize, transfer: Transfer<'_>) -> Result<(), Status> {
+        if self.slots.len() <= slot {
+            self.slots.resize_with(slot + 1, Slot::default);
+        }
+        let place = &mut self.slots[slot];
+        assert!(!place.is_lent, "a slot is lent once");
+        let wants_packets = !transfer.packets.is_empty();
+        let mut memory = place.urb.take();
+        if memory.as_ref().is_none_or(|memory| wants_packets && !memory.has_packets) {
+            memory = Some(Memory::new(wants_packets));
+        }
+        let memory = place.urb.insert(memory.expect("made just now if it was not there"));
+        let (buffer, length) = match transfer.data {
+            Data::Out(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
+            Data::In(room) => {
+                place.buffer = room;
+                (place.buffer.as_mut_ptr(), place.buffer.len())
+            }
+        };
+        let Ok(length) = c_int::try_from(length) else { return Err(Status::Invalid) };
+        memory.fill(
+            RawUrb {
+                kind: match transfer.kind {
+                    TransferType::Isochronous => 0,
+                    TransferType::Interrupt => 1,
+                    TransferType::Control => 2,
+                    TransferType::Bulk => 3,
+                },
+                endpoint: transfer.endpoint,
+                status: 0,
+                flags: raw_flags(transfer.flags),
+                buffer: buffer.cast(),
+                buffer_length: length,
+                actual_length: 0,
+                start_frame: transfer.start_frame.cast_signed(),
+                packets: transfer.packets.len() as c_int,
+                error_count: 0,
+                signal: 0,
+                context: ptr::without_provenance_mut(slot),
+            },
+            transfer.packets,
+        );
+        // SAFETY: the structure is the kernel's own and lives, unmoved, until it was reaped or the descriptor closed (`Memory`
+        // is dropped with its slot, after `fd`). `buffer` is read now, or belongs to the slot until then.
+        let result = unsafe { ioctl(&self.fd, Pass::<SUBMIT_URB> { address: memory.at.as_ptr().cast() }) };
+        match result {
+            Ok(()) => {
+                place.is_lent = true;
+                Ok(())
+            }
+            Err(errno) => {
+                place.buffer = Vec::new();
+                Err(errno::of_call(errno))
+            }
+        }
+    }
+
+    /// Tells the kernel to give a transfer up and waits until it has: it can be reaped then, with its true end if that came
+    /// first. Does nothing to one that has ended.
+    pub fn discard(&mut self, slot: usize) {
+        let Some(memory) = self.slots.get(slot).filter(|slot| slot.is_lent).and_then(|slot| slot.urb.as_ref()) else {
+            return;
+        };
+        // SAFETY: the address names the transfer; nothing is read or written through it.
+        let result = unsafe { ioctl(&self.fd, Pass::<DISCARD_URB> { address: memory.at.as_ptr().cast() }) };
+        // EINVAL: it has ended. ENODEV: so has everything.
+        debug_assert!(matches!(result, Ok(()) | Err(Errno::INVAL | Errno::NODEV)), "{result:?}");
+    }
+
+    /// Takes back one transfer that has ended, oldest first; leaves how its packets ended in `packets`.
+    pub fn reap(&mut self, packets: &mut Vec<PacketResult>) -> Reap {
+        packets.clear();
+        let address = loop {
+            // SAFETY: the call writes one pointer, and results into transfers that are lent, which live in their slots.
+            match unsafe { ioctl(&self.fd, Getter::<REAP_URB_NO_DELAY, *mut RawUrb>::new()) } {
+                Ok(address) => break address,
+                Err(Errno::INTR) => {}
+                Err(Errno::NODEV) => return Reap::Gone,
+                Err(Errno::AGAIN) => return Reap::Nothing,
+                // EFAULT cannot be, our memory is mapped; whatever else there is ends the device for us.
+                Err(errno) => {
+                    tracing::error!(%errno, "the kernel does not give transfers back");
+                    return Reap::Gone;
+                }
+            }
+        };
+        let lent = |slot: &Slot| slot.is_lent && slot.urb.as_ref().is_some_and(|urb| urb.at.as_ptr() == address);
+        // SAFETY: only we lend on this descriptor, so the address is of one of our slots; checked right below.
+        let named = unsafe { (*address).context }.addr();
+        let Some(slot) = Some(named).filter(|&named| self.slots.get(named).is_some_and(lent)) else {
+            unreachable!("the kernel gives back what was lent to it");
+        };
+        let place = &mut self.slots[slot];
+        place.is_lent = false;
+        let memory = place.urb.as_ref().expect("a lent slot has its transfer");
+        let head = memory.head();
+        if head.kind == 0 {
+            packets.extend(memory.packets(head.packets as usize).iter().map(|packet| PacketResult {
+                actual: packet.actual.min(packet.length),
+                status: status_of(packet.status),
+            }));
+        }
+        Reap::Done(Reaped {
+            slot,
+            status: status_of(head.status),
+            actual: u32::try_from(head.actual_length).unwrap_or_default(),
+            buffer: std::mem::take(&mut place.buffer),
+        })
+    }
+
+    /// Waits until there is something to reap or the device is gone, at most so long.
+    pub fn wait(&self, time_max: Duration) {
+        let timeout = Timespec { tv_sec: time_max.as_secs().cast_signed(), tv_nsec: time_max.subsec_nanos().into() };
+        // A failed or interrupted wait is a short one: the caller looks at the clock.
+        let _ = poll(&mut [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::OUT)], Some(&timeout));
+    }
+
+    /// Whether the device is still there.
+    pub fn is_connected(&self) -> bool {
+        // SAFETY: the call writes one 32-bit word.
+        let asked = unsafe { ioctl(&self.fd, Getter::<GET_CAPABILITIES, u32>::new()) };
+        asked != Err(Errno::NODEV)
+    }
+
+    /// Takes an interface, sending its driver away; it may be taken already.
+    ///
+    /// # Errors
+    /// `ResourceBusy` if another program has it through usbfs.
+    pub fn claim(&self, interface: u8) -> io::Result<()> {
+        let mut driver = [0; 256];
+        for (to, from) in driver.iter_mut().zip(b"usbfs") {
+            *to = from.cast_signed();
+        }
+        let claim = RawDisconnectClaim { interface: interface.into(), flags: EXCEPT_DRIVER, driver };
+        // SAFETY: the kernel reads the structure and keeps nothing of it.
+        Ok(unsafe { ioctl(&self.fd, Setter::<DISCONNECT_CLAIM, _>::new(claim)) }?)
+    }
+
+    /// Lets go of an interface. The kernel gives up its transfers and puts it into setting 0.
+    ///
+    /// # Errors
+    /// What the system says; one that is not held is an error.
+    pub fn release(&self, interface: u8) -> io::Result<()> {
+        // SAFETY: the kernel reads one word.
+        Ok(unsafe { ioctl(&self.fd, Setter::<RELEASE_INTERFACE, c_uint>::new(interface.into())) }?)
+    }
+
+    /// Lets the kernel's drivers have an interface that was released.
+    ///
+    /// # Errors
+    /// `ResourceBusy` if it has a driver.
+    pub fn connect(&self, interface: u8) -> io::Result<()> {
+        let inner = RawIoctl { interface: interface.into(), code: CONNECT as c_int, data: ptr::null_mut() };
+        // SAFETY: the kernel reads the structure; CONNECT has no data.
+        Ok(unsafe { ioctl(&self.fd, Setter::<IOCTL, _>::new(inner)) }?)
+    }
+
+    /// SET_INTERFACE, waited for. The kernel gives up the interface's transfers before.
+    ///
+    /// # Errors
+    /// How the request ended.
+    pub fn set_interface(&self, interface: u8, alternate: u8) -> Result<(), Status> {
+        let set = RawSetInterface { interface: interface.into(), alternate: alternate.into() };
+        // SAFETY: the kernel reads the structure.
+        unsafe { ioctl(&self.fd, Setter::<SET_INTERFACE, _>::new(set)) }.map_err(errno::of_call)
+    }
+
+    /// SET_CONFIGURATION, waited for. Fails while an interface is claimed, by anybody.
+    ///
+    /// # Errors
+    /// How the request ended.
+    pub fn set_configuration(&self, value: u8) -> Result<(), Status> {
+        // SAFETY: the kernel reads one word.
+        unsafe { ioctl(&self.fd, Setter::<SET_CONFIGURATION, c_uint>::new(value.into())) }.map_err(errno::of_call)
+    }
+
+    /// CLEAR_FEATURE(ENDPOINT_HALT), waited for; the controller's data toggle is cleared with it.
+    ///
+    /// # Errors
+    /// How the request ended.
+    pub fn clear_halt(&self, endpoint: u8) -> Result<(), Status> {
+        // SAFETY: the kernel reads one word.
+        unsafe { ioctl(&self.fd, Setter::<CLEAR_HALT, c_uint>::new(endpoint.into())) }.map_err(errno::of_call)
+    }
+
+    /// Resets the port and restores address and configuration, waited for. An interface that is claimed meanwhile would lose
+    /// its claim to the kernel's driver.
+    ///
+    /// # Errors
+    /// [`Status::Gone`] when the device came back as another one.
+    pub fn reset(&self) -> Result<(), Status> {
+        // SAFETY: the call has no argument.
+        unsafe { ioctl(&self.fd, NoArg::<RESET>::new()) }.map_err(errno::of_call)
+    }
+}
+
+fn raw_flags(flags: UrbFlags) -> c_uint {
+    let bits = [(flags.short_not_ok, SHORT_NOT_OK), (flags.iso_asap, ISO_ASAP), (flags.zero_packet, ZERO_PACKET)];
+    bits.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, bit)| all | bit)
+}
+
+fn status_of(raw: c_int) -> Status {
+    match raw {
+        0 => Status::Ok,
+        number => errno::of_transfer(Errno::from_raw_os_error(-number)),
+    }
+}
+
+/// The memory of one transfer, at an address that the kernel may remember.
+struct Memory {
+    at: NonNull<RawUrb>,
+    /// Whether it is a [`RawIsoUrb`].
+    has_packets: bool,
+}
+
+// SAFETY: it owns what it points to, like a box, and nothing in it belongs to a thread.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn new(has_packets: bool) -> Self {
+        let head = RawUrb {
+            kind: 0,
+            endpoint: 0,
+            status: 0,
+            flags: 0,
+            buffer: ptr::null_mut(),
+            buffer_length: 0,
+            actual_length: 0,
+            start_frame: 0,
+            packets: 0,
+            error_count: 0,
+            signal: 0,
+            context: ptr::null_mut(),
+        };
+        let at: *mut RawUrb = if has_packets {
+            let packets = [RawPacket { length: 0, actual: 0, status: 0 }; ISO_PACKETS_MAX];
+            Box::into_raw(Box::new(RawIsoUrb { head, packets })).cast()
+        } else {
+            Box::into_raw(Box::new(head))
+        };
+        Self { at: NonNull::new(at).expect("a box has an address"), has_packets }
+    }
+
+    fn fill(&mut self, head: RawUrb, lengths: &[u32]) {
+        // SAFETY: it is ours alone while it is not lent, and `fill` is called only then.
+        unsafe { self.at.write(head) };
+        if lengths.is_empty() {
+            return;
+        }
+        assert!(self.has_packets && lengths.len() <= ISO_PACKETS_MAX, "packets have room");
+        // SAFETY: as above, and it was made as a `RawIsoUrb`.
+        let packets = unsafe { &mut (*self.at.as_ptr().cast::<RawIsoUrb>()).packets };
+        for (packet, &length) in packets.iter_mut().zip(lengths) {
+            *packet = RawPacket { length, actual: 0, status: 0 };
+        }
+    }
+
+    fn head(&self) -> &RawUrb {
+        // SAFETY: initialized since it was made, and the kernel writes only inside a call that reaps, which borrows all slots.
+        unsafe { self.at.as_ref() }
+    }
+
+    fn packets(&self, count: usize) -> &[RawPacket] {
+        assert!(self.has_packets, "only an isochronous transfer has packets");
+        // SAFETY: as `head`, and it was made as a `RawIsoUrb`.
+        let packets = unsafe { &(*self.at.as_ptr().cast::<RawIsoUrb>()).packets };
+        &packets[..count.min(ISO_PACKETS_MAX)]
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box of this very type. The kernel writes to it only when somebody reaps, and only its owner did.
+        unsafe {
+            if self.has_packets {
+                drop(Box::from_raw(self.at.as_ptr().cast::<RawIsoUrb>()));
+            } else {
+                drop(Box::from_raw(self.at.as_ptr()));
+            }
+        }
+    }
+}
+
+/// A call whose argument is an address that the kernel will remember.
+struct Pass<const OPCODE: Opcode> {
+    address: *mut c_void,
+}
+
+// SAFETY: the argument is the address as it is; what it points to is not written during the call.
+unsafe impl<const OPCODE: Opcode> Ioctl for Pass<OPCODE> {
+    type Output = ();
+
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        OPCODE
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        self.address
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut c_void) -> rustix::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the kernel's header has them on a 64-bit machine; the number holds the structure's size.
+    #[test]
+    fn calls_have_the_kernels_numbers() {
+        let numbers = [
+            (SET_INTERFACE, 0x8008_5504),
+            (SET_CONFIGURATION, 0x8004_5505),
+            (SUBMIT_URB, 0x8038_550a),
+            (DISCARD_URB, 0x550b),
+            (REAP_URB_NO_DELAY, 0x4008_550d),
+            (RELEASE_INTERFACE, 0x8004_5510),
+            (IOCTL, 0xc010_5512),
+            (RESET, 0x5514),
+            (CLEAR_HALT, 0x8004_5515),
+            (CONNECT, 0x5517),
+            (GET_CAPABILITIES, 0x8004_551a),
+            (DISCONNECT_CLAIM, 0x8108_551b),
+        ];
+        for (ours, kernels) in numbers {
+            assert_eq!(ours, kernels, "{ours:#x} is not {kernels:#x}");
+        }
+        assert_eq!(std::mem::offset_of!(RawIsoUrb, packets), 56);
+    }
+
+    #[test]
+    fn what_is_no_device_refuses_and_keeps_nothing() {
+        let mut usbfs = Usbfs::open(Path::new("/dev/null")).unwrap();
+        let transfer = Transfer {
+            kind: TransferType::Isochronous,
+            endpoint: 0x81,
+            flags: UrbFlags { iso_asap: true, ..UrbFlags::default() },
+            data: Data::In(vec![0; 16]),
+            packets: &[8, 8],
+            start_frame: 0,
+        };
+        assert_eq!(usbfs.submit(3, transfer), Err(Status::Other));
+        assert!(!usbfs.slots[3].is_lent && usbfs.slots[3].buffer.is_empty());
+        let memory = usbfs.slots[3].urb.as_ref().unwrap();
+        assert_eq!((memory.head().packets, memory.head().flags, memory.packets(2)[1].length), (2, ISO_ASAP, 8));
+        usbfs.discard(3);
+        assert!(usbfs.claim(0).is_err() && usbfs.reset().is_err() && usbfs.set_interface(0, 1).is_err());
+        assert!(Usbfs::open(Path::new("/dev/bus/usb/none")).is_err());
+    }
+}

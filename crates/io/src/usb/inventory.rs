@@ -1,0 +1,500 @@
+//! Which USB devices this machine has, and what keeps each from being shared: sysfs, read as it is.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use farbus_model::descriptor::{Configuration, DeviceDescriptor};
+use farbus_model::{Descriptors, Speed};
+use rustix::fs::Access;
+
+/// The class of hubs, which are never shared: what is plugged into one is.
+const CLASS_HUB: u8 = 9;
+
+/// Where this machine says what it has.
+#[derive(Clone, Debug)]
+pub struct Inventory {
+    devices: PathBuf,
+    nodes: PathBuf,
+    blocks: PathBuf,
+    mounts: PathBuf,
+    swaps: PathBuf,
+}
+
+/// A device.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Bus and ports on the way to it, such as `1-1.4`: it stays as long as nothing is plugged elsewhere.
+    pub bus_id: String,
+    /// Number of its bus.
+    pub bus: u32,
+    /// Its number there, new with each plugging.
+    pub number: u32,
+    /// What it says of itself; strings as far as the kernel could read them.
+    pub descriptors: Descriptors,
+    /// Its serial number.
+    pub serial: Option<String>,
+    /// The speed it runs at.
+    pub speed: Speed,
+    /// The active configuration, 0 if none.
+    pub configuration: u8,
+    /// Its interfaces in that configuration.
+    pub interfaces: Vec<Interface>,
+    /// What to open.
+    pub node: PathBuf,
+    /// What stands against sharing it.
+    pub obstacle: Option<Obstacle>,
+}
+
+/// An interface of the active configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// `bInterfaceNumber`.
+    pub number: u8,
+    /// Class, subclass, protocol.
+    pub class: [u8; 3],
+    /// Who has it here.
+    pub driver: Option<String>,
+}
+
+/// Why a device cannot be shared, as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It is a hub.
+    Hub,
+    /// What it says of itself cannot be read.
+    Unreadable,
+    /// A file system or swap of this machine is on it.
+    Mounted {
+        /// The block device.
+        device: String,
+        /// Where, or by whom it is held.
+        at: String,
+    },
+    /// A program has it, or the kernel's own exporter.
+    InUse {
+        /// The driver's name.
+        by: String,
+    },
+    /// This user may not open it.
+    NoPermission {
+        /// Its node.
+        node: PathBuf,
+    },
+}
+
+impl Obstacle {
+    /// One word, for programs.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Obstacle::Hub => "hub",
+            Obstacle::Unreadable => "unreadable",
+            Obstacle::Mounted { .. } => "mounted",
+            Obstacle::InUse { .. } => "in-use",
+            Obstacle::NoPermission { .. } => "no-permission",
+        }
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::Hub => f.write_str("a hub; share what is plugged into it"),
+            Obstacle::Unreadable => f.write_str("its descriptors cannot be read"),
+            Obstacle::Mounted { device, at } => write!(f, "{device} is in use here ({at}); unmount it first"),
+            Obstacle::InUse { by } if by == "usbip-host" => f.write_str("shared by usbipd; 'usbip unbind' it first"),
+            Obstacle::InUse { .. } => f.write_str("another program uses it"),
+            Obstacle::NoPermission { node } => write!(f, "no permission for {}", node.display()),
+        }
+    }
+}
+
+/// Which devices somebody means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selector {
+    /// What is plugged in there: `1-1.4`.
+    BusId(String),
+    /// All of this vendor and product: `046d:c52b`.
+    Ids(u16, u16),
+    /// All with this serial number: `serial=0123`.
+    Serial(String),
+}
+
+impl Selector {
+    /// Whether it means `found`.
+    pub fn matches(&self, found: &Found) -> bool {
+        let device = &found.descriptors.device;
+        match self {
+            Selector::BusId(bus_id) => found.bus_id == *bus_id,
+            Selector::Ids(vendor, product) => (device.vendor, device.product) == (*vendor, *product),
+            Selector::Serial(serial) => found.serial.as_ref() == Some(serial),
+        }
+    }
+}
+
+impl FromStr for Selector {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(serial) = text.strip_prefix("serial=").filter(|serial| !serial.is_empty()) {
+            return Ok(Selector::Serial(serial.to_owned()));
+        }
+        let id = |text: &str| (text.len() == 4).then(|| u16::from_str_radix(text, 16).ok()).flatten();
+        if let Some((vendor, product)) = text.split_once(':')
+            && let (Some(vendor), Some(product)) = (id(vendor), id(product))
+        {
+            return Ok(Selector::Ids(vendor, product));
+        }
+        if is_bus_id(text) {
+            return Ok(Selector::BusId(text.to_owned()));
+        }
+        Err(format!("'{text}' names no USB device: try a bus id (1-1.4), VENDOR:PRODUCT (046d:c52b) or serial=TEXT"))
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Selector::BusId(bus_id) => write!(f, "usb:{bus_id}"),
+            Selector::Ids(vendor, product) => write!(f, "usb:{vendor:04x}:{product:04x}"),
+            Selector::Serial(serial) => write!(f, "usb:serial={serial}"),
+        }
+    }
+}
+
+/// Bus, dash, ports with dots between: not a root hub (`usb1`) and not an interface (`1-1:1.0`).
+fn is_bus_id(text: &str) -> bool {
+    let is_number = |part: &str| !part.is_empty() && part.len() <= 3 && part.bytes().all(|b| b.is_ascii_digit());
+    text.split_once('-').is_some_and(|(bus, ports)| is_number(bus) && ports.split('.').all(is_number))
+}
+
+impl Default for Inventory {
+    fn default() -> Self {
+        Self::at(Path::new("/"))
+    }
+}
+
+impl Inventory {
+    /// Of the system whose root is `root`, for tests.
+    pub fn at(root: &Path) -> Self {
+        Self {
+            devices: root.join("sys/bus/usb/devices"),
+            nodes: root.join("dev/bus/usb"),
+            blocks: root.join("sys/class/block"),
+            mounts: root.join("proc/self/mounts"),
+            swaps: root.join("proc/swaps"),
+        }
+    }
+
+    /// Every device that is plugged in, in the order of bus ids; root hubs are not. None where the kernel has no USB.
+    ///
+    /// # Errors
+    /// If sysfs cannot be read.
+    pub fn devices(&self) -> io::Result<Vec<Found>> {
+        let entries = match fs::read_dir(&self.devices) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let names: BTreeSet<String> =
+            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let held = self.held_blocks();
+        // One that is unplugged while it is read is not there.
+        let mut all: Vec<Found> =
+            names.iter().filter(|name| is_bus_id(name)).filter_map(|name| self.device(name, &names, &held)).collect();
+        all.sort_by_key(|found| ports_of(&found.bus_id));
+        Ok(all)
+    }
+
+    /// The device at `bus_id`, if there is one.
+    ///
+    /// # Errors
+    /// If sysfs cannot be read.
+    pub fn device_at(&self, bus_id: &str) -> io::Result<Option<Found>> {
+        Ok(self.devices()?.into_iter().find(|found| found.bus_id == bus_id))
+    }
+
+    fn device(&self, bus_id: &str, names: &BTreeSet<String>, held: &[HeldBlock]) -> Option<Found> {
+        let folder = self.devices.join(bus_id);
+        let text = |name: &str| fs::read_to_string(folder.join(name)).ok().map(|text| text.trim_end().to_owned());
+        let number = |name: &str| text(name)?.trim().parse::<u32>().ok();
+        let (bus, device_number) = (number("busnum")?, number("devnum")?);
+        let raw = fs::read(folder.join("descriptors")).ok()?;
+        let strings = [text("manufacturer"), text("product"), text("serial")];
+        let serial = strings[2].clone();
+        let descriptors = parse(&raw, strings);
+        let interfaces: Vec<Interface> = names
+            .iter()
+            .filter(|name| name.strip_prefix(bus_id).is_some_and(|rest| rest.starts_with(':')))
+            .filter_map(|name| interface(&self.devices.join(name)))
+            .collect();
+        let mut found = Found {
+            bus_id: bus_id.to_owned(),
+            bus,
+            number: device_number,
+            serial,
+            speed: speed(&text("speed").unwrap_or_default()),
+            configuration: number("bConfigurationValue").and_then(|value| u8::try_from(value).ok()).unwrap_or(0),
+            interfaces,
+            node: self.nodes.join(format!("{bus:03}/{device_number:03}")),
+            obstacle: None,
+            descriptors: descriptors.clone().unwrap_or_default(),
+        };
+        found.obstacle = match descriptors {
+            None => Some(Obstacle::Unreadable),
+            Some(_) => obstacle(&found, &folder, held),
+        };
+        Some(found)
+    }
+
+    /// Block devices that this machine uses: mounted, swapped to, or part of something that is.
+    fn held_blocks(&self) -> Vec<HeldBlock> {
+        let lines = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+        let (mounts, swaps) = (lines(&self.mounts), lines(&self.swaps));
+        let in_mounts = mounts.lines().filter_map(|line| {
+            let mut words = line.split(' ');
+            let device = words.next()?.strip_prefix("/dev/")?;
+            Some((device.to_owned(), format!("mounted at {}", words.next()?)))
+        });
+        let in_swaps = swaps.lines().filter_map(|line| {
+            let device = line.split_whitespace().next()?.strip_prefix("/dev/")?;
+            Some((device.to_owned(), "swap".to_owned()))
+        });
+        let holder = |name: &str| {
+            let holders = fs::read_dir(self.blocks.join(name).join("holders")).ok()?;
+            let holder = holders.flatten().next()?.file_name().into_string().ok()?;
+            Some((name.to_owned(), format!("part of {holder}")))
+        };
+        let blocks = fs::read_dir(&self.blocks).into_iter().flatten().flatten();
+        let in_holders = blocks.filter_map(|entry| holder(&entry.file_name().into_string().ok()?));
+        let all = in_mounts.chain(in_swaps).chain(in_holders.collect::<Vec<_>>());
+        all.filter_map(|(name, at)| {
+            let folder = fs::canonicalize(self.blocks.join(&name)).ok()?;
+            Some(HeldBlock { folder, name, at })
+        })
+        .collect()
+    }
+}
+
+/// A block device in use, and its place in sysfs.
+struct HeldBlock {
+    folder: PathBuf,
+    name: String,
+    at: String,
+}
+
+fn obstacle(found: &Found, folder: &Path, held: &[HeldBlock]) -> Option<Obstacle> {
+    if found.descriptors.device.class[0] == CLASS_HUB {
+        return Some(Obstacle::Hub);
+    }
+    let folder = fs::canonicalize(folder).ok()?;
+    if let Some(block) = held.iter().find(|block| block.folder.starts_with(&folder)) {
+        return Some(Obstacle::Mounted { device: block.name.clone(), at: block.at.clone() });
+    }
+    let taken = |driver: &&String| matches!(driver.as_str(), "usbfs" | "usbip-host");
+    if let Some(by) = found.interfaces.iter().filter_map(|interface| interface.driver.as_ref()).find(taken) {
+        return Some(Obstacle::InUse { by: by.clone() });
+    }
+    let may_open = rustix::fs::access(&found.node, Access::READ_OK | Access::WRITE_OK).is_ok();
+    (!may_open).then(|| Obstacle::NoPermission { node: found.node.clone() })
+}
+
+fn interface(folder: &Path) -> Option<Interface> {
+    let byte = |name: &str| {
+        let text = fs::read_to_string(folder.join(name)).ok()?;
+        u8::from_str_radix(text.trim(), 16).ok()
+    };
+    let driver = fs::read_link(folder.join("driver")).ok();
+    Some(Interface {
+        number: byte("bInterfaceNumber")?,
+        class: [byte("bInterfaceClass")?, byte("bInterfaceSubClass")?, byte("bInterfaceProtocol")?],
+        driver: driver.and_then(|path| Some(path.file_name()?.to_str()?.to_owned())),
+    })
+}
+
+/// As the kernel writes it, in megabits a second.
+fn speed(text: &str) -> Speed {
+    match text {
+        "1.5" => Speed::Low,
+        "12" => Speed::Full,
+        "480" => Speed::High,
+        "5000" => Speed::Super,
+        "10000" | "20000" => Speed::SuperPlus,
+        // Wireless, or not known yet.
+        _ => Speed::High,
+    }
+}
+
+/// Numbers compare as such: `1-2` comes before `1-10`.
+fn ports_of(bus_id: &str) -> Vec<u32> {
+    bus_id.split(['-', '.']).filter_map(|part| part.parse().ok()).collect()
+}
+
+/// The device descriptor and, behind it, every configuration.
+fn parse(raw: &[u8], strings: [Option<String>; 3]) -> Option<Descriptors> {
+    let device = DeviceDescriptor::parse(raw).ok()?;
+    let mut configurations = Vec::new();
+    let mut rest = &raw[DeviceDescriptor::BYTES..];
+    while let Ok(total) = Configuration::total_length(rest) {
+        let (own, others) = rest.split_at(total.min(rest.len()));
+        configurations.extend(parse_leniently(own));
+        rest = others;
+    }
+    let indexes = [device.manufacturer_string, device.product_string, device.serial_string];
+    let known = indexes.into_iter().zip(strings).filter_map(|(index, text)| Some((index, text?)));
+    let strings = known.filter(|(index, _)| *index != 0).collect();
+    Some(Descriptors { device, configurations, strings, ..Descriptors::default() })
+}
+
+/// Real devices have descriptors with broken tails, and work: what comes before the break counts, as it does for the kernel.
+fn parse_leniently(bytes: &[u8]) -> Option<Configuration> {
+    let mut bytes = bytes.to_vec();
+    loop {
+        let length = u16::try_from(bytes.len()).ok()?;
+        bytes.get_mut(2..4)?.copy_from_slice(&length.to_le_bytes());
+        match Configuration::parse(&bytes) {
+            Ok(configuration) => return Some(configuration),
+            Err(error) if error.offset >= Configuration::HEADER_BYTES => bytes.truncate(error.offset),
+            Err(_) => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// A system's root made of files: a hub, a mounted stick behind it, a keyboard.
+    struct Root(PathBuf);
+
+    impl Root {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("farbus-inventory-{name}-{}", std::process::id()));
+            fs::create_dir_all(root.join("sys/bus/usb/devices")).unwrap();
+            Self(root)
+        }
+
+        fn put(&self, path: &str, contents: impl AsRef<[u8]>) {
+            let path = self.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, contents).unwrap();
+        }
+
+        fn device(&self, bus_id: &str, number: u32, class: u8, speed: &str) {
+            let mut raw = DeviceDescriptor {
+                class: [class, 0, 0],
+                vendor: 0x46f4,
+                product: number as u16,
+                product_string: 2,
+                serial_string: 3,
+                configurations: 1,
+                ..DeviceDescriptor::default()
+            }
+            .to_bytes()
+            .to_vec();
+            raw.extend([9, 2, 25, 0, 1, 1, 0, 0x80, 50, 9, 4, 0, 0, 1, 8, 6, 0x50, 0, 7, 5, 0x81, 2, 0, 2, 0]);
+            for (name, text) in [
+                ("busnum", "1"),
+                ("devnum", &number.to_string()),
+                ("speed", speed),
+                ("bConfigurationValue", "1"),
+                ("product", "Stick"),
+                ("serial", &format!("S{number}")),
+            ] {
+                self.put(&format!("sys/bus/usb/devices/{bus_id}/{name}"), format!("{text}\n"));
+            }
+            self.put(&format!("sys/bus/usb/devices/{bus_id}/descriptors"), raw);
+            self.put(&format!("dev/bus/usb/001/{number:03}"), "");
+            let interface = format!("sys/bus/usb/devices/{bus_id}:1.0");
+            for (name, text) in [
+                ("bInterfaceNumber", "00"),
+                ("bInterfaceClass", "08"),
+                ("bInterfaceSubClass", "06"),
+                ("bInterfaceProtocol", "50"),
+            ] {
+                self.put(&format!("{interface}/{name}"), text);
+            }
+        }
+
+        fn drive(&self, bus_id: &str, driver: &str) {
+            let folder = self.0.join(format!("sys/bus/usb/devices/{bus_id}:1.0/driver"));
+            symlink(format!("../drivers/{driver}"), folder).unwrap();
+        }
+    }
+
+    impl Drop for Root {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn devices_come_in_order_with_what_stands_against_them() {
+        let root = Root::new("all");
+        root.put("sys/bus/usb/devices/usb1/busnum", "1");
+        for (bus_id, number, class) in [("1-10", 5, 0), ("1-2", 2, 9), ("1-2.1", 3, 0), ("1-2.4", 4, 0)] {
+            root.device(bus_id, number, class, "480");
+        }
+        root.drive("1-2.4", "usbip-host");
+        root.drive("1-2.1", "usb-storage");
+        root.put("sys/bus/usb/devices/1-2.1/host0/block/sda/sda1/partition", "1");
+        fs::create_dir_all(root.0.join("sys/class/block")).unwrap();
+        let block = root.0.join("sys/bus/usb/devices/1-2.1/host0/block/sda/sda1");
+        symlink(block, root.0.join("sys/class/block/sda1")).unwrap();
+        root.put("proc/self/mounts", "proc /proc proc rw 0 0\n/dev/sda1 /media/stick vfat rw 0 0\n");
+        let found = Inventory::at(&root.0).devices().unwrap();
+        let said: Vec<_> = found.iter().map(|f| (f.bus_id.as_str(), f.obstacle.clone())).collect();
+        let mounted = Obstacle::Mounted { device: "sda1".into(), at: "mounted at /media/stick".into() };
+        let exported = Obstacle::InUse { by: "usbip-host".into() };
+        assert_eq!(
+            said,
+            [("1-2", Some(Obstacle::Hub)), ("1-2.1", Some(mounted)), ("1-2.4", Some(exported)), ("1-10", None)]
+        );
+        let stick = &found[1];
+        assert_eq!((stick.serial.as_deref(), stick.descriptors.title().as_str()), (Some("S3"), "Stick"));
+        assert_eq!((stick.speed, stick.configuration, stick.number), (Speed::High, 1, 3));
+        assert_eq!(stick.interfaces[0].driver.as_deref(), Some("usb-storage"));
+        assert_eq!(stick.descriptors.configurations[0].settings[0].endpoints.len(), 1);
+        fs::remove_file(root.0.join("dev/bus/usb/001/005")).unwrap();
+        let keyboard = Inventory::at(&root.0).device_at("1-10").unwrap().unwrap();
+        assert_eq!(keyboard.obstacle.unwrap().word(), "no-permission");
+    }
+
+    #[test]
+    fn a_machine_without_usb_has_no_devices() {
+        let found = Inventory::at(Path::new("/nonexistent")).devices().unwrap();
+        assert!(found.is_empty());
+    }
+
+    #[test]
+    fn selectors_are_read_and_mean_what_they_say() {
+        let read = |text: &str| text.parse::<Selector>();
+        assert_eq!(read("1-1.4"), Ok(Selector::BusId("1-1.4".into())));
+        assert_eq!(read("046D:c52b"), Ok(Selector::Ids(0x046d, 0xc52b)));
+        assert_eq!(read("serial=1-1"), Ok(Selector::Serial("1-1".into())));
+        for wrong in ["", "usb1", "1-1:1.0", "1-", "-1", "1-1.", "46d:c52b", "serial=", "046d:c52b:1", "1-99999"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+        let root = Root::new("select");
+        root.device("3-1", 7, 0, "5000");
+        let found = Inventory::at(&root.0).devices().unwrap();
+        for (text, expected) in
+            [("3-1", true), ("3-2", false), ("46f4:0007", true), ("46f4:0008", false), ("serial=S7", true)]
+        {
+            assert_eq!(read(text).unwrap().matches(&found[0]), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_broken_tail_costs_only_the_tail() {
+        let whole = [9, 2, 16, 0, 1, 1, 0, 0x80, 50, 9, 4, 0, 0, 0, 3, 1];
+        let configuration = parse_leniently(&whole).unwrap();
+        assert_eq!((configuration.value, configuration.settings.len()), (1, 0));
+        assert!(parse_leniently(&whole[..5]).is_none());
+        assert!(parse(&[18, 1], [None, None, None]).is_none());
+    }
+}
