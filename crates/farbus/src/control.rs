@@ -118,16 +118,32 @@ impl fmt::Display for DoorError {
 impl std::error::Error for DoorError {}
 
 impl Door {
+    /// A door that is there and not open yet: whoever knocks waits.
+    ///
+    /// # Errors
+    /// [`DoorError`].
+    pub fn hang() -> Result<(Self, UnixListener), DoorError> {
+        let path = folder().join(format!("{}.sock", std::process::id()));
+        let listener = bind(&path).map_err(|source| DoorError { path: path.clone(), source })?;
+        Ok((Self { path }, listener))
+    }
+
     /// Answers from now on, on a thread of its own, one question at a time.
     ///
     /// # Errors
     /// [`DoorError`].
-    pub fn open(answer: impl Fn(Question) -> Answer + Send + 'static) -> Result<Self, DoorError> {
-        let path = folder().join(format!("{}.sock", std::process::id()));
-        let fail = |source| DoorError { path: path.clone(), source };
-        let listener = bind(&path).map_err(fail)?;
-        thread::Builder::new().name("control".into()).spawn(move || serve(&listener, &answer)).map_err(fail)?;
-        Ok(Self { path })
+    pub fn open(
+        &self,
+        listener: UnixListener,
+        answer: impl Fn(Question) -> Answer + Send + 'static,
+    ) -> Result<(), DoorError> {
+        let spawned = thread::Builder::new().name("control".into()).spawn(move || serve(&listener, &answer)).map(drop);
+        spawned.map_err(|source| DoorError { path: self.path.clone(), source })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 }
 

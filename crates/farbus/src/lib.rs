@@ -15,6 +15,7 @@
 
 pub mod allow;
 pub mod attach;
+pub mod broker;
 pub mod cli;
 pub mod client;
 pub mod control;

@@ -263,7 +263,8 @@ fn end_on(mut signals: Signals, ender: Ender, cutter: Option<Cutter>) {
 
 fn open_door(args: &AttachArgs, at: &str, ender: Ender, meters: Option<Arc<Meters>>) -> Result<Door, Failure> {
     let (target, reason, at, since) = (args.target.clone(), args.reason.clone(), at.to_owned(), Instant::now());
-    Door::open(move |question| match question {
+    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    let answer = move |question| match question {
         Question::Status => {
             let device = AttachmentStatus {
                 name: target.device.clone(),
@@ -297,8 +298,9 @@ fn open_door(args: &AttachArgs, at: &str, ender: Ender, meters: Option<Arc<Meter
         | Question::Release { .. }
         | Question::Explain { .. }
         | Question::Reload => Answer::Unknown,
-    })
-    .map_err(Failure::local)
+    };
+    door.open(knocks, answer).map_err(Failure::local)?;
+    Ok(door)
 }
 
 pub fn detach(args: DetachArgs) -> Result<(), Failure> {

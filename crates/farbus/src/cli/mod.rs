@@ -53,6 +53,9 @@ enum Verb {
     Completions(docs::CompletionsArgs),
     #[command(hide = true)]
     Man(docs::ManArgs),
+    /// The half of a confined process that kept its rights; started by it alone.
+    #[command(hide = true)]
+    Broker,
 }
 
 impl Cli {
@@ -91,6 +94,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Demo(args) => demo::run(&args),
         Verb::Plan(args) => plan::run(&args),
         Verb::Completions(args) => docs::completions(&args, Cli::command()),
+        Verb::Broker => crate::broker::run().map_err(Failure::local),
         Verb::Man(args) => docs::man(&args, Cli::command()),
     }
 }

@@ -10,16 +10,20 @@ use std::time::Duration;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::storage::{Options, Storage};
 use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_io::link::Listener;
 use farbus_io::store::FileStore;
+use farbus_io::sys::confine::{Needs, confine};
 use farbus_io::usb::{Obstacle, OpenError, Selector};
 use farbus_model::{BlockStore, Command, Speed};
 use farbus_session::DeviceRecord;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use tracing::{debug, warn};
 
 use super::Failure;
 use super::output::say;
 use super::owner::ProcessStatus;
+use crate::broker::{Broker, Mandate};
 use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
@@ -55,6 +59,10 @@ pub struct Args {
     /// Write each session's last requests, stage by stage, to this file (JSON lines).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Keep the rights it was started with. Without this, what hears the network runs as nobody, sees no files
+    /// and makes no connections.
+    #[arg(long)]
+    no_sandbox: bool,
 }
 
 /// A device to be made.
@@ -149,9 +157,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
     // Signals are caught before anybody can know where we listen.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let address = listen_address(&args.listen)?;
-    let address = share.listen(address).map_err(|error| listen_failure(address, &error))?;
+    let listener = Listener::bind(address).map_err(|error| listen_failure(address, &error))?;
+    let address = listener.address().map_err(Failure::local)?;
+    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    // All that needs rights is open: they are given away before the first thread that may hear a stranger.
+    let _broker = if args.no_sandbox { None } else { Some(confined(&door)?) };
     let for_door = Arc::clone(&share);
-    let _door = Door::open(move |question| answer(&for_door, address, question)).map_err(Failure::local)?;
+    door.open(knocks, move |question| answer(&for_door, address, question)).map_err(Failure::local)?;
+    share.listen_on(listener, None).map_err(Failure::local)?;
     if !address.ip().is_loopback() {
         eprintln!(
             "farbus: warning: {address} is not this machine alone. USB/IP has no password and no encryption:\n  \
@@ -165,6 +178,21 @@ pub fn run(args: Args) -> Result<(), Failure> {
     } else {
         Err(Failure::local("a device did not become durable in time; its last writes may be lost"))
     }
+}
+
+/// Leaves this process without rights; what it still needs is done by the other half.
+fn confined(door: &Door) -> Result<Broker, Failure> {
+    let mandate = Mandate { remove: vec![door.path().to_owned()], usb: false };
+    let broker =
+        Broker::start(&mandate).map_err(|error| Failure::local(format!("cannot start a second half: {error}")))?;
+    let confinement = confine(&Needs::default())
+        .map_err(|error| Failure::local(format!("{error}\n  --no-sandbox shares without giving rights away")))?;
+    if confinement.files.is_ok() {
+        debug!("{confinement}")
+    } else {
+        warn!("{confinement}")
+    }
+    Ok(broker)
 }
 
 impl What {

@@ -14,4 +14,5 @@ mod hostile;
 mod lines;
 mod network;
 mod owner;
+mod rights;
 mod sessions;

@@ -1,11 +1,14 @@
 //! Sessions beside each other and after each other: one user a device, ten at once, and users that are killed.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus::client::{self, ClientError};
 use farbus::model::EpAddr;
+use serde_json::Value;
 
 use super::harness::{House, PATIENCE, Running, assert_quickest_is_below, wait_until};
 
@@ -93,4 +96,34 @@ fn a_client_killed_in_mid_transfer_leaves_its_device_within_a_second() {
         wait_until(PATIENCE, "it is free", || state() == "available");
     }
     assert_quickest_is_below(Duration::from_secs(1), &times);
+}
+
+#[test]
+fn a_trace_tells_of_every_request_where_it_was_and_when() {
+    let house = House::new();
+    let file = house.path("trace.jsonl");
+    let share = house.share(&["zero", "--trace", file.to_str().unwrap()]);
+    let mut device = client::open(&share.library_target("zero")).unwrap();
+    for _ in 0..10 {
+        device.data_in(SOURCE, 4096).unwrap();
+    }
+    drop(device);
+    // Written when the session ends, a line of JSON a tap.
+    let mut journeys = BTreeMap::<(String, u64), Vec<(String, u64)>>::new();
+    wait_until(PATIENCE, "the trace is written", || {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        let taps = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        journeys.clear();
+        for tap in taps.filter(|tap| tap["endpoint"] == SOURCE.as_byte()) {
+            let key = (tap["peer"].as_str().unwrap().to_owned(), tap["seqnum"].as_u64().unwrap());
+            let step = (tap["stage"].as_str().unwrap().to_owned(), tap["at_ns"].as_u64().unwrap());
+            journeys.entry(key).or_default().push(step);
+        }
+        journeys.len() == 10
+    });
+    for (key, steps) in journeys {
+        let stages: Vec<_> = steps.iter().map(|(stage, _)| stage.as_str()).collect();
+        assert_eq!(stages, ["received", "submitted", "completed", "replied"], "{key:?}");
+        assert!(steps.is_sorted_by_key(|&(_, at)| at), "{key:?}: {steps:?}");
+    }
 }

@@ -1,7 +1,9 @@
 //! The kernel's own doors, and the only place where its error numbers are spoken.
 
 pub mod activation;
+pub mod confine;
 pub mod errno;
+pub mod passing;
 pub mod usbfs;
 pub mod vhci;
 pub mod writeback;

@@ -8,7 +8,7 @@
 //! | [`client`] | the importer's end |
 //!
 //! The pitfalls that real peers taught (handshake, isochronous, unlink, errno) are met one by one;
-//! the tests in `tests/pitfalls.rs` name them.
+//! the tests in `tests/pitfalls/` name them.
 
 pub mod client;
 pub mod message;

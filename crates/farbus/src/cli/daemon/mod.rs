@@ -120,7 +120,8 @@ fn serve(path: PathBuf, config: Config) -> Result<(), Failure> {
         return Err(failure);
     }
     let for_door = Arc::clone(&desk);
-    let _door = Door::open(move |question| for_door.answer(question)).map_err(Failure::local)?;
+    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     let _ticking = tick(&desk).map_err(Failure::local)?;
     for address in desk.addresses() {
         say(format!("listening on {address}   (Ctrl-C ends)"));

@@ -1,0 +1,311 @@
+//! Giving rights away: what parses a stranger's bytes keeps none that it does not need (U10).
+//!
+//! | layer | what it takes away | where it is missing |
+//! |---|---|---|
+//! | user | root's identity, groups and capabilities | never: without it nothing starts |
+//! | `no_new_privs` | setuid programs | never |
+//! | seccomp | every system call that an engine does not make, `execve`, `ptrace`, `mount`, `socket` among them | never |
+//! | landlock | files but those named, new TCP connections, signals to other processes | kernels before 5.13: said in the report |
+//!
+//! What is open stays open: whoever confines itself opens first, or asks a process that is not confined later ([`passing`](super::passing)).
+//! All of it belongs to the calling thread and to those it starts, so it is done before there is a second one.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus,
+    Scope,
+};
+use linux_raw_sys::general as nr;
+use rustix::fs::{Gid, Uid};
+use rustix::process::Resource;
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
+};
+
+/// What a confined process still needs.
+#[derive(Clone, Debug, Default)]
+pub struct Needs {
+    /// Files and folders that it may read, with what is in them.
+    pub readable: Vec<PathBuf>,
+}
+
+/// What [`confine`] took away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "tell the user what could not be taken"]
+pub struct Confinement {
+    /// The user it became; `None` if it was not root to begin with.
+    pub user: Option<String>,
+    /// Whether files and networks are out of reach; otherwise why not.
+    pub files: Result<(), String>,
+}
+
+/// Why a process could not be confined: a sentence for a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfineError(String);
+
+impl fmt::Display for ConfineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfineError {}
+
+impl fmt::Display for Confinement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.user {
+            Some(user) => write!(f, "runs as {user}, without capabilities")?,
+            None => f.write_str("without new rights")?,
+        }
+        match &self.files {
+            Ok(()) => f.write_str("; no files, no connections of its own"),
+            Err(why) => write!(f, "; files and connections are within reach: {why}"),
+        }
+    }
+}
+
+/// Users to become, the first that exists: our own, then everybody's.
+const USERS: [&str; 2] = ["farbus", "nobody"];
+/// Who owns what belongs to nobody here: the kernel's own number for it.
+const NOBODY: u32 = 65534;
+
+/// Takes this thread's rights, and those of all threads that it will start.
+///
+/// # Errors
+/// [`ConfineError`] where a layer that may not be missing is refused; the process is then half confined and should end.
+pub fn confine(needs: &Needs) -> Result<Confinement, ConfineError> {
+    let user = become_nobody()?;
+    rustix::thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))?;
+    let files = restrict_files(&needs.readable);
+    restrict_calls()?;
+    Ok(Confinement { user, files })
+}
+
+fn failed<E: fmt::Display>(what: &'static str) -> impl FnOnce(E) -> ConfineError {
+    move |error| ConfineError(format!("cannot {what}: {error}"))
+}
+
+fn become_nobody() -> Result<Option<String>, ConfineError> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    // A machine without such a file, as a small guest is, has nobody all the same.
+    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let found = USERS.iter().find_map(|name| Some((*name, account(&passwd, name)?)));
+    let (name, (uid, gid)) = found.unwrap_or(("nobody", (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY))));
+    rustix::thread::set_thread_groups(&[]).map_err(failed("leave root's groups"))?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed("leave root's group"))?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed("become another user"))?;
+    // The change of user dropped them, unless somebody had told the kernel to keep them.
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, none).map_err(failed("drop capabilities"))?;
+    Ok(Some(name.to_owned()))
+}
+
+/// A user's numbers, if it is there and is not root by another name.
+fn account(passwd: &str, name: &str) -> Option<(Uid, Gid)> {
+    let line = passwd.lines().find(|line| line.split(':').next() == Some(name))?;
+    let mut fields = line.split(':').skip(2).map(|field| field.parse::<u32>());
+    let (uid, gid) = (fields.next()?.ok()?, fields.next()?.ok()?);
+    (uid != 0 && gid != 0).then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
+}
+
+/// The newest rules that are known here; an older kernel takes those that it knows.
+const LANDLOCK: ABI = ABI::V6;
+
+fn restrict_files(readable: &[PathBuf]) -> Result<(), String> {
+    let restrict = || -> Result<RulesetStatus, Box<dyn std::error::Error>> {
+        let mut ruleset = Ruleset::default()
+            .handle_access(AccessFs::from_all(LANDLOCK))?
+            .handle_access(AccessNet::from_all(LANDLOCK))?
+            .scope(Scope::from_all(LANDLOCK))?
+            .create()?;
+        for path in readable.iter().filter(|path| path.exists()) {
+            ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(path)?, readable_as(path)))?;
+        }
+        Ok(ruleset.restrict_self()?.ruleset)
+    };
+    match restrict().map_err(|error| error.to_string())? {
+        RulesetStatus::FullyEnforced | RulesetStatus::PartiallyEnforced => Ok(()),
+        RulesetStatus::NotEnforced => Err("this kernel has no landlock (5.13 and later do)".into()),
+    }
+}
+
+fn readable_as(path: &Path) -> landlock::BitFlags<AccessFs> {
+    if path.is_dir() { AccessFs::ReadFile | AccessFs::ReadDir } else { AccessFs::ReadFile.into() }
+}
+
+/// What an engine, its log and its runtime ask of the system; whoever needs more opens it before.
+const CALLS: &[u32] = &[
+    // Links, descriptors and what waits on them. No socket(2): nothing new is connected.
+    nr::__NR_read,
+    nr::__NR_write,
+    nr::__NR_readv,
+    nr::__NR_writev,
+    nr::__NR_recvfrom,
+    nr::__NR_recvmsg,
+    nr::__NR_sendto,
+    nr::__NR_sendmsg,
+    nr::__NR_accept4,
+    nr::__NR_shutdown,
+    nr::__NR_getsockname,
+    nr::__NR_getpeername,
+    nr::__NR_getsockopt,
+    nr::__NR_setsockopt,
+    nr::__NR_close,
+    nr::__NR_dup,
+    nr::__NR_fcntl,
+    nr::__NR_pipe2,
+    nr::__NR_eventfd2,
+    nr::__NR_ppoll,
+    nr::__NR_epoll_create1,
+    nr::__NR_epoll_ctl,
+    nr::__NR_epoll_pwait,
+    nr::__NR_timerfd_create,
+    nr::__NR_timerfd_settime,
+    // Images, and what landlock lets be read.
+    nr::__NR_pread64,
+    nr::__NR_pwrite64,
+    nr::__NR_preadv,
+    nr::__NR_pwritev,
+    nr::__NR_lseek,
+    nr::__NR_fsync,
+    nr::__NR_fdatasync,
+    nr::__NR_fallocate,
+    nr::__NR_ftruncate,
+    nr::__NR_fstat,
+    nr::__NR_newfstatat,
+    nr::__NR_statx,
+    nr::__NR_openat,
+    nr::__NR_getdents64,
+    nr::__NR_readlinkat,
+    // Memory.
+    nr::__NR_mmap,
+    nr::__NR_munmap,
+    nr::__NR_mremap,
+    nr::__NR_mprotect,
+    nr::__NR_madvise,
+    nr::__NR_brk,
+    // Threads and signals. clone3 is answered as unknown, and clone makes threads only.
+    nr::__NR_clone3,
+    nr::__NR_exit,
+    nr::__NR_exit_group,
+    nr::__NR_futex,
+    nr::__NR_set_robust_list,
+    nr::__NR_rseq,
+    nr::__NR_sched_yield,
+    nr::__NR_sched_getaffinity,
+    nr::__NR_gettid,
+    nr::__NR_getpid,
+    nr::__NR_tgkill,
+    nr::__NR_rt_sigaction,
+    nr::__NR_rt_sigprocmask,
+    nr::__NR_rt_sigreturn,
+    nr::__NR_sigaltstack,
+    nr::__NR_restart_syscall,
+    nr::__NR_membarrier,
+    // Time, chance, and who we are.
+    nr::__NR_clock_gettime,
+    nr::__NR_clock_nanosleep,
+    nr::__NR_nanosleep,
+    nr::__NR_getrandom,
+    nr::__NR_getuid,
+    nr::__NR_geteuid,
+    nr::__NR_getgid,
+    nr::__NR_getegid,
+    nr::__NR_sysinfo,
+    nr::__NR_uname,
+];
+
+/// Calls that newer systems have under another number only.
+#[cfg(target_arch = "x86_64")]
+const OLD_CALLS: &[u32] = &[nr::__NR_poll, nr::__NR_epoll_wait];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_CALLS: &[u32] = &[];
+
+/// `ioctl` by its second argument under a mask: usbfs, and what a block device is told to discard.
+const IOCTLS: &[(u64, u64)] =
+    &[(0xff00, b'U' as u64 * 0x100), (!0, BLKDISCARD), (!0, BLKZEROOUT), (!0, FIONBIO), (!0, TCGETS)];
+const BLKDISCARD: u64 = 0x1277;
+const BLKZEROOUT: u64 = 0x127f;
+/// How the standard library makes a socket wait or not.
+const FIONBIO: u64 = 0x5421;
+/// What a log asks of its terminal.
+const TCGETS: u64 = 0x5401;
+/// `prctl`: the name and the timer slack of a thread.
+const PRCTLS: &[u64] = &[15, 29];
+/// `clone`: into the same thread group, as every thread and no process.
+const CLONE_THREAD: u64 = 0x0001_0000;
+
+const EPERM: u32 = 1;
+const ENOSYS: u32 = 38;
+
+fn restrict_calls() -> Result<(), ConfineError> {
+    let limit = rustix::process::getrlimit(Resource::Core);
+    rustix::process::setrlimit(Resource::Core, rustix::process::Rlimit { current: Some(0), ..limit })
+        .map_err(failed("forbid memory dumps"))?;
+    for program in [unknown_call(nr::__NR_clone3), allowed_calls()] {
+        let program = program.map_err(failed("build the filter of system calls"))?;
+        seccompiler::apply_filter(&program).map_err(failed("apply the filter of system calls"))?;
+    }
+    Ok(())
+}
+
+/// This call is answered as if the kernel had never heard of it: the caller has another way. Its arguments lie in memory,
+/// where no filter can look.
+fn unknown_call(call: u32) -> Result<BpfProgram, seccompiler::BackendError> {
+    let rules = BTreeMap::from([(i64::from(call), Vec::new())]);
+    SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(ENOSYS), arch()?)?.try_into()
+}
+
+fn allowed_calls() -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        CALLS.iter().chain(OLD_CALLS).map(|&call| (i64::from(call), Vec::new())).collect();
+    let ioctls = IOCTLS.iter().map(|&(mask, value)| only(1, SeccompCmpArgLen::Dword, mask, value));
+    rules.insert(nr::__NR_ioctl.into(), ioctls.collect::<Result<_, _>>()?);
+    let prctls = PRCTLS.iter().map(|&value| only(0, SeccompCmpArgLen::Dword, !0, value));
+    rules.insert(nr::__NR_prctl.into(), prctls.collect::<Result<_, _>>()?);
+    rules.insert(nr::__NR_clone.into(), vec![only(0, SeccompCmpArgLen::Qword, CLONE_THREAD, CLONE_THREAD)?]);
+    // Its limits may be read; none may be set, and nobody else's.
+    rules.insert(nr::__NR_prlimit64.into(), vec![only(2, SeccompCmpArgLen::Qword, !0, 0)?]);
+    SeccompFilter::new(rules, SeccompAction::Errno(EPERM), SeccompAction::Allow, arch()?)?.try_into()
+}
+
+/// A call whose argument, under `mask`, is `value`.
+fn only(argument: u8, len: SeccompCmpArgLen, mask: u64, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
+    let mask = if matches!(len, SeccompCmpArgLen::Dword) { mask & u64::from(u32::MAX) } else { mask };
+    SeccompRule::new(vec![SeccompCondition::new(argument, len, SeccompCmpOp::MaskedEq(mask), value)?])
+}
+
+fn arch() -> Result<TargetArch, seccompiler::BackendError> {
+    std::env::consts::ARCH.try_into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65533:nobody:/:/usr/sbin/nologin\ntoor:x:0:0::/:\nbad:x:y:1::/:\n";
+
+    #[test]
+    fn the_user_to_become_is_found_and_is_never_root() {
+        let numbers = |name| account(PASSWD, name).map(|(uid, gid)| (uid.as_raw(), gid.as_raw()));
+        assert_eq!(numbers("nobody"), Some((65534, 65533)));
+        assert_eq!([numbers("toor"), numbers("bad"), numbers("farbus"), numbers("nob")], [None; 4]);
+    }
+
+    #[test]
+    fn the_filters_can_be_built() {
+        assert!(!allowed_calls().unwrap().is_empty());
+        assert!(!unknown_call(nr::__NR_clone3).unwrap().is_empty());
+    }
+}

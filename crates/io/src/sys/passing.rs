@@ -1,0 +1,149 @@
+//! Messages between two halves of one program, and descriptors with them.
+//!
+//! A Unix socket pair that keeps messages apart: what is sent at once is received at once or refused, and a stranger has no
+//! way in. One half may hold rights that the other has given away ([`confine`](super::confine)).
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+
+/// Bytes of one message. A request is a line, an answer a line and a descriptor.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 10;
+
+/// One end.
+#[derive(Debug)]
+pub struct Passage {
+    fd: OwnedFd,
+}
+
+/// What came in: its bytes, and the descriptor that came along.
+#[derive(Debug)]
+pub struct Parcel {
+    /// The message.
+    pub bytes: Vec<u8>,
+    /// The descriptor.
+    pub fd: Option<OwnedFd>,
+}
+
+impl Passage {
+    /// Both ends. Neither outlives an `exec` unless it is made somebody's standard input.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn pair() -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Self { fd: ours }, theirs))
+    }
+
+    /// The end that somebody was given.
+    pub fn over(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    /// Sends a message, and a descriptor with it.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a message that is too long; what the system says.
+    pub fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        if bytes.is_empty() || bytes.len() > MESSAGE_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message has 1 byte to 16 KiB"));
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: &[_] = &fd.into_iter().collect::<Vec<_>>();
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "there is room for one descriptor");
+        }
+        net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// Waits for a message; `None` when the other end is gone.
+    ///
+    /// # Errors
+    /// What the system says; `InvalidData` for a message that was longer than may be.
+    pub fn receive(&self) -> io::Result<Option<Parcel>> {
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut runs = [IoSliceMut::new(&mut bytes)];
+        let received = loop {
+            match net::recvmsg(&self.fd, &mut runs, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => break other?,
+            }
+        };
+        let mut fds = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        let fd = fds.next().and_then(|mut fds| fds.next());
+        drop(fds);
+        if received.flags.contains(ReturnFlags::TRUNC) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a message is longer than 16 KiB"));
+        }
+        if received.bytes == 0 {
+            return Ok(None);
+        }
+        bytes.truncate(received.bytes);
+        Ok(Some(Parcel { bytes, fd }))
+    }
+}
+
+impl AsFd for Passage {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+
+    #[test]
+    fn messages_stay_apart_and_a_descriptor_comes_along() {
+        let (ours, theirs) = Passage::pair().unwrap();
+        let theirs = Passage::over(theirs);
+        let (pipe_out, pipe_in) = rustix::pipe::pipe().unwrap();
+        ours.send(b"one", None).unwrap();
+        ours.send(b"two", Some(pipe_in.as_fd())).unwrap();
+        let first = theirs.receive().unwrap().unwrap();
+        assert_eq!((first.bytes.as_slice(), first.fd.is_none()), (b"one".as_slice(), true));
+        let second = theirs.receive().unwrap().unwrap();
+        assert_eq!(second.bytes, b"two");
+        drop(pipe_in);
+        File::from(second.fd.unwrap()).write_all(b"through").unwrap();
+        let mut said = String::new();
+        File::from(pipe_out).read_to_string(&mut said).unwrap();
+        assert_eq!(said, "through", "and it was the last of its kind");
+        drop(ours);
+        assert!(theirs.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_at_both_ends() {
+        let (ours, theirs) = Passage::pair().unwrap();
+        assert_eq!(ours.send(&vec![0; MESSAGE_BYTES_MAX + 1], None).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(ours.send(&[], None).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        let long = vec![0; MESSAGE_BYTES_MAX + 1];
+        net::send(&ours.fd, &long, SendFlags::empty()).unwrap();
+        assert_eq!(Passage::over(theirs).receive().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_file_that_is_passed_is_the_same_file() {
+        let (ours, theirs) = Passage::pair().unwrap();
+        let mut file = File::from(rustix::fs::memfd_create("passed", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.write_all(b"12345").unwrap();
+        ours.send(b"x", Some(file.as_fd())).unwrap();
+        let parcel = Passage::over(theirs).receive().unwrap().unwrap();
+        assert_eq!(File::from(parcel.fd.unwrap()).stream_position().unwrap(), 5);
+    }
+}

@@ -1,0 +1,217 @@
+//! What real peers taught about USB/IP 0x0111, one test each, where no device is needed to show it.
+//! The rest, which needs one, is in the session room's tests of the same name.
+
+mod cuts;
+mod errno;
+mod handshake;
+mod headers;
+mod isochronous;
+#[path = "../peer/mod.rs"]
+mod peer;
+mod refusals;
+mod unlink;
+
+use farbus_model::urb::UrbFlags;
+use farbus_model::{
+    BufferPool, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Setup, Status, TransferType, Urb, UrbId,
+};
+use farbus_wire::usbip::client::Answer;
+use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject, Request, ServerConn, message, status};
+use peer::{BUS_ID, Checker, DEVID, ECONNRESET, Packet, Reply, RetSubmit, Submit};
+
+/// Endpoint 1 is bulk, 2 interrupt, 3 isochronous, in both directions; there are no others.
+fn kind_of(endpoint: EpAddr) -> Option<TransferType> {
+    match endpoint.number() {
+        0 => Some(TransferType::Control),
+        1 => Some(TransferType::Bulk),
+        2 => Some(TransferType::Interrupt),
+        3 => Some(TransferType::Isochronous),
+        _ => None,
+    }
+}
+
+/// Small, so that buffers have to grow and limits are met; a buffer holds the longest device of a list.
+const LIMITS: Limits = Limits { receive_bytes: 2048, urbs_in_flight_max: 64, ..Limits::DEFAULT };
+
+/// The exporter's end, with a checker at the other.
+struct Server {
+    conn: ServerConn,
+    pool: BufferPool,
+    checker: Checker,
+}
+
+impl Server {
+    fn new() -> Self {
+        Self::over(ServerConn::new(&LIMITS))
+    }
+
+    fn imported() -> Self {
+        Self::over(ServerConn::imported(&LIMITS, DEVID))
+    }
+
+    fn over(conn: ServerConn) -> Self {
+        Self { conn, pool: BufferPool::new(0), checker: Checker::default() }
+    }
+
+    fn receive(&mut self, bytes: &[u8]) -> Result<Vec<Request>, Reject> {
+        let mut requests = Vec::new();
+        put(bytes, usize::MAX, |chunk| {
+            let space = self.conn.receive_space();
+            let count = space.len().min(chunk.len());
+            space[..count].copy_from_slice(&chunk[..count]);
+            self.conn.handle_received(count);
+            while let Some(request) = self.conn.poll_request(kind_of)? {
+                requests.push(request);
+            }
+            Ok(count)
+        })?;
+        Ok(requests)
+    }
+
+    fn refusal(&mut self, bytes: &[u8]) -> Reject {
+        self.receive(bytes).map(|requests| format!("{requests:?}")).expect_err("this is refused")
+    }
+
+    /// Sends a submit that is understood.
+    fn submit(&mut self, submit: &Submit) -> Urb {
+        self.checker.asked(submit, submit.ep == 3);
+        match self.receive(&submit.bytes()).expect("this is understood").pop() {
+            Some(Request::Submit(urb)) => urb,
+            other => panic!("a submit, not {other:?}"),
+        }
+    }
+
+    /// Sends an unlink; says what is to be withdrawn.
+    fn unlink(&mut self, seqnum: u32, victim: u32) -> Option<UrbId> {
+        self.checker.unlink_asked(seqnum, victim);
+        match self.receive(&peer::unlink(seqnum, victim)).expect("this is understood").pop() {
+            None => None,
+            Some(Request::Unlink(id)) => Some(id),
+            other => panic!("an unlink, not {other:?}"),
+        }
+    }
+
+    fn complete(&mut self, done: Done) -> Vec<Reply> {
+        self.conn.complete(done, &mut self.pool);
+        self.replies()
+    }
+
+    fn replies(&mut self) -> Vec<Reply> {
+        let bytes = self.sent();
+        self.checker.read(&bytes)
+    }
+
+    fn sent(&mut self) -> Vec<u8> {
+        let bytes: Vec<u8> = self.conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+        self.conn.handle_transmitted(bytes.len(), &mut self.pool);
+        bytes
+    }
+}
+
+/// The importer's end. What it still has in flight when a test ends is given up.
+struct Client {
+    conn: ClientConn,
+    pool: BufferPool,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.conn.abandon(Status::Gone);
+    }
+}
+
+impl Client {
+    fn new() -> Self {
+        Self { conn: ClientConn::new(&LIMITS), pool: BufferPool::new(0) }
+    }
+
+    /// With a device.
+    fn imported() -> Self {
+        let mut client = Self::new();
+        client.conn.import(BUS_ID);
+        client.sent();
+        let answers = client.receive(&peer::import_reply(BUS_ID)).unwrap();
+        assert!(matches!(&answers[..], [Answer::Imported(Ok(record))] if record.device_id() == DEVID));
+        client
+    }
+
+    fn receive(&mut self, bytes: &[u8]) -> Result<Vec<Answer>, Reject> {
+        self.receive_in_steps(bytes, usize::MAX)
+    }
+
+    fn receive_in_steps(&mut self, bytes: &[u8], step: usize) -> Result<Vec<Answer>, Reject> {
+        let mut answers = Vec::new();
+        put(bytes, step, |chunk| {
+            let space = self.conn.receive_space();
+            let count = space.len().min(chunk.len());
+            space[..count].copy_from_slice(&chunk[..count]);
+            self.conn.handle_received(count);
+            while let Some(answer) = self.conn.poll_answer()? {
+                answers.push(answer);
+            }
+            Ok(count)
+        })?;
+        Ok(answers)
+    }
+
+    fn refusal(&mut self, bytes: &[u8]) -> Reject {
+        self.receive(bytes).map(|answers| format!("{answers:?}")).expect_err("this is refused")
+    }
+
+    /// What `bytes` finish.
+    fn done(&mut self, bytes: &[u8]) -> Vec<Done> {
+        let answers = self.receive(bytes).expect("this is understood").into_iter();
+        let done = answers.map(|answer| match answer {
+            Answer::Done(done) => done,
+            other => panic!("a finished request, not {other:?}"),
+        });
+        done.collect()
+    }
+
+    /// Submits; says the sequence number on the wire.
+    fn submit(&mut self, urb: Urb) -> u32 {
+        let kind = kind_of(urb.endpoint).unwrap();
+        self.conn.submit(urb.launch(), kind, &mut self.pool);
+        peer::word(&self.sent(), 4)
+    }
+
+    /// Withdraws; says the unlink's sequence number on the wire.
+    fn unlink(&mut self, id: UrbId) -> u32 {
+        self.conn.unlink(id);
+        peer::word(&self.sent(), 4)
+    }
+
+    fn sent(&mut self) -> Vec<u8> {
+        let bytes: Vec<u8> = self.conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+        self.conn.handle_transmitted(bytes.len(), &mut self.pool);
+        bytes
+    }
+}
+
+/// Hands `bytes` on, at most `step` at a time.
+fn put<E>(mut bytes: &[u8], step: usize, mut take: impl FnMut(&[u8]) -> Result<usize, E>) -> Result<(), E> {
+    while !bytes.is_empty() {
+        let count = take(&bytes[..bytes.len().min(step)])?;
+        assert!(count > 0, "there is always room");
+        bytes = &bytes[count..];
+    }
+    Ok(())
+}
+
+fn data_in(id: u64, length: u32) -> Urb {
+    Urb::data_in(UrbId(id), EpAddr::from_byte(0x81), length)
+}
+
+fn iso(id: u64, endpoint: u8, lengths: &[u32]) -> Urb {
+    let mut urb = Urb::data_in(UrbId(id), EpAddr::from_byte(endpoint), lengths.iter().sum());
+    let mut offset = 0;
+    for &length in lengths {
+        urb.iso.push(IsoPacket { offset, length, ..IsoPacket::default() });
+        offset += length;
+    }
+    if urb.endpoint.direction() == Direction::Out {
+        urb.direction = Direction::Out;
+        urb.payload = vec![7; offset as usize].into();
+    }
+    urb
+}
