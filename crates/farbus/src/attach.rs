@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -95,6 +96,11 @@ impl KernelAttachment {
     /// What ends it.
     pub fn ender(&self) -> Ender {
         self.ender.clone()
+    }
+
+    /// Our end of the link, as the exporter sees its user.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        local_address(&self.relay.remote)
     }
 
     /// What passes through, for status.
@@ -305,6 +311,11 @@ impl FileAttachment {
         self.ender.clone()
     }
 
+    /// Our end of the link, as the exporter sees its user.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        local_address(&self.watched)
+    }
+
     /// What takes the disk from its users without waiting for anything: a second Ctrl-C.
     pub fn cutter(&self) -> Cutter {
         self.mount.cutter()
@@ -364,6 +375,10 @@ pub fn open_disk(target: &Target) -> Result<RemoteDisk<RemotePort>, ClientError>
     device.into_disk(Options::default()).map_err(|error| trouble(&error))
 }
 
+fn local_address(link: &Link) -> Option<SocketAddr> {
+    rustix::net::getsockname(link.as_fd()).ok()?.try_into().ok()
+}
+
 fn local(error: impl fmt::Display) -> ClientError {
     ClientError::Local(error.to_string())
 }
@@ -383,6 +398,9 @@ pub struct AttachmentStatus {
     pub at: String,
     /// For how long, seconds.
     pub used_s: f64,
+    /// What for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// What passed through, where it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,

@@ -9,9 +9,9 @@ use farbus_host::{Enumerate, IdSource, Port, run};
 use farbus_io::link::{Link, LinkError};
 use farbus_model::{Device, Limits};
 use farbus_session::importer::Greeting;
-use farbus_session::registry::PATH_PREFIX;
+use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::port::RemotePort;
 use crate::share::DEFAULT_PORT;
@@ -19,8 +19,11 @@ use crate::share::DEFAULT_PORT;
 /// How long an exporter may take to answer before it counts as unreachable.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// How long a host is asked what became of a device whose link has ended.
+const AFTERWARDS_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// Whose trouble a failure is (N10): told apart in every message, exit code and JSON state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Attribute {
     /// The device failed.
@@ -33,6 +36,39 @@ pub enum Attribute {
     Gone,
     /// This machine lacks something.
     Local,
+}
+
+impl Attribute {
+    /// The word for it, the same everywhere: before a message, in JSON, in a table.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Attribute::Device => "device",
+            Attribute::Network => "network",
+            Attribute::Refused => "refused",
+            Attribute::Gone => "gone",
+            Attribute::Local => "local",
+        }
+    }
+
+    /// The exit code of the command; 2 is for usage.
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Attribute::Local => 1,
+            Attribute::Refused => 3,
+            Attribute::Gone => 4,
+            Attribute::Network => 5,
+            Attribute::Device => 6,
+        }
+    }
+}
+
+/// A failure as programs read it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureReport {
+    /// Whose trouble it is.
+    pub attribute: Attribute,
+    /// A sentence for a person.
+    pub message: String,
 }
 
 /// Why a device was not had.
@@ -65,6 +101,8 @@ pub enum ClientError {
         target: Target,
         /// Its word for why.
         status: OpStatus,
+        /// Who uses it, if its exporter says so.
+        user: Option<InUse>,
     },
     /// It has no device of that name.
     NoDevice {
@@ -112,13 +150,19 @@ impl fmt::Display for ClientError {
             ClientError::Protocol { address, reject } => {
                 write!(f, "{address} does not speak USB/IP as it should: {reject}")
             }
-            ClientError::Refused { target, status } => {
-                write!(f, "{target} was refused: {status}")?;
-                if *status == OpStatus::Busy {
-                    write!(f, "\n  one user at a time: detach it there first")?;
+            ClientError::Refused { target, status: OpStatus::Busy, user } => {
+                match user {
+                    Some(InUse { user, used_s }) => write!(f, "{target} is in use by {user} since {used_s} s")?,
+                    None => write!(f, "{target} is in use")?,
                 }
-                Ok(())
+                write!(
+                    f,
+                    "\n  one user at a time: 'farbus attach {target} --wait' waits for it, \
+                     'farbus release {}' where it is shared takes it back",
+                    target.device
+                )
             }
+            ClientError::Refused { target, status, .. } => write!(f, "{target} was refused: {status}"),
             ClientError::NoDevice { target, offered } if offered.is_empty() => {
                 write!(f, "{} offers no device at all", target.address)
             }
@@ -171,17 +215,22 @@ pub fn address_of(host: &str) -> String {
     if has_port { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") }
 }
 
-/// The name of a device: what its exporter calls it if that is a farbus, else its bus id.
-pub fn name_of(record: &DeviceRecord) -> &str {
-    record.path.strip_prefix(PATH_PREFIX).unwrap_or(&record.bus_id)
-}
+pub use farbus_session::registry::name_of;
 
 /// The devices that `address` (`HOST:PORT`) offers.
 ///
 /// # Errors
 /// [`ClientError`].
 pub fn list(address: &str) -> Result<Vec<DeviceRecord>, ClientError> {
-    let link = connect(address)?;
+    list_within(address, ANSWER_TIME_MAX)
+}
+
+/// The same, with less patience.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn list_within(address: &str, time_max: Duration) -> Result<Vec<DeviceRecord>, ClientError> {
+    let link = connect_within(address, time_max)?;
     let mut handshake = Handshake::list(Limits::DEFAULT);
     match converse(&link, &mut handshake)? {
         Greeting::Devices(devices) => Ok(devices),
@@ -194,26 +243,41 @@ pub fn list(address: &str) -> Result<Vec<DeviceRecord>, ClientError> {
 /// # Errors
 /// [`ClientError`].
 pub fn import(target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
-    let bus_id = resolve(target)?;
+    let bus_id = resolve(target)?.bus_id;
     let link = connect(&target.address)?;
     let mut handshake = Handshake::import(Limits::DEFAULT, &bus_id);
     match converse(&link, &mut handshake)? {
         Greeting::Imported(record) => Ok((link, handshake.into_device(record))),
-        Greeting::Refused(status) => Err(ClientError::Refused { target: target.clone(), status }),
+        Greeting::Refused(status) => {
+            // USB/IP says busy and no more; a list of ours says by whom.
+            let user = (status == OpStatus::Busy).then(|| resolve(target).ok().as_ref().and_then(in_use)).flatten();
+            Err(ClientError::Refused { target: target.clone(), status, user })
+        }
         Greeting::Devices(_) => unreachable!("an import was asked for"),
     }
 }
 
-/// The bus id of a device that is named by name or bus id.
-fn resolve(target: &Target) -> Result<String, ClientError> {
-    let devices = list(&target.address)?;
-    let named = |record: &&DeviceRecord| name_of(record) == target.device || record.bus_id == target.device;
-    match devices.iter().find(named) {
-        Some(record) => Ok(record.bus_id.clone()),
+/// The record of a device that is named by name or bus id.
+fn resolve(target: &Target) -> Result<DeviceRecord, ClientError> {
+    let mut devices = list(&target.address)?;
+    let named = |record: &DeviceRecord| name_of(record) == target.device || record.bus_id == target.device;
+    match devices.iter().position(named) {
+        Some(at) => Ok(devices.swap_remove(at)),
         None => {
             let offered = devices.iter().map(|record| name_of(record).to_owned()).collect();
             Err(ClientError::NoDevice { target: target.clone(), offered })
         }
+    }
+}
+
+/// Why a link that carried a device ended, seen from here and now: its host is asked once more, briefly.
+pub fn why_lost(target: &Target) -> Attribute {
+    match list_within(&target.address, AFTERWARDS_TIME_MAX) {
+        Ok(devices) if devices.iter().any(|d| name_of(d) == target.device || d.bus_id == target.device) => {
+            Attribute::Refused
+        }
+        Ok(_) => Attribute::Gone,
+        Err(_) => Attribute::Network,
     }
 }
 
@@ -247,9 +311,13 @@ pub fn open(target: &Target) -> Result<farbus_host::RemoteDevice<RemotePort>, Cl
 }
 
 fn connect(address: &str) -> Result<Link, ClientError> {
-    let link = Link::connect(address, ANSWER_TIME_MAX).map_err(ClientError::Link)?;
+    connect_within(address, ANSWER_TIME_MAX)
+}
+
+fn connect_within(address: &str, time_max: Duration) -> Result<Link, ClientError> {
+    let link = Link::connect(address, time_max).map_err(ClientError::Link)?;
     let lost = |source| ClientError::Lost { address: address.to_owned(), source };
-    link.set_receive_timeout(Some(ANSWER_TIME_MAX)).map_err(lost)?;
+    link.set_receive_timeout(Some(time_max)).map_err(lost)?;
     Ok(link)
 }
 

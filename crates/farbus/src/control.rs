@@ -8,13 +8,20 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A question is a short line; nobody sends more.
-const QUESTION_BYTES_MAX: u64 = 1 << 20;
+use crate::client::FailureReport;
+
+/// The version of the protocol (docs/control.md). Questions and fields may be added to it; a change of what is there
+/// makes it the next.
+pub const PROTOCOL: u32 = 1;
+/// A question is a short line; nobody sends more. What is typed on a keyboard is the longest of them.
+pub const QUESTION_BYTES_MAX: usize = 64 << 10;
+/// How long a question may take to be asked, and an answer to be taken: both are on this machine.
+const TALK_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long a running process may take to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -22,6 +29,8 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase")]
 pub enum Question {
+    /// Which protocol do you speak? Answered by everybody alike.
+    Version,
     /// What are you and how do you do?
     Status,
     /// Attach: let go of the device and end. Share: ignored.
@@ -29,6 +38,26 @@ pub enum Question {
         /// The device by name, bus id or target; `None` means whatever it is.
         device: Option<String>,
     },
+    /// Share: take a device back from whoever uses it.
+    Release {
+        /// Name or bus id.
+        device: String,
+        /// What the history is to say of it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+        /// For how long its user's host may not have it again, seconds.
+        #[serde(default)]
+        keep_out_s: u64,
+    },
+    /// Share: the user whose connection comes from this address says what it needs its device for.
+    Explain {
+        /// `HOST:PORT`.
+        user: String,
+        /// A few words.
+        reason: String,
+    },
+    /// Daemon: read the configuration again.
+    Reload,
     /// Keyboard: type this.
     Type {
         /// Name or bus id.
@@ -58,6 +87,8 @@ pub enum Answer {
     Unknown,
     /// Refused, and why.
     Refused(String),
+    /// It failed, whose trouble it is and why.
+    Failed(FailureReport),
 }
 
 /// A socket on which this process answers; removed when dropped.
@@ -142,17 +173,52 @@ fn serve(listener: &UnixListener, answer: &dyn Fn(Question) -> Answer) {
 }
 
 fn serve_one(mut stream: UnixStream, answer: &dyn Fn(Question) -> Answer) -> io::Result<()> {
-    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-    stream.set_write_timeout(Some(Duration::from_secs(1)))?;
-    let mut line = String::new();
-    BufReader::new(&stream).take(QUESTION_BYTES_MAX).read_line(&mut line)?;
-    let answer = match serde_json::from_str(&line) {
-        Ok(question) => answer(question),
-        Err(error) => Answer::Refused(format!("not a question: {error}")),
+    let answer = match read_question(&mut stream)? {
+        Heard::Line(line) => match serde_json::from_slice(&line) {
+            Ok(Question::Version) => {
+                Answer::Ok(serde_json::json!({ "protocol": PROTOCOL, "farbus": env!("CARGO_PKG_VERSION") }))
+            }
+            Ok(question) => answer(question),
+            Err(error) => Answer::Refused(format!("not a question: {error}")),
+        },
+        Heard::TooMuch => Answer::Refused(format!("a question has at most {QUESTION_BYTES_MAX} bytes")),
+        Heard::Nothing => return Ok(()),
     };
-    let mut line = serde_json::to_string(&answer).map_err(io::Error::other)?;
-    line.push('\n');
-    stream.write_all(line.as_bytes())
+    let mut line = serde_json::to_vec(&answer).map_err(io::Error::other)?;
+    line.push(b'\n');
+    stream.set_write_timeout(Some(TALK_TIME_MAX))?;
+    stream.write_all(&line)
+}
+
+/// What came in before the line ended, or the time, or the patience.
+enum Heard {
+    Line(Vec<u8>),
+    TooMuch,
+    Nothing,
+}
+
+fn read_question(stream: &mut UnixStream) -> io::Result<Heard> {
+    let until = Instant::now() + TALK_TIME_MAX;
+    let mut line = Vec::new();
+    let mut piece = [0; 4096];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let count = stream.read(&mut piece)?;
+        let end = piece[..count].iter().position(|&byte| byte == b'\n');
+        line.extend(&piece[..end.unwrap_or(count)]);
+        if line.len() > QUESTION_BYTES_MAX {
+            return Ok(Heard::TooMuch);
+        }
+        match (end, count) {
+            (None, 0) if line.is_empty() => return Ok(Heard::Nothing),
+            (None, 0) | (Some(_), _) => return Ok(Heard::Line(line)),
+            (None, _) => {}
+        }
+    }
 }
 
 /// The folder of the sockets: the user's runtime folder, or root's, or one in the temporary folder.

@@ -13,6 +13,7 @@
 //! **Why** a library with a thin command on top: a gadget of your own is a definition and thirty
 //! lines, and what the command can do a program can do.
 
+pub mod allow;
 pub mod attach;
 pub mod broker;
 pub mod cli;

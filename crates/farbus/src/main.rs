@@ -17,11 +17,9 @@ fn main() -> ExitCode {
         .with_target(false)
         .without_time()
         .init();
+    let as_json = cli.is_for_programs();
     match cli::run(cli) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("farbus: {failure}");
-            cli::exit_code(&failure)
-        }
+        Err(failure) => cli::report(&failure, as_json),
     }
 }

@@ -4,19 +4,21 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Connection, Link, Listener};
-use farbus_model::{BufferPool, Command, CommandError, Completions, Device, Limits};
-use farbus_session::{DeviceRecord, Exporter, Offers, OpStatus, Registry};
+use farbus_model::{BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
+use farbus_session::claims::Claims;
+use farbus_session::{DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
 use serde::Serialize;
 use tracing::{error, info, warn};
 
+use crate::allow::Network;
 use crate::engine::{End, Engine, Mailbox};
 use crate::meters::{Calls, Meters, Readings};
 
@@ -40,11 +42,34 @@ struct Shared {
     registry: Mutex<Registry>,
     sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
     session_ended: Condvar,
-    listeners: Mutex<Vec<Listener>>,
+    /// How many there have been: a number is one connection's, whichever listener it came to.
+    connections: AtomicU64,
+    listeners: Mutex<Vec<Arc<Listening>>>,
     is_stopping: AtomicBool,
     clock: Clock,
     limits: Limits,
     trace: Mutex<Option<File>>,
+}
+
+/// One address that is listened at.
+struct Listening {
+    listener: Listener,
+    address: SocketAddr,
+    /// Who may connect; `None` is everybody.
+    allowed: Mutex<Option<Vec<Network>>>,
+    is_closed: AtomicBool,
+}
+
+impl Listening {
+    fn admits(&self, address: IpAddr) -> bool {
+        let allowed = self.allowed.lock().expect("no listener panics");
+        allowed.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(address)))
+    }
+
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.listener.shut_down();
+    }
 }
 
 /// One connection.
@@ -53,6 +78,7 @@ struct Session {
     mailbox: Mailbox,
     meters: Meters,
     bus_id: Mutex<Option<String>>,
+    is_taken_back: AtomicBool,
 }
 
 /// One shared device, as `farbus status` shows it.
@@ -76,18 +102,57 @@ pub struct DeviceStatus {
     /// For how long, seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_s: Option<f64>,
+    /// What for, if it said so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Who waits for it, the longest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<WaitingStatus>,
+    /// Who had it, the latest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<PastStatus>,
     /// What passed through since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
 }
 
+/// A host that waits for a device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WaitingStatus {
+    /// Which.
+    pub host: String,
+    /// For how long, seconds.
+    pub waits_s: f64,
+}
+
+/// A use that is over.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PastStatus {
+    /// Who it was.
+    pub user: String,
+    /// What for, if it said so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How long it lasted, seconds.
+    pub used_s: f64,
+    /// How long ago it ended, seconds.
+    pub ago_s: f64,
+    /// How it ended.
+    pub ended: &'static str,
+    /// What the owner said who took it back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remark: Option<String>,
+}
+
 /// Why a device cannot be shared or commanded.
 #[derive(Debug)]
 pub enum ShareError {
-    /// A bus has 127 device numbers, one of them its hub's.
+    /// There are as many devices as a list may have.
     BusFull,
     /// No device of that name.
     NoDevice(String),
+    /// Nobody uses it.
+    NotInUse(String),
     /// The device's own refusal.
     Command(CommandError),
     /// The session that holds it does not answer.
@@ -99,8 +164,9 @@ pub enum ShareError {
 impl fmt::Display for ShareError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ShareError::BusFull => f.write_str("a bus has room for 126 devices"),
+            ShareError::BusFull => write!(f, "{} devices are shared already", farbus_session::registry::DEVICES_MAX),
             ShareError::NoDevice(name) => write!(f, "no device called '{name}' is shared here"),
+            ShareError::NotInUse(name) => write!(f, "nobody uses '{name}'"),
             ShareError::Command(error) => error.fmt(f),
             ShareError::Silent => f.write_str("the session that uses the device does not answer"),
             ShareError::System(error) => error.fmt(f),
@@ -124,6 +190,7 @@ impl Share {
                 registry: Mutex::default(),
                 sessions: Mutex::default(),
                 session_ended: Condvar::new(),
+                connections: AtomicU64::new(1),
                 listeners: Mutex::default(),
                 is_stopping: AtomicBool::new(false),
                 clock: Clock::start(),
@@ -147,25 +214,60 @@ impl Share {
     /// # Errors
     /// What the system says of the address.
     pub fn listen(&self, address: SocketAddr) -> io::Result<SocketAddr> {
-        let listener = Listener::bind(address)?;
-        let address = listener.address()?;
-        self.serve(listener)?;
-        Ok(address)
+        self.listen_on(Listener::bind(address)?, None)
     }
 
-    /// Serves USB/IP on a socket that listens already.
+    /// Serves USB/IP on a socket that listens already, to those who are `allowed` (`None`: everybody); says where.
     ///
     /// # Errors
-    /// If the system has no more threads or descriptors.
-    pub fn serve(&self, listener: Listener) -> io::Result<()> {
-        let for_shutdown = listener.try_clone()?;
-        let shared = Arc::clone(&self.shared);
+    /// What the system says of the socket, or of a thread more.
+    pub fn listen_on(&self, listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<SocketAddr> {
+        let address = listener.address()?;
+        let allowed = Mutex::new(allowed);
+        let listening = Arc::new(Listening { listener, address, allowed, is_closed: AtomicBool::new(false) });
+        let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&listening));
         thread::Builder::new()
             .name("listen".into())
             .stack_size(STACK_BYTES)
-            .spawn(move || shared.accept_all(&listener))?;
-        self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
-        Ok(())
+            .spawn(move || shared.accept_all(&for_thread))?;
+        self.shared.listeners.lock().expect("no listener panics").push(listening);
+        Ok(address)
+    }
+
+    /// Who may connect to `address` from now on; connections that are there stay. `None`: everybody.
+    pub fn allow(&self, address: SocketAddr, allowed: Option<Vec<Network>>) {
+        let listeners = self.shared.listeners.lock().expect("no listener panics");
+        for listening in listeners.iter().filter(|listening| listening.address == address) {
+            listening.allowed.lock().expect("no listener panics").clone_from(&allowed);
+        }
+    }
+
+    /// Listens at `address` no more; connections that came through it stay.
+    pub fn close(&self, address: SocketAddr) {
+        let mut listeners = self.shared.listeners.lock().expect("no listener panics");
+        listeners.extract_if(.., |listening| listening.address == address).for_each(|listening| listening.close());
+    }
+
+    /// Takes a device (by name or bus id) off the lists; a session that uses it is ended first.
+    ///
+    /// # Errors
+    /// [`ShareError::NoDevice`].
+    pub fn remove(&self, device: &str) -> Result<(), ShareError> {
+        self.shared.remove(device)
+    }
+
+    /// Takes a device back from whoever uses it: the session is ended, the device is reset, made durable and offered
+    /// again, but to its user's host only after `keep_out`. `remark` goes into the history. Says whom it was taken from.
+    ///
+    /// # Errors
+    /// [`ShareError::NoDevice`], [`ShareError::NotInUse`].
+    pub fn take_back(&self, device: &str, remark: Option<&str>, keep_out: Duration) -> Result<String, ShareError> {
+        self.shared.take_back(device, remark, keep_out)
+    }
+
+    /// The holder whose connection comes from `who` says what it needs its device for. Says whether there is one.
+    pub fn explain(&self, who: &str, reason: &str) -> bool {
+        self.shared.registry().explain(who, reason)
     }
 
     /// Writes each session's last taps to `file` when it ends, a line of JSON each: the same key
@@ -212,18 +314,20 @@ impl Shared {
         self.is_stopping.load(Ordering::Acquire)
     }
 
-    fn accept_all(self: &Arc<Self>, listener: &Listener) {
-        let mut number = 0u64;
-        while !self.is_stopping() {
-            match listener.accept() {
+    fn accept_all(self: &Arc<Self>, listening: &Listening) {
+        while !self.is_stopping() && !listening.is_closed.load(Ordering::Acquire) {
+            match listening.listener.accept() {
+                Ok(connection) if !listening.admits(connection.from.ip()) => {
+                    warn!(from = %connection.from, at = %listening.address, "not on the list of those allowed here");
+                }
                 Ok(connection) => {
-                    number += 1;
+                    let number = self.connections.fetch_add(1, Ordering::Relaxed);
                     let from = connection.from;
                     if let Err(error) = self.begin_session(number, connection) {
                         warn!(%from, %error, "the connection was turned away");
                     }
                 }
-                Err(_) if self.is_stopping() => return,
+                Err(_) if self.is_stopping() || listening.is_closed.load(Ordering::Acquire) => return,
                 Err(error) => {
                     // Out of descriptors, most likely: what is open goes on, new ones wait.
                     warn!(%error, "cannot accept a connection");
@@ -242,6 +346,7 @@ impl Shared {
             mailbox: Mailbox::new()?,
             meters: Meters::default(),
             bus_id: Mutex::default(),
+            is_taken_back: AtomicBool::new(false),
         });
         self.sessions().insert(number, Arc::clone(&session));
         let shared = Arc::clone(self);
@@ -280,9 +385,15 @@ impl Shared {
         let device = panic::catch_unwind(AssertUnwindSafe(|| exporter.finish(now))).unwrap_or(None);
         let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
         session.link.shut_down();
-        report_end(&end, session.link.peer(), bus_id.as_deref());
+        let ending = match session.is_taken_back.load(Ordering::Acquire) {
+            true => Ending::TakenBack,
+            false => ending_of(&end),
+        };
+        report_end(&end, ending, session.link.peer(), bus_id.as_deref());
         match (bus_id, device) {
-            (Some(bus_id), Some(device)) if !device.is_gone() => self.registry().release(&bus_id, device),
+            (Some(bus_id), Some(device)) if !device.is_gone() => {
+                self.registry().release(&bus_id, device, ending, now);
+            }
             (Some(bus_id), _) => self.registry().withdraw(&bus_id),
             (None, _) => {}
         }
@@ -323,9 +434,58 @@ impl Shared {
             state: if entry.holder.is_some() { "in use" } else { "available" }.to_owned(),
             user: entry.holder.map(|holder| holder.who.clone()),
             used_s: entry.holder.map(|holder| (now - holder.since).as_secs_f64()),
+            reason: entry.holder.and_then(|holder| holder.reason.clone()),
+            waiting: waiting_of(entry.claims, now),
+            history: history_of(entry.claims, now),
             meters: meters_of(&entry.record.bus_id),
         });
         entries.collect()
+    }
+
+    fn bus_id_of(&self, device: &str) -> Result<String, ShareError> {
+        let registry = self.registry();
+        let bus_id = registry.find(device).ok_or_else(|| ShareError::NoDevice(device.to_owned()))?;
+        Ok(bus_id.to_owned())
+    }
+
+    fn remove(&self, device: &str) -> Result<(), ShareError> {
+        let bus_id = self.bus_id_of(device)?;
+        if self.registry().retire(&bus_id) == Some(false) {
+            self.end_user_of(&bus_id);
+        }
+        Ok(())
+    }
+
+    fn take_back(&self, device: &str, remark: Option<&str>, keep_out: Duration) -> Result<String, ShareError> {
+        let bus_id = self.bus_id_of(device)?;
+        let now = self.clock.now();
+        let until = (!keep_out.is_zero()).then(|| now + keep_out);
+        let who = {
+            let mut registry = self.registry();
+            let claims = registry.claims_mut(&bus_id).ok_or_else(|| ShareError::NoDevice(device.to_owned()))?;
+            let who = claims.holder().map(|holder| holder.who.clone());
+            claims.take_back(remark, until);
+            who.ok_or_else(|| ShareError::NotInUse(device.to_owned()))?
+        };
+        self.end_user_of(&bus_id);
+        Ok(who)
+    }
+
+    /// Ends the session that uses a device and waits until the device is back, or long enough.
+    fn end_user_of(&self, bus_id: &str) {
+        let Some(session) = self.holder_of(bus_id) else { return };
+        session.is_taken_back.store(true, Ordering::Release);
+        session.link.shut_down();
+        let sessions = self.sessions();
+        let is_there = |sessions: &mut BTreeMap<u64, Arc<Session>>| sessions.values().any(|s| Arc::ptr_eq(s, &session));
+        // A device that does not become durable in time goes on trying in its session's thread.
+        let _ = self.session_ended.wait_timeout_while(sessions, COMMAND_TIME_MAX, |sessions| is_there(sessions));
+    }
+
+    fn holder_of(&self, bus_id: &str) -> Option<Arc<Session>> {
+        let sessions = self.sessions();
+        let mut holders = sessions.values();
+        holders.find(|s| s.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(bus_id))).cloned()
     }
 
     fn command(&self, device: &str, command: Command) -> Result<(), ShareError> {
@@ -339,12 +499,7 @@ impl Shared {
             }
             bus_id
         };
-        let holder = self
-            .sessions()
-            .values()
-            .find(|s| s.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(&bus_id)))
-            .cloned()
-            .ok_or(ShareError::Silent)?;
+        let holder = self.holder_of(&bus_id).ok_or(ShareError::Silent)?;
         let (answer, answered) = mpsc::sync_channel(1);
         holder.mailbox.leave(command, answer);
         let result = answered.recv_timeout(COMMAND_TIME_MAX).map_err(|_| ShareError::Silent)?;
@@ -355,8 +510,8 @@ impl Shared {
         if self.is_stopping.swap(true, Ordering::AcqRel) {
             return true;
         }
-        for listener in self.listeners.lock().expect("no listener panics").drain(..) {
-            listener.shut_down();
+        for listening in self.listeners.lock().expect("no listener panics").drain(..) {
+            listening.close();
         }
         let mut sessions = self.sessions();
         for session in sessions.values() {
@@ -386,7 +541,7 @@ struct Offer<'a> {
 
 impl Offers<Box<dyn Device>> for Offer<'_> {
     fn list(&mut self) -> Vec<DeviceRecord> {
-        self.shared.registry().records()
+        self.shared.registry().records(self.shared.clock.now())
     }
 
     fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, Box<dyn Device>), OpStatus> {
@@ -394,23 +549,58 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
             return Err(OpStatus::NotAvailable);
         }
         let peer = self.session.link.peer();
-        match self.shared.registry().claim(bus_id, peer, self.shared.clock.now()) {
+        let mut registry = self.shared.registry();
+        match registry.claim(bus_id, peer, self.shared.clock.now()) {
             Ok(claimed) => {
+                // Before the registry is let go of: whoever takes the device back finds its session.
                 *self.session.bus_id.lock().expect("no session panics") = Some(bus_id.to_owned());
                 info!(device = bus_id, peer, "attached");
                 Ok((claimed.record, claimed.device))
             }
             Err(status) => {
-                info!(device = bus_id, peer, %status, "refused");
+                let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|e| e.holder);
+                let holder = holder.map_or("nobody", |holder| holder.who.as_str());
+                info!(device = bus_id, peer, %status, holder, "refused");
                 Err(status)
             }
         }
     }
 }
 
-fn report_end(end: &End, peer: &str, device: Option<&str>) {
+fn waiting_of(claims: &Claims, now: Instant) -> Vec<WaitingStatus> {
+    let status = |waiting: &farbus_session::claims::Waiting| WaitingStatus {
+        host: waiting.host.clone(),
+        waits_s: (now - waiting.since).as_secs_f64(),
+    };
+    claims.queue(now).map(status).collect()
+}
+
+fn history_of(claims: &Claims, now: Instant) -> Vec<PastStatus> {
+    let status = |past: &farbus_session::claims::Past| PastStatus {
+        user: past.holder.who.clone(),
+        reason: past.holder.reason.clone(),
+        used_s: (past.until - past.holder.since).as_secs_f64(),
+        ago_s: (now - past.until).as_secs_f64(),
+        ended: past.ending.as_str(),
+        remark: past.remark.clone(),
+    };
+    claims.history().rev().map(status).collect()
+}
+
+fn ending_of(end: &End) -> Ending {
+    match end {
+        End::Finished | End::Closed => Ending::Detached,
+        End::Lost(_) => Ending::Lost,
+        End::Bug => Ending::Bug,
+        End::Gone => Ending::Gone,
+        End::Fault(_) => Ending::CutOff,
+    }
+}
+
+fn report_end(end: &End, ending: Ending, peer: &str, device: Option<&str>) {
     let device = device.unwrap_or("none");
     match end {
+        _ if ending == Ending::TakenBack => info!(device, peer, "taken back by its owner"),
         End::Finished | End::Closed => info!(device, peer, "the peer ended the connection"),
         End::Gone => warn!(device, peer, "the device was unplugged"),
         End::Lost(error) => warn!(device, peer, %error, "the link was lost; the device is offered again"),

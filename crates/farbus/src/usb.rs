@@ -68,7 +68,11 @@ pub fn share(share: &Share, selector: &Selector) -> Result<Vec<DeviceRecord>, Us
     opened.into_iter().map(|(name, device)| share.add(&name, device).map_err(UsbError::Share)).collect()
 }
 
-fn open(found: &Found) -> Result<UsbDevice, UsbError> {
+/// Opens one, if nothing stands against it.
+///
+/// # Errors
+/// [`UsbError`].
+pub fn open(found: &Found) -> Result<UsbDevice, UsbError> {
     let bus_id = found.bus_id.clone();
     match &found.obstacle {
         Some(obstacle) => Err(UsbError::Obstacle { bus_id, obstacle: obstacle.clone() }),

@@ -16,6 +16,7 @@
 
 pub mod frontend;
 pub mod link;
+pub mod service;
 pub mod store;
 pub mod sys;
 pub mod usb;

@@ -13,11 +13,14 @@
 //! **Why** an importer is a device: an exporter over a [`RemoteDevice`] *is* the validating relay
 //! in front of a kernel, and a user-space host drives a remote disk as it drives a local one.
 
+pub mod claims;
 pub mod exporter;
 pub mod importer;
 pub mod registry;
+pub mod rules;
 
+pub use claims::{Claims, Ending, Holder};
 pub use exporter::{Counters, Exporter, Fault, Offers, OnReset};
 pub use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};
 pub use importer::{Handshake, RemoteDevice};
-pub use registry::{Claimed, Holder, Registry};
+pub use registry::{Claimed, Registry};

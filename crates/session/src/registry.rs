@@ -3,6 +3,8 @@
 use farbus_model::{Device, Instant};
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
+use crate::claims::{Claims, Ending, Holder, Refusal};
+
 /// Devices on offer. The one thing that engines share; its owner puts a lock around it.
 #[derive(Default)]
 pub struct Registry {
@@ -17,16 +19,9 @@ struct Export {
     record: DeviceRecord,
     /// `None` while somebody holds it.
     device: Option<Box<dyn Device>>,
-    holder: Option<Holder>,
-}
-
-/// Who holds a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// The peer's address, as people write it.
-    pub who: String,
-    /// Since when.
-    pub since: Instant,
+    claims: Claims,
+    /// It is on offer no more and goes when its user does.
+    is_leaving: bool,
 }
 
 /// A device that was claimed; give it back with [`Registry::release`].
@@ -38,7 +33,7 @@ pub struct Claimed {
 }
 
 /// One line of a listing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Entry<'a> {
     /// Its name, unique here.
     pub name: &'a str,
@@ -48,32 +43,48 @@ pub struct Entry<'a> {
     pub record: &'a DeviceRecord,
     /// Who holds it.
     pub holder: Option<&'a Holder>,
+    /// Who holds it, waits for it, had it.
+    pub claims: &'a Claims,
 }
 
-/// The bus that all our exports are on.
-const BUS: u32 = 1;
+/// What a record's path says of the use of its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InUse {
+    /// By whom.
+    pub user: String,
+    /// For how long, seconds.
+    pub used_s: u64,
+}
+
 /// Device numbers are 7 bits on a bus (USB 2.0 §9.4.6) and so are ours.
 /// Number 1 is its root hub's.
-const DEVICES_MAX: u32 = 126;
+const DEVICES_PER_BUS: u32 = 126;
+/// Virtual buses. Beyond, numbers of devices that have gone are given again.
+const BUSES_MAX: u32 = 255;
+/// Devices at once: a list of more is refused by its reader (as ours does), and takes megabytes.
+pub const DEVICES_MAX: usize = 4096;
 /// A record's path starts so, and goes on with the name.
 pub const PATH_PREFIX: &str = "/farbus/";
+/// Bytes of a path on the wire, its NUL left out.
+const PATH_BYTES_MAX: usize = 255;
 
 impl Registry {
-    /// Offers `device` under a name that begins with `kind`; says which. `None` when the bus is full.
+    /// Offers `device` under a name that begins with `kind`; says which. `None` when there are [`DEVICES_MAX`].
+    /// A bus has 126 numbers; the next devices are on the next bus.
     pub fn add(&mut self, kind: &str, device: Box<dyn Device>) -> Option<&DeviceRecord> {
-        if self.numbers >= DEVICES_MAX {
+        if self.exports.len() >= DEVICES_MAX {
             return None;
         }
-        self.numbers += 1;
-        let number = self.numbers;
+        let at = self.free_number();
+        let (bus, number) = (1 + at / DEVICES_PER_BUS, 1 + at % DEVICES_PER_BUS);
         let name = self.free_name(kind);
         let all = device.descriptors();
         let first = all.configurations.first();
         let interfaces: Vec<_> = first.map(|c| c.interfaces().map(|i| i.class).collect()).unwrap_or_default();
         let record = DeviceRecord {
             path: format!("{PATH_PREFIX}{name}"),
-            bus_id: format!("{BUS}-{number}"),
-            bus: BUS,
+            bus_id: format!("{bus}-{number}"),
+            bus,
             device: number + 1,
             speed: device.speed(),
             vendor: all.device.vendor,
@@ -86,8 +97,23 @@ impl Registry {
             interfaces,
         };
         let title = all.title();
-        self.exports.push(Export { name, title, record, device: Some(device), holder: None });
+        let claims = Claims::default();
+        self.exports.push(Export { name, title, record, device: Some(device), claims, is_leaving: false });
         self.exports.last().map(|export| &export.record)
+    }
+
+    /// A fresh number as long as there are any: a peer that remembers one that was withdrawn finds nothing.
+    fn free_number(&mut self) -> u32 {
+        let numbers = BUSES_MAX * DEVICES_PER_BUS;
+        if self.numbers < numbers {
+            self.numbers += 1;
+            return self.numbers - 1;
+        }
+        let used = |at: &u32| {
+            let (bus, device) = (1 + at / DEVICES_PER_BUS, 2 + at % DEVICES_PER_BUS);
+            self.exports.iter().any(|export| (export.record.bus, export.record.device) == (bus, device))
+        };
+        (0..numbers).find(|at| !used(at)).expect("there are fewer devices than numbers")
     }
 
     /// `kind`, or `kind2`, `kind3`, …
@@ -103,37 +129,80 @@ impl Registry {
             name: &export.name,
             title: &export.title,
             record: &export.record,
-            holder: export.holder.as_ref(),
+            holder: export.claims.holder(),
+            claims: &export.claims,
         })
     }
 
-    /// The records of everything on offer. A device in use is listed: it is there, and an import says *busy*.
-    pub fn records(&self) -> Vec<DeviceRecord> {
-        self.exports.iter().map(|export| export.record.clone()).collect()
+    /// The records of everything on offer. A device in use is listed: it is there, and an import says *busy*. Its path,
+    /// which is text for people, says by whom and for how long; [`name_of`] and [`in_use`] read it.
+    pub fn records(&self, now: Instant) -> Vec<DeviceRecord> {
+        let offered = self.exports.iter().filter(|export| !export.is_leaving);
+        offered
+            .map(|export| {
+                let mut record = export.record.clone();
+                if let Some(holder) = export.claims.holder() {
+                    let use_ = format!(";user={};used_s={}", holder.who, (now - holder.since).as_secs());
+                    if record.path.len() + use_.len() <= PATH_BYTES_MAX {
+                        record.path.push_str(&use_);
+                    }
+                }
+                record
+            })
+            .collect()
     }
 
     /// Takes a device for `who`.
     ///
     /// # Errors
-    /// [`OpStatus::Busy`] while somebody holds it, [`OpStatus::NoDevice`] if there is none.
+    /// [`OpStatus::Busy`] while somebody holds it or comes first ([`Claims`]), [`OpStatus::NoDevice`] if there is none.
     pub fn claim(&mut self, bus_id: &str, who: &str, now: Instant) -> Result<Claimed, OpStatus> {
-        let export = self.exports.iter_mut().find(|export| export.record.bus_id == bus_id);
-        let export = export.ok_or(OpStatus::NoDevice)?;
-        let device = export.device.take().ok_or(OpStatus::Busy)?;
-        export.holder = Some(Holder { who: who.to_owned(), since: now });
+        let export = self.export_mut(bus_id).filter(|export| !export.is_leaving).ok_or(OpStatus::NoDevice)?;
+        export.claims.claim(who, now).map_err(|refusal| match refusal {
+            Refusal::Held | Refusal::Waited | Refusal::KeptOut => OpStatus::Busy,
+        })?;
+        let device = export.device.take().expect("a device that nobody holds is here");
         Ok(Claimed { record: export.record.clone(), device })
     }
 
-    /// Gives a claimed device back.
+    /// Gives a claimed device back. One that is leaving goes.
     ///
     /// # Panics
     /// If it was not claimed: only its claimer has it to give.
-    pub fn release(&mut self, bus_id: &str, device: Box<dyn Device>) {
-        let export = self.exports.iter_mut().find(|export| export.record.bus_id == bus_id);
-        let export = export.expect("an export is not withdrawn while held");
+    pub fn release(&mut self, bus_id: &str, device: Box<dyn Device>, ending: Ending, now: Instant) {
+        let export = self.export_mut(bus_id).expect("an export is not withdrawn while held");
         assert!(export.device.is_none(), "a device is given back once");
         export.device = Some(device);
-        export.holder = None;
+        export.claims.end(ending, now);
+        if export.is_leaving {
+            self.withdraw(bus_id);
+        }
+    }
+
+    /// Takes a device off the lists, at once if nobody uses it and else with the end of its use, which is the caller's to
+    /// bring about. Says whether it is gone; `None` if there is none.
+    pub fn retire(&mut self, bus_id: &str) -> Option<bool> {
+        let export = self.export_mut(bus_id)?;
+        export.is_leaving = true;
+        let is_idle = export.device.is_some();
+        if is_idle {
+            self.withdraw(bus_id);
+        }
+        Some(is_idle)
+    }
+
+    /// The claims on a device, for its owner to change.
+    pub fn claims_mut(&mut self, bus_id: &str) -> Option<&mut Claims> {
+        Some(&mut self.export_mut(bus_id)?.claims)
+    }
+
+    /// The holder called `who`, whichever device it has, says what for. Says whether there is one.
+    pub fn explain(&mut self, who: &str, reason: &str) -> bool {
+        self.exports.iter_mut().any(|export| export.claims.explain(who, reason))
+    }
+
+    fn export_mut(&mut self, bus_id: &str) -> Option<&mut Export> {
+        self.exports.iter_mut().find(|export| export.record.bus_id == bus_id)
     }
 
     /// Takes a claimed device off the list: it could not be given back.
@@ -163,6 +232,19 @@ impl Registry {
 
     /// A device that nobody holds, for its owner to command.
     pub fn idle_device(&mut self, bus_id: &str) -> Option<&mut Box<dyn Device>> {
-        self.exports.iter_mut().find(|export| export.record.bus_id == bus_id)?.device.as_mut()
+        self.export_mut(bus_id)?.device.as_mut()
     }
+}
+
+/// The name of a device: what its exporter calls it if that is a farbus, else its bus id.
+pub fn name_of(record: &DeviceRecord) -> &str {
+    let name = record.path.strip_prefix(PATH_PREFIX).map(|rest| rest.split(';').next().unwrap_or_default());
+    name.unwrap_or(&record.bus_id)
+}
+
+/// Who uses a device, as far as its exporter says it.
+pub fn in_use(record: &DeviceRecord) -> Option<InUse> {
+    let mut words = record.path.strip_prefix(PATH_PREFIX)?.split(';').skip(1);
+    let user = words.next()?.strip_prefix("user=")?.to_owned();
+    Some(InUse { user, used_s: words.next()?.strip_prefix("used_s=")?.parse().ok()? })
 }

@@ -1,9 +1,10 @@
 //! `farbus attach` and `farbus detach`.
 
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -12,12 +13,13 @@ use super::Failure;
 use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
-use crate::client::{Attribute, Target};
-use crate::control::{Answer, Door, Question, folder};
+use crate::client::{Attribute, ClientError, Target, why_lost};
+use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
 use farbus_io::frontend::fuse::Cutter;
 use farbus_io::sys::vhci::Vhci;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
+use farbus_session::{OpStatus, Reject};
 
 /// Use a device of another machine here, until detached or interrupted.
 #[derive(Debug, clap::Args)]
@@ -26,8 +28,9 @@ use farbus_io::sys::writeback::{Protection, protect_writeback_path};
     fuse    a disk appears as a file, without any kernel USB; for losetup, mkfs, mount, qemu\n  \
     auto    kernel where there is one, else fuse\n\n\
     Examples:\n  farbus attach lab3/disk\n  farbus attach 10.0.0.7/1-1 --via kernel\n  \
-    farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n\n\
-    Exit code 5 says that the link was lost.")]
+    farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n  \
+    farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n\n\
+    Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
     /// HOST[:PORT]/DEVICE; DEVICE is a name or bus id that 'farbus list HOST' shows.
     target: Target,
@@ -37,17 +40,37 @@ pub struct AttachArgs {
     /// fuse: the folder in which the disk's file appears (made if missing).
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
+    /// Wait for a device that is in use, for ever or so long; who waited longest comes next.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
+    wait: Option<Option<u64>>,
+    /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// Failures as JSON, too, on standard output.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How a device appears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Via {
+pub enum Via {
     /// Through vhci-hcd.
     Kernel,
     /// As a file.
     Fuse,
     /// Whichever there is.
     Auto,
+}
+
+impl Via {
+    /// Whether it is the kernel, here and now.
+    pub fn is_kernel(self) -> bool {
+        match self {
+            Via::Kernel => true,
+            Via::Fuse => false,
+            Via::Auto => Vhci::open().is_ok() && rustix::process::geteuid().is_root(),
+        }
+    }
 }
 
 /// Let go of an attached device.
@@ -63,61 +86,161 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     report_protection(&protect_writeback_path());
     // Signals are caught before anything has to be taken back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let via_kernel = match args.via {
-        Via::Kernel => true,
-        Via::Fuse => false,
-        Via::Auto => Vhci::open().is_ok() && rustix::process::geteuid().is_root(),
-    };
-    let ended = if via_kernel {
-        if args.at.is_some() {
-            return Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself"));
-        }
-        attach_to_kernel(&args.target, signals)?
-    } else {
-        attach_as_file(&args.target, args.at.as_deref(), signals)?
+    let via_kernel = args.via.is_kernel();
+    if via_kernel && args.at.is_some() {
+        return Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself"));
+    }
+    let target = &args.target;
+    let mut patience = Patience::new(args.wait, signals);
+    let ended = match via_kernel {
+        true => attach_to_kernel(&args, &mut patience)?,
+        false => attach_as_file(&args, &mut patience)?,
     };
     match ended {
-        Ended::Asked | Ended::Released => {
-            say(format!("{} detached", args.target));
+        None => {
+            say(format!("{target}: waiting ended"));
             Ok(())
         }
-        Ended::Lost(why) => Err(Failure::new(
-            Attribute::Network,
-            format!("{}: the link was lost: {why}\n  the device was unplugged here", args.target),
-        )),
-        Ended::Broken(reject) => {
-            let message = format!("{}: cut off, its exporter broke the protocol: {reject}", args.target);
-            Err(Failure::new(Attribute::Device, message))
+        Some(Ended::Asked | Ended::Released) => {
+            say(format!("{target} detached"));
+            Ok(())
+        }
+        Some(Ended::Lost(why)) => Err(loss(target, &why)),
+        Some(Ended::Broken(reject)) => Err(cut_off(target, &reject)),
+    }
+}
+
+/// A link that ended, and what its exporter says of it now.
+pub fn loss(target: &Target, why: &str) -> Failure {
+    let attribute = why_lost(target);
+    let what = match attribute {
+        Attribute::Gone => "the device has left its exporter",
+        Attribute::Refused => "its exporter ended the session: its owner took it back, or it failed",
+        _ => "the link was lost",
+    };
+    Failure::new(attribute, format!("{target}: {what}: {why}\n  the device was unplugged here"))
+}
+
+/// An exporter that broke the protocol.
+pub fn cut_off(target: &Target, reject: &Reject) -> Failure {
+    Failure::new(Attribute::Device, format!("{target}: cut off, its exporter broke the protocol: {reject}"))
+}
+
+/// Signals, and how long a device that is in use is waited for.
+struct Patience {
+    signals: Option<Signals>,
+    /// `None`: not at all.
+    until: Option<Instant>,
+}
+
+/// Between two tries: short at first, and well below [`farbus_session::claims::PATIENCE`].
+const TRY_AGAIN: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(500), Duration::from_secs(1)];
+/// For ever, as far as an [`Instant`] reaches everywhere.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+impl Patience {
+    fn new(wait: Option<Option<u64>>, signals: Signals) -> Self {
+        let until = wait.map(|seconds| {
+            let span = seconds.map_or(FOR_EVER, Duration::from_secs).min(FOR_EVER);
+            Instant::now() + span
+        });
+        Self { signals: Some(signals), until }
+    }
+
+    /// The signals, for whoever ends what was had.
+    fn take_signals(&mut self) -> Signals {
+        self.signals.take().expect("signals are taken once, when a device was had")
+    }
+
+    /// Tries until the device is had, or something but *busy* is in the way. `None`: a signal came first.
+    fn have<T>(&mut self, mut attempt: impl FnMut() -> Result<T, ClientError>) -> Result<Option<T>, Failure> {
+        let mut pauses = TRY_AGAIN.iter().copied().chain(std::iter::repeat(TRY_AGAIN[2]));
+        let mut said = None;
+        loop {
+            match attempt() {
+                Ok(had) => return Ok(Some(had)),
+                Err(error @ ClientError::Refused { status: OpStatus::Busy, .. }) => {
+                    let Some(until) = self.until.filter(|until| Instant::now() < *until) else {
+                        return Err(error.into());
+                    };
+                    let ClientError::Refused { target, user, .. } = &error else { return Err(error.into()) };
+                    let user = user.as_ref().map(|user| user.user.clone());
+                    if said.as_ref() != Some(&user) {
+                        let by = user.as_ref().map(|user| format!(" (in use by {user})")).unwrap_or_default();
+                        say(format!("waiting for {target}{by}   (Ctrl-C ends)"));
+                        said = Some(user);
+                    }
+                    let pause = pauses.next().unwrap_or(TRY_AGAIN[2]);
+                    if self.sleep_until(until.min(Instant::now() + pause)) {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Sleeps; says whether a signal came.
+    fn sleep_until(&mut self, until: Instant) -> bool {
+        let signals = self.signals.as_mut().expect("signals are taken once, when a device was had");
+        loop {
+            if signals.pending().next().is_some() {
+                return true;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            thread::sleep(left.min(Duration::from_millis(50)));
         }
     }
 }
 
-fn attach_to_kernel(target: &Target, signals: Signals) -> Result<Ended, Failure> {
-    let attachment = KernelAttachment::new(target)?;
+fn attach_to_kernel(args: &AttachArgs, patience: &mut Patience) -> Result<Option<Ended>, Failure> {
+    let target = &args.target;
+    let Some(attachment) = patience.have(|| KernelAttachment::new(target))? else { return Ok(None) };
     let at = format!("vhci port {}", attachment.port().0);
-    let _door = open_door(target, &at, attachment.ender(), Some(attachment.meters()))?;
-    end_on(signals, attachment.ender(), None);
+    explain(args.reason.as_ref(), attachment.local_address());
+    let _door = open_door(args, &at, attachment.ender(), Some(attachment.meters()))?;
+    end_on(patience.take_signals(), attachment.ender(), None);
     say(format!("{target} attached at {at}   (Ctrl-C or 'farbus detach' ends)"));
-    Ok(attachment.run())
+    Ok(Some(attachment.run()))
 }
 
-fn attach_as_file(target: &Target, at: Option<&Path>, signals: Signals) -> Result<Ended, Failure> {
-    let at = at.map_or_else(|| folder().join(target.device.replace('/', "_")), Path::to_owned);
-    let attachment = FileAttachment::new(target, &at)?;
+fn attach_as_file(args: &AttachArgs, patience: &mut Patience) -> Result<Option<Ended>, Failure> {
+    let target = &args.target;
+    let at = args.at.clone().unwrap_or_else(|| default_place(target));
+    let Some(attachment) = patience.have(|| FileAttachment::new(target, &at))? else { return Ok(None) };
     let file = attachment.file();
-    let _door = open_door(target, &file.display().to_string(), attachment.ender(), None)?;
-    end_on(signals, attachment.ender(), Some(attachment.cutter()));
+    explain(args.reason.as_ref(), attachment.local_address());
+    let _door = open_door(args, &file.display().to_string(), attachment.ender(), None)?;
+    end_on(patience.take_signals(), attachment.ender(), Some(attachment.cutter()));
     let size = format_bytes(attachment.size_bytes());
     say(format!("{target} attached as {} ({size})   (Ctrl-C or 'farbus detach' ends)", file.display()));
     say(format!(
         "  next: losetup --direct-io=on -f --show {0}, or qemu-system-x86_64 -drive file={0},format=raw",
         file.display()
     ));
-    Ok(attachment.run())
+    Ok(Some(attachment.run()))
+}
+
+/// Where a disk's file appears unless somebody says otherwise.
+pub fn default_place(target: &Target) -> PathBuf {
+    folder().join(target.device.replace('/', "_"))
+}
+
+/// Tells an exporter on this machine what its device is needed for: plain USB/IP has no word for it.
+pub fn explain(reason: Option<&String>, user: Option<SocketAddr>) {
+    if let (Some(reason), Some(user)) = (reason, user) {
+        let question = Question::Explain { user: user.to_string(), reason: reason.clone() };
+        if let Err(error) = ask_all(&question) {
+            tracing::info!(%error, "nobody here was told the reason");
+        }
+    }
 }
 
 /// What the system refused is said once: a disk under memory pressure may then wait for itself.
-fn report_protection(protection: &Protection) {
+pub fn report_protection(protection: &Protection) {
     if !protection.is_complete() {
         tracing::info!("{protection}");
     }
@@ -138,8 +261,8 @@ fn end_on(mut signals: Signals, ender: Ender, cutter: Option<Cutter>) {
     });
 }
 
-fn open_door(target: &Target, at: &str, ender: Ender, meters: Option<Arc<Meters>>) -> Result<Door, Failure> {
-    let (target, at, since) = (target.clone(), at.to_owned(), Instant::now());
+fn open_door(args: &AttachArgs, at: &str, ender: Ender, meters: Option<Arc<Meters>>) -> Result<Door, Failure> {
+    let (target, reason, at, since) = (args.target.clone(), args.reason.clone(), at.to_owned(), Instant::now());
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     let answer = move |question| match question {
         Question::Status => {
@@ -149,6 +272,7 @@ fn open_door(target: &Target, at: &str, ender: Ender, meters: Option<Arc<Meters>
                 state: "attached",
                 user: target.address.clone(),
                 at: at.clone(),
+                reason: reason.clone(),
                 used_s: since.elapsed().as_secs_f64(),
                 meters: meters.as_ref().map(|meters| meters.read()),
             };
@@ -167,7 +291,13 @@ fn open_door(target: &Target, at: &str, ender: Ender, meters: Option<Arc<Meters>
             ender.end();
             Answer::Ok(serde_json::Value::Null)
         }
-        Question::Type { .. } | Question::Eject { .. } | Question::Insert { .. } => Answer::Unknown,
+        Question::Version
+        | Question::Type { .. }
+        | Question::Eject { .. }
+        | Question::Insert { .. }
+        | Question::Release { .. }
+        | Question::Explain { .. }
+        | Question::Reload => Answer::Unknown,
     };
     door.open(knocks, answer).map_err(Failure::local)?;
     Ok(door)
@@ -183,7 +313,7 @@ pub fn detach(args: DetachArgs) -> Result<(), Failure> {
 
 fn only_one_attached() -> Result<(), Failure> {
     let mut attached = Vec::new();
-    for (_, answer) in crate::control::ask_all(&Question::Status).map_err(Failure::local)? {
+    for (_, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
         if let Answer::Ok(process) = answer
             && process["role"] == "attach"
         {

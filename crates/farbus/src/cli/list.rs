@@ -6,6 +6,7 @@ use super::Failure;
 use super::output::{print_json, print_table, table};
 use crate::client::{address_of, list, name_of};
 use crate::session_record::classes;
+use farbus_session::registry::{PATH_PREFIX, in_use};
 
 /// Show what a host offers.
 #[derive(Debug, clap::Args)]
@@ -17,7 +18,7 @@ pub struct Args {
     host: String,
     /// For programs.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 #[derive(Serialize)]
@@ -29,20 +30,37 @@ struct Line {
     speed: String,
     interfaces: Vec<String>,
     path: String,
+    /// `available` or `in use`; absent where an exporter does not say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used_s: Option<u64>,
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
     let address = address_of(&args.host);
     let lines: Vec<Line> = list(&address)?
         .iter()
-        .map(|record| Line {
-            name: name_of(record).to_owned(),
-            bus_id: record.bus_id.clone(),
-            vendor: format!("{:04x}", record.vendor),
-            product: format!("{:04x}", record.product),
-            speed: record.speed.to_string(),
-            interfaces: classes(record),
-            path: record.path.clone(),
+        .map(|record| {
+            let user = in_use(record);
+            let state = match user {
+                Some(_) => Some("in use"),
+                None => record.path.starts_with(PATH_PREFIX).then_some("available"),
+            };
+            Line {
+                name: name_of(record).to_owned(),
+                bus_id: record.bus_id.clone(),
+                vendor: format!("{:04x}", record.vendor),
+                product: format!("{:04x}", record.product),
+                speed: record.speed.to_string(),
+                interfaces: classes(record),
+                path: record.path.clone(),
+                state,
+                used_s: user.as_ref().map(|user| user.used_s),
+                user: user.map(|user| user.user),
+            }
         })
         .collect();
     if args.json {
@@ -52,10 +70,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         println!("{address} offers nothing.");
         return Ok(());
     }
-    let mut table = table(&["NAME", "BUS ID", "ID", "SPEED", "WHAT"]);
+    let mut table = table(&["NAME", "BUS ID", "ID", "SPEED", "STATE", "USER", "WHAT"]);
     for line in lines {
         let ids = format!("{}:{}", line.vendor, line.product);
-        table.add_row([line.name, line.bus_id, ids, line.speed, line.interfaces.join(", ")]);
+        let (state, user) = (line.state.unwrap_or_default().to_owned(), line.user.unwrap_or_default());
+        table.add_row([line.name, line.bus_id, ids, line.speed, state, user, line.interfaces.join(", ")]);
     }
     print_table(&table);
     Ok(())

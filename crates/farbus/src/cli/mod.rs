@@ -1,6 +1,7 @@
 //! The `farbus` command, verb by verb.
 
 mod attach;
+mod daemon;
 mod demo;
 mod docs;
 mod inventory;
@@ -8,11 +9,12 @@ mod list;
 mod output;
 mod owner;
 mod plan;
+mod release;
 mod share;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-pub use output::{Failure, exit_code};
+pub use output::{Failure, report};
 
 /// Any machine's devices on any other machine, as if they were plugged in there.
 #[derive(Debug, Parser)]
@@ -40,7 +42,9 @@ enum Verb {
     List(list::Args),
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
+    Daemon(daemon::Args),
     Status(owner::StatusArgs),
+    Release(release::Args),
     Type(owner::TypeArgs),
     Eject(owner::DeviceArgs),
     Insert(owner::DeviceArgs),
@@ -55,6 +59,16 @@ enum Verb {
 }
 
 impl Cli {
+    /// Whether a failure, too, is to be told as JSON.
+    pub fn is_for_programs(&self) -> bool {
+        match &self.verb {
+            Verb::List(args) => args.json,
+            Verb::Attach(args) => args.json,
+            Verb::Status(args) => args.json,
+            _ => false,
+        }
+    }
+
     /// How much is logged unless somebody says otherwise: the demo tells its own story.
     pub fn log_level(&self) -> &'static str {
         if matches!(self.verb, Verb::Demo(_)) { "warn" } else { "info" }
@@ -71,7 +85,9 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::List(args) => list::run(&args),
         Verb::Attach(args) => attach::attach(args),
         Verb::Detach(args) => attach::detach(args),
+        Verb::Daemon(args) => daemon::run(args),
         Verb::Status(args) => owner::status(&args),
+        Verb::Release(args) => release::run(args),
         Verb::Type(args) => owner::type_text(args),
         Verb::Eject(args) => owner::eject(args),
         Verb::Insert(args) => owner::insert(args),

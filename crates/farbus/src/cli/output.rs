@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use comfy_table::{Attribute as Style, Cell, ContentArrangement, Table, TableStyle};
 
-use crate::client::{Attribute, ClientError};
+use crate::client::{Attribute, ClientError, FailureReport};
 
 /// Why the command did not do what it was told: what happened, where, and what to type next.
 #[derive(Debug)]
@@ -25,6 +25,11 @@ impl Failure {
     pub fn new(attribute: Attribute, message: impl fmt::Display) -> Self {
         Self { attribute, message: message.to_string() }
     }
+
+    /// As programs read it.
+    pub fn report(&self) -> FailureReport {
+        FailureReport { attribute: self.attribute, message: self.message.clone() }
+    }
 }
 
 impl fmt::Display for Failure {
@@ -39,15 +44,18 @@ impl From<ClientError> for Failure {
     }
 }
 
-/// The exit code of a failure; 2 is clap's for usage.
-pub fn exit_code(failure: &Failure) -> ExitCode {
-    ExitCode::from(match failure.attribute {
-        Attribute::Local => 1,
-        Attribute::Refused => 3,
-        Attribute::Gone => 4,
-        Attribute::Network => 5,
-        Attribute::Device => 6,
-    })
+/// Says what failed: whose trouble it is, and for programs (`as_json`) the same as JSON on standard output.
+/// Returns the exit code; 2 is clap's for usage.
+pub fn report(failure: &Failure, as_json: bool) -> ExitCode {
+    match failure.attribute {
+        Attribute::Local => eprintln!("farbus: {failure}"),
+        other => eprintln!("farbus: {}: {failure}", other.as_str()),
+    }
+    if as_json {
+        // It was printable a moment ago.
+        let _ = print_json(&serde_json::json!({ "failure": failure.report() }));
+    }
+    ExitCode::from(failure.attribute.exit_code())
 }
 
 /// A table without lines; headings are bold on a terminal.

@@ -6,17 +6,23 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Failure;
-use super::output::{print_json, print_table, table};
+use super::output::{print_json, print_table, say, table};
 use crate::client::Attribute;
 use crate::control::{Answer, Question, ask_all};
 
 /// Show every running share and attach of this user.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  farbus status\n  farbus status --json | jq '.[].devices[] | {name, state, user}'")]
+#[command(
+    after_help = "Examples:\n  farbus status\n  farbus status --history            who had what, and how it ended\n  \
+    farbus status --json | jq '.[].devices[] | {name, state, user, since: .used_s, waiting, history}'"
+)]
 pub struct StatusArgs {
     /// For programs.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
+    /// Show who had the devices that are shared here.
+    #[arg(long, conflicts_with = "json")]
+    history: bool,
 }
 
 /// Type text on a shared keyboard.
@@ -42,7 +48,10 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
         match answer {
             Answer::Ok(value) => running.push(value),
             Answer::Unknown => {}
-            Answer::Refused(why) => eprintln!("farbus: process {pid}: {why}"),
+            Answer::Refused(why) => eprintln!("farbus: refused: process {pid}: {why}"),
+            Answer::Failed(failure) => {
+                eprintln!("farbus: {}: process {pid}: {}", failure.attribute.as_str(), failure.message);
+            }
         }
     }
     if args.json {
@@ -52,29 +61,78 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
         println!("Nothing is shared or attached here. Try: farbus share zero");
         return Ok(());
     }
-    let mut table = table(&["NAME", "WHAT", "STATE", "PEER", "SINCE", "URBS", "IN", "OUT", "PID"]);
+    if args.history {
+        print_history(&running);
+        return Ok(());
+    }
+    let mut table = table(&["NAME", "BUS", "WHAT", "STATE", "PEER", "SINCE", "WAIT", "URBS", "IN", "OUT", "PID"]);
     for process in &running {
-        let devices = process["devices"].as_array().into_iter().flatten();
-        for device in devices {
+        for device in devices_of(process) {
             table.add_row(row(process, device));
         }
     }
     print_table(&table);
+    for process in &running {
+        for device in devices_of(process) {
+            say_more(device);
+        }
+    }
     Ok(())
 }
 
+fn devices_of(process: &Value) -> impl Iterator<Item = &Value> {
+    process["devices"].as_array().into_iter().flatten()
+}
+
+/// What has no room in a table: what a user needs the device for, and what is wrong with an attachment.
+fn say_more(device: &Value) {
+    let name = device["name"].as_str().unwrap_or_default();
+    if let Some(reason) = device["reason"].as_str() {
+        say(format!("{name}: used for: {reason}"));
+    }
+    if let (Some(attribute), Some(message)) =
+        (device["failure"]["attribute"].as_str(), device["failure"]["message"].as_str())
+    {
+        say(format!("{name}: {attribute}: {message}"));
+    }
+}
+
+fn print_history(running: &[Value]) {
+    let mut table = table(&["NAME", "WHO", "ENDED", "HOW", "FOR", "REASON", "REMARK"]);
+    let span = |value: &Value| value.as_f64().map(|s| format_span(Duration::from_secs_f64(s))).unwrap_or_default();
+    for device in running.iter().flat_map(devices_of) {
+        for past in device["history"].as_array().into_iter().flatten() {
+            table.add_row([
+                text(&device["name"]),
+                text(&past["user"]),
+                format!("{} ago", span(&past["ago_s"])),
+                text(&past["ended"]),
+                span(&past["used_s"]),
+                text(&past["reason"]),
+                text(&past["remark"]),
+            ]);
+        }
+    }
+    print_table(&table);
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
 fn row(process: &Value, device: &Value) -> Vec<String> {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let since = device["used_s"].as_f64().map(|s| format_span(Duration::from_secs_f64(s))).unwrap_or_default();
     let meters = &device["meters"];
     let count = |name: &str| meters[name].as_u64();
     let bytes = |name: &str| count(name).map(format_bytes).unwrap_or_default();
     vec![
         text(&device["name"]),
+        text(&device["bus_id"]),
         text(&device["title"]),
         text(&device["state"]),
         text(&device["user"]),
         since,
+        device["waiting"].as_array().map(|waiting| waiting.len().to_string()).unwrap_or_default(),
         count("urbs").map(|n| n.to_string()).unwrap_or_default(),
         bytes("bytes_in"),
         bytes("bytes_out"),
@@ -104,6 +162,7 @@ pub fn ask_owner(device: &str, question: Question) -> Result<(), Failure> {
             Answer::Ok(_) => return Ok(()),
             Answer::Unknown => {}
             Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
+            Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
         }
     }
     let message = format!("no device called '{device}' is shared or attached here\n  see: farbus status");

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::storage::{Options, Storage};
@@ -23,7 +24,7 @@ use super::Failure;
 use super::output::say;
 use super::owner::ProcessStatus;
 use crate::broker::{Broker, Mandate};
-use crate::client::{Attribute, name_of};
+use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
 use crate::usb::{self, UsbError};
@@ -66,7 +67,7 @@ pub struct Args {
 
 /// A device to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum What {
+pub enum What {
     Disk { path: PathBuf, read_only: bool, sector_bytes: u32 },
     Zero { speed: Speed, fill: Fill, verify: bool },
     Keyboard,
@@ -137,7 +138,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         return super::inventory::run(args.json);
     }
     let share = Arc::new(Share::default());
-    let offered: Vec<Vec<DeviceRecord>> = args.what.iter().map(|what| offer(&share, what)).collect::<Result<_, _>>()?;
+    let offered: Vec<Vec<DeviceRecord>> =
+        args.what.iter().map(|what| offer(&share, what.kind(), what)).collect::<Result<_, _>>()?;
     for record in offered.iter().flatten() {
         println!(
             "{:<10} {}  {:04x}:{:04x}  {} speed",
@@ -162,7 +164,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let _broker = if args.no_sandbox { None } else { Some(confined(&door)?) };
     let for_door = Arc::clone(&share);
     door.open(knocks, move |question| answer(&for_door, address, question)).map_err(Failure::local)?;
-    share.serve(listener).map_err(Failure::local)?;
+    share.listen_on(listener, None).map_err(Failure::local)?;
     if !address.ip().is_loopback() {
         eprintln!(
             "farbus: warning: {address} is not this machine alone. USB/IP has no password and no encryption:\n  \
@@ -193,28 +195,42 @@ fn confined(door: &Door) -> Result<Broker, Failure> {
     Ok(broker)
 }
 
-fn offer(share: &Share, what: &What) -> Result<Vec<DeviceRecord>, Failure> {
+impl What {
+    /// What its name begins with if nobody names it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            What::Disk { .. } => "disk",
+            What::Zero { .. } => "zero",
+            What::Keyboard => "keyboard",
+            What::Usb(_) => "usb",
+        }
+    }
+}
+
+/// Offers a device under a name that begins with `name`; real devices have names of their own, and may be several.
+pub fn offer(share: &Share, name: &str, what: &What) -> Result<Vec<DeviceRecord>, Failure> {
     let one = match *what {
         What::Usb(ref selector) => {
             return usb::share(share, selector).map_err(|error| Failure::new(attribute_of(&error), error));
         }
-        What::Zero { speed, fill, verify } => share.add("zero", SourceSink::device(speed, fill, verify)),
-        What::Keyboard => share.add("keyboard", Keyboard::device()),
+        What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
+        What::Keyboard => share.add(name, Keyboard::device()),
         What::Disk { ref path, read_only, sector_bytes } => {
             let store = FileStore::open(path, read_only).map_err(Failure::local)?;
-            let name = store.path().display().to_string();
-            let product = path.file_name().map_or_else(|| name.clone(), |name| name.to_string_lossy().into_owned());
-            let serial = Options::serial_of(&name);
+            let whole = store.path().display().to_string();
+            let product = path.file_name().map_or_else(|| whole.clone(), |name| name.to_string_lossy().into_owned());
+            let serial = Options::serial_of(&whole);
             let read_only = read_only || store.is_read_only();
             let options = Options { read_only, sector_bytes, serial, product, ..Options::default() };
             let disk = Storage::device(Box::new(store), options);
-            share.add("disk", disk.map_err(|error| Failure::local(format!("{}: {error}", path.display())))?)
+            share.add(name, disk.map_err(|error| Failure::local(format!("{}: {error}", path.display())))?)
         }
     };
     one.map(|record| vec![record]).map_err(Failure::local)
 }
 
-fn attribute_of(error: &UsbError) -> Attribute {
+/// Whose trouble it is that a real device is not shared.
+pub fn attribute_of(error: &UsbError) -> Attribute {
     match error {
         UsbError::NoneFound(_) | UsbError::Open { error: OpenError::Gone, .. } => Attribute::Gone,
         UsbError::Obstacle { obstacle: Obstacle::Unreadable, .. } => Attribute::Device,
@@ -225,7 +241,7 @@ fn attribute_of(error: &UsbError) -> Attribute {
     }
 }
 
-fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
+pub fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
     let with_port = crate::client::address_of(text);
     with_port.parse().map_err(|_| {
         Failure::local(format!(
@@ -234,7 +250,7 @@ fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
     })
 }
 
-fn listen_failure(address: SocketAddr, error: &std::io::Error) -> Failure {
+pub fn listen_failure(address: SocketAddr, error: &std::io::Error) -> Failure {
     let hint = match error.kind() {
         std::io::ErrorKind::AddrInUse => {
             "\n  another share or usbipd is there: see 'farbus status', or choose --listen ADDR:PORT"
@@ -244,21 +260,36 @@ fn listen_failure(address: SocketAddr, error: &std::io::Error) -> Failure {
     Failure::local(format!("cannot listen at {address}: {error}{hint}"))
 }
 
-fn answer(share: &Share, address: SocketAddr, question: Question) -> Answer {
+/// Answers what is asked of shared devices.
+pub fn answer(share: &Share, address: SocketAddr, question: Question) -> Answer {
     let (device, command) = match question {
         Question::Status => {
             let devices = share.status();
             return ProcessStatus { pid: std::process::id(), role: "share", address: address.to_string(), devices }
                 .answer();
         }
-        Question::Detach { .. } => return Answer::Unknown,
+        Question::Version | Question::Detach { .. } | Question::Reload => return Answer::Unknown,
+        Question::Release { device, reason, keep_out_s } => {
+            let taken = share.take_back(&device, reason.as_deref(), Duration::from_secs(keep_out_s));
+            return answer_to(taken.map(|user| serde_json::json!({ "user": user })));
+        }
+        Question::Explain { user, reason } => {
+            return if share.explain(&user, &reason) { Answer::Ok(serde_json::Value::Null) } else { Answer::Unknown };
+        }
         Question::Type { device, text } => (device, Command::Type(text)),
         Question::Eject { device } => (device, Command::Eject),
         Question::Insert { device } => (device, Command::Insert),
     };
-    match share.command(&device, command) {
-        Ok(()) => Answer::Ok(serde_json::Value::Null),
+    answer_to(share.command(&device, command).map(|()| serde_json::Value::Null))
+}
+
+fn answer_to(result: Result<serde_json::Value, ShareError>) -> Answer {
+    let failed = |attribute, error: ShareError| Answer::Failed(FailureReport { attribute, message: error.to_string() });
+    match result {
+        Ok(value) => Answer::Ok(value),
         Err(ShareError::NoDevice(_)) => Answer::Unknown,
+        Err(error @ ShareError::NotInUse(_)) => failed(Attribute::Gone, error),
+        Err(error @ ShareError::Silent) => failed(Attribute::Device, error),
         Err(error) => Answer::Refused(error.to_string()),
     }
 }

@@ -4,8 +4,11 @@
 //! Nothing here needs privilege but what shows a disk as a file or watches system calls. Where FUSE or strace is missing
 //! such a test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
 
+mod claims;
+mod daemon;
 mod demo;
 mod disk;
+mod door;
 mod harness;
 mod hostile;
 mod lines;

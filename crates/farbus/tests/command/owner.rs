@@ -22,7 +22,7 @@ fn what_is_shared_is_listed_for_people_and_for_programs() {
     let listed = house.json(&["list", &share.address, "--json"]);
     let expected = json!({
         "name": "disk", "bus_id": "1-1", "vendor": "0525", "product": "a4a5", "speed": "high",
-        "interfaces": ["storage"], "path": "/farbus/disk",
+        "interfaces": ["storage"], "path": "/farbus/disk", "state": "available",
     });
     assert_eq!(listed[0], expected);
     let names: Vec<_> = listed.as_array().unwrap().iter().map(|line| line["name"].as_str().unwrap()).collect();

@@ -30,6 +30,11 @@ impl Listener {
         Ok(Self { socket: TcpListener::bind(address)? })
     }
 
+    /// A socket that listens already.
+    pub fn over(socket: TcpListener) -> Self {
+        Self { socket }
+    }
+
     /// Where it really listens.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The kernel's own doors, and the only place where its error numbers are spoken.
 
+pub mod activation;
 pub mod confine;
 pub mod errno;
 pub mod passing;

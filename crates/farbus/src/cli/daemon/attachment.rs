@@ -1,0 +1,262 @@
+//! A device of another machine that is kept attached: taken again, with growing pauses, whenever it is lost.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use super::super::Failure;
+use super::super::attach::{cut_off, default_place, explain, loss};
+use super::config::Attach;
+use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
+use crate::client::{Attribute, ClientError, FailureReport};
+use crate::meters::Meters;
+
+/// The first pause; each is twice the one before.
+const PAUSE: Duration = Duration::from_millis(250);
+/// The longest, so that a host that comes back is used soon.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// The longest while somebody else has the device: who asks less often loses its place in the queue
+/// (`farbus_session::claims::PATIENCE`).
+const PAUSE_BUSY_MAX: Duration = Duration::from_secs(1);
+/// An attachment that lasted so long was a good one: pauses begin anew.
+const GOOD: Duration = Duration::from_secs(10);
+
+/// A kept attachment and its thread. It ends when it is told to.
+pub struct Kept {
+    spec: Attach,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    word: Word,
+    since: Option<Instant>,
+    at: String,
+    failure: Option<FailureReport>,
+    ender: Option<Ender>,
+    meters: Option<Arc<Meters>>,
+    is_ending: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Word {
+    #[default]
+    Connecting,
+    Attached,
+    /// For the next try.
+    Waiting,
+    /// By its owner here, until the next reload.
+    Detached,
+}
+
+impl Word {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Word::Connecting => "connecting",
+            Word::Attached => "attached",
+            Word::Waiting => "waiting",
+            Word::Detached => "detached",
+        }
+    }
+}
+
+/// What was had, ready to run.
+enum Had {
+    Kernel(Box<KernelAttachment>),
+    File(FileAttachment),
+}
+
+impl Kept {
+    /// Begins to take the device.
+    ///
+    /// # Errors
+    /// If the system has no more threads.
+    pub fn start(spec: Attach) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
+        let (for_thread, its_spec) = (Arc::clone(&shared), spec.clone());
+        let thread =
+            thread::Builder::new().name("attachment".into()).spawn(move || for_thread.keep_attached(&its_spec))?;
+        Ok(Self { spec, shared, thread: Some(thread) })
+    }
+
+    /// What was asked for.
+    pub fn spec(&self) -> &Attach {
+        &self.spec
+    }
+
+    /// How it does.
+    pub fn status(&self) -> (AttachmentStatus, Option<FailureReport>) {
+        let state = self.shared.state();
+        let target = &self.spec.target;
+        let status = AttachmentStatus {
+            name: target.device.clone(),
+            title: target.to_string(),
+            state: state.word.as_str(),
+            user: target.address.clone(),
+            at: state.at.clone(),
+            used_s: state.since.map(|since| since.elapsed().as_secs_f64()).unwrap_or_default(),
+            reason: self.spec.reason.clone(),
+            meters: state.meters.as_ref().map(|meters| meters.read()),
+        };
+        (status, state.failure.clone())
+    }
+
+    /// Lets go of the device until [`Kept::resume`].
+    pub fn detach(&self) {
+        let mut state = self.shared.state();
+        state.word = Word::Detached;
+        if let Some(ender) = &state.ender {
+            ender.end();
+        }
+        self.shared.changed.notify_all();
+    }
+
+    /// Takes it again if it was let go of.
+    pub fn resume(&self) {
+        let mut state = self.shared.state();
+        if state.word == Word::Detached {
+            state.word = Word::Connecting;
+            self.shared.changed.notify_all();
+        }
+    }
+
+    /// Begins to end it; dropping it waits for that.
+    pub fn end(&self) {
+        let mut state = self.shared.state();
+        state.is_ending = true;
+        if let Some(ender) = &state.ender {
+            ender.end();
+        }
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.end();
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported there.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no attachment panics with its state open")
+    }
+
+    fn keep_attached(&self, spec: &Attach) {
+        let mut pause = PAUSE;
+        while self.may_try() {
+            let failure = match take(spec) {
+                Ok(had) => {
+                    let started = Instant::now();
+                    let failure = self.run(spec, had);
+                    if started.elapsed() >= GOOD {
+                        pause = PAUSE;
+                    }
+                    failure
+                }
+                Err(error) => Some((is_busy(&error), Failure::from(error))),
+            };
+            let Some((is_busy, failure)) = failure else { continue };
+            self.fail(spec, &failure);
+            let pause_max = if is_busy { PAUSE_BUSY_MAX } else { PAUSE_MAX };
+            self.pause(pause.min(pause_max));
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Waits while it is detached; says whether to go on.
+    fn may_try(&self) -> bool {
+        let state = self.state();
+        let waited = self.changed.wait_while(state, |state| state.word == Word::Detached && !state.is_ending);
+        let mut state = waited.expect("no attachment panics with its state open");
+        state.word = Word::Connecting;
+        !state.is_ending
+    }
+
+    /// Runs it to its end; why it ended if nobody here wanted that.
+    fn run(&self, spec: &Attach, had: Had) -> Option<(bool, Failure)> {
+        let (at, ender, meters, address) = match &had {
+            Had::Kernel(attachment) => {
+                let at = format!("vhci port {}", attachment.port().0);
+                (at, attachment.ender(), Some(attachment.meters()), attachment.local_address())
+            }
+            Had::File(attachment) => {
+                (attachment.file().display().to_string(), attachment.ender(), None, attachment.local_address())
+            }
+        };
+        info!(target = %spec.target, %at, "attached");
+        {
+            let mut state = self.state();
+            if state.is_ending || state.word == Word::Detached {
+                ender.end();
+            } else {
+                state.word = Word::Attached;
+            }
+            (state.since, state.failure, state.at) = (Some(Instant::now()), None, at);
+            (state.ender, state.meters) = (Some(ender), meters);
+        }
+        explain(spec.reason.as_ref(), address);
+        let ended = match had {
+            Had::Kernel(attachment) => attachment.run(),
+            Had::File(attachment) => attachment.run(),
+        };
+        {
+            let mut state = self.state();
+            (state.since, state.ender, state.meters) = (None, None, None);
+            state.at.clear();
+        }
+        let target = &spec.target;
+        match ended {
+            Ended::Asked => None,
+            Ended::Released => {
+                Some((false, Failure::new(Attribute::Local, format!("{target}: this machine let go of it"))))
+            }
+            Ended::Lost(why) => Some((false, loss(target, &why))),
+            Ended::Broken(reject) => Some((false, cut_off(target, &reject))),
+        }
+    }
+
+    fn fail(&self, spec: &Attach, failure: &Failure) {
+        let report = failure.report();
+        let mut state = self.state();
+        if state.word != Word::Detached {
+            state.word = Word::Waiting;
+        }
+        // The same trouble again is no news.
+        if state.failure.as_ref().map(|known| known.attribute) != Some(report.attribute) {
+            warn!(target = %spec.target, attribute = report.attribute.as_str(), "{}; trying again", report.message);
+        }
+        state.failure = Some(report);
+    }
+
+    fn pause(&self, span: Duration) {
+        let state = self.state();
+        let goes_on = |state: &mut State| state.word == Word::Waiting && !state.is_ending;
+        // Whether the time was over or something changed is seen by whoever looks next.
+        let _ = self.changed.wait_timeout_while(state, span, goes_on);
+    }
+}
+
+fn take(spec: &Attach) -> Result<Had, ClientError> {
+    if spec.via.is_kernel() {
+        return KernelAttachment::new(&spec.target).map(|attachment| Had::Kernel(Box::new(attachment)));
+    }
+    let at = spec.at.clone().unwrap_or_else(|| default_place(&spec.target));
+    FileAttachment::new(&spec.target, &at).map(Had::File)
+}
+
+fn is_busy(error: &ClientError) -> bool {
+    error.attribute() == Attribute::Refused
+}

@@ -1,0 +1,334 @@
+//! The daemon's configuration: TOML, read whole before anything of it happens. An error says where it is and what is allowed.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use farbus_session::rules::{Pattern, Rule, id_from};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::super::attach::Via;
+use super::super::share::{What, listen_address};
+use crate::allow::Network;
+use crate::client::Target;
+
+/// What a configuration file says, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where plain USB/IP is served.
+    pub listen: Vec<SocketAddr>,
+    /// Who may connect there besides this machine.
+    pub allow: Vec<Network>,
+    /// Devices that are shared, each under a name of its own.
+    pub shares: Vec<Shared>,
+    /// Which real devices are shared, and under which name.
+    pub rules: Vec<(Rule, Option<String>)>,
+    /// Devices of other machines that are kept attached here.
+    pub attachments: Vec<Attach>,
+}
+
+/// A device that is shared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// Its name, unique in the file.
+    pub name: String,
+    /// What it is.
+    pub what: What,
+}
+
+/// A device that is kept attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attach {
+    /// Which.
+    pub target: Target,
+    /// How it appears.
+    pub via: Via,
+    /// In which folder, for a file.
+    pub at: Option<PathBuf>,
+    /// What for.
+    pub reason: Option<String>,
+}
+
+/// What is wrong with a file, and where.
+#[derive(Debug)]
+pub struct ConfigError {
+    file: PathBuf,
+    /// Line, column, and the line itself.
+    place: Option<(usize, usize, String)>,
+    message: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        match &self.place {
+            Some((line, column, text)) => write!(f, ":{line}:{column}: {}\n  {line} | {text}", self.message),
+            None => write!(f, ": {}", self.message),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// The file as TOML has it.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct File {
+    plain: Plain,
+    share: Vec<ShareTable>,
+    usb: Vec<UsbTable>,
+    attach: Vec<AttachTable>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Plain {
+    listen: Option<Vec<Spanned<String>>>,
+    allow: Vec<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShareTable {
+    what: Spanned<String>,
+    name: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UsbTable {
+    share: Option<bool>,
+    name: Option<Spanned<String>>,
+    class: Option<Spanned<String>>,
+    vendor: Option<Spanned<String>>,
+    product: Option<Spanned<String>>,
+    serial: Option<String>,
+    port: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AttachTable {
+    target: Spanned<String>,
+    via: Option<Spanned<String>>,
+    at: Option<Spanned<PathBuf>>,
+    reason: Option<String>,
+}
+
+/// What is wrong, and at which bytes of the text.
+pub type Wrong = (Option<Range<usize>>, String);
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let fail = |place, message| ConfigError { file: path.to_owned(), place, message };
+        let text = fs::read_to_string(path).map_err(|error| {
+            let hint = match error.kind() {
+                std::io::ErrorKind::NotFound => {
+                    "\n  name another with --config FILE; docs/guide.md shows what stands in it"
+                }
+                _ => "",
+            };
+            fail(None, format!("{error}{hint}"))
+        })?;
+        Self::parse(&text).map_err(|(span, message)| fail(span.map(|span| place_of(&text, span.start)), message))
+    }
+
+    /// Reads a text.
+    pub fn parse(text: &str) -> Result<Self, Wrong> {
+        let file: File = toml::from_str(text).map_err(|error| (error.span(), error.message().to_owned()))?;
+        let (listen, allow) = plain_from(file.plain)?;
+        let mut names = BTreeSet::new();
+        let shares = file.share.into_iter().map(|table| share_from(table, &mut names)).collect::<Result<_, _>>()?;
+        let rules = file.usb.into_iter().map(|table| rule_from(table, &mut names)).collect::<Result<_, _>>()?;
+        let mut targets = BTreeSet::new();
+        let attachments = file.attach.into_iter().map(|table| {
+            let span = table.target.span();
+            let attach = attach_from(table)?;
+            match targets.insert(attach.target.to_string()) {
+                true => Ok(attach),
+                false => Err((Some(span), format!("{} is attached twice", attach.target))),
+            }
+        });
+        Ok(Self { listen, allow, shares, rules, attachments: attachments.collect::<Result<_, _>>()? })
+    }
+}
+
+/// Line and column, counted from 1, and the line.
+fn place_of(text: &str, at: usize) -> (usize, usize, String) {
+    let before = &text[..text.floor_char_boundary(at.min(text.len()))];
+    let start = before.rfind('\n').map_or(0, |at| at + 1);
+    let line = text[start..].lines().next().unwrap_or_default();
+    (before.matches('\n').count() + 1, before[start..].chars().count() + 1, line.to_owned())
+}
+
+fn plain_from(plain: Plain) -> Result<(Vec<SocketAddr>, Vec<Network>), Wrong> {
+    let allow = plain.allow.iter().map(parsed).collect::<Result<Vec<Network>, _>>()?;
+    let Some(words) = plain.listen else { return Ok((vec![parsed_address("127.0.0.1", None)?], allow)) };
+    let mut listen = Vec::new();
+    for word in words {
+        let address = parsed_address(word.get_ref(), Some(word.span()))?;
+        if !address.ip().is_loopback() && allow.is_empty() {
+            let message = format!(
+                "{address} is not this machine alone, and plain USB/IP has no password and no encryption: say who may \
+                 connect, such as allow = [\"192.0.2.0/24\"]"
+            );
+            return Err((Some(word.span()), message));
+        }
+        // Port 0 takes a free one each time.
+        if address.port() != 0 && listen.contains(&address) {
+            return Err((Some(word.span()), format!("{address} is listened at already")));
+        }
+        listen.push(address);
+    }
+    Ok((listen, allow))
+}
+
+fn parsed_address(text: &str, span: Option<Range<usize>>) -> Result<SocketAddr, Wrong> {
+    listen_address(text).map_err(|failure| (span, failure.to_string()))
+}
+
+fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<Shared, Wrong> {
+    let what: What = parsed(&table.what)?;
+    let name = match &table.name {
+        Some(name) => checked_name(name, names)?,
+        None => free_name(what.kind(), names),
+    };
+    names.insert(name.clone());
+    Ok(Shared { name, what })
+}
+
+/// `kind`, or `kind2`, `kind3`, …
+fn free_name(kind: &str, names: &BTreeSet<String>) -> String {
+    let numbered = (2..).map(|number| format!("{kind}{number}"));
+    let mut all = std::iter::once(kind.to_owned()).chain(numbered);
+    all.find(|name| !names.contains(name)).expect("numbers do not end")
+}
+
+fn checked_name(name: &Spanned<String>, names: &BTreeSet<String>) -> Result<String, Wrong> {
+    let text = name.get_ref();
+    let is_word = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    let is_name = is_word && (1..=64).contains(&text.len()) && text.bytes().any(|byte| byte.is_ascii_alphabetic());
+    if !is_name {
+        let message = format!("'{text}' is no name: up to 64 letters, digits, '.', '_' and '-', one a letter at least");
+        return Err((Some(name.span()), message));
+    }
+    match names.contains(text) {
+        true => Err((Some(name.span()), format!("'{text}' is the name of another device already"))),
+        false => Ok(text.clone()),
+    }
+}
+
+fn rule_from(table: UsbTable, names: &mut BTreeSet<String>) -> Result<(Rule, Option<String>), Wrong> {
+    let id = |word: &Spanned<String>| id_from(word.get_ref()).map_err(|message| (Some(word.span()), message));
+    let rule = Rule {
+        is_refusal: table.share == Some(false),
+        class: table.class.as_ref().map(parsed).transpose()?,
+        vendor: table.vendor.as_ref().map(id).transpose()?,
+        product: table.product.as_ref().map(id).transpose()?,
+        serial: table.serial.as_deref().map(Pattern::new),
+        port: table.port.as_deref().map(Pattern::new),
+    };
+    let name = table.name.as_ref().map(|name| checked_name(name, names)).transpose()?;
+    names.extend(name.clone());
+    Ok((rule, name))
+}
+
+fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
+    let target = parsed(&table.target)?;
+    let via = match &table.via {
+        None => Via::Auto,
+        Some(word) => match word.get_ref().as_str() {
+            "kernel" => Via::Kernel,
+            "fuse" => Via::Fuse,
+            "auto" => Via::Auto,
+            other => {
+                let message = format!("'{other}' is no way to appear: there are kernel, fuse and auto");
+                return Err((Some(word.span()), message));
+            }
+        },
+    };
+    if let Some(at) = table.at.as_ref().filter(|_| via != Via::Fuse) {
+        return Err((Some(at.span()), "'at' goes with via = \"fuse\": the kernel names its devices itself".into()));
+    }
+    Ok(Attach { target, via, at: table.at.map(Spanned::into_inner), reason: table.reason })
+}
+
+fn parsed<T: FromStr<Err = String>>(word: &Spanned<String>) -> Result<T, Wrong> {
+    word.get_ref().parse().map_err(|message| (Some(word.span()), message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_has_a_default_but_what_is_shared() {
+        let config = Config::parse("").unwrap();
+        assert_eq!(config.listen, ["127.0.0.1:3240".parse().unwrap()]);
+        assert!(config.shares.is_empty() && config.rules.is_empty() && config.attachments.is_empty());
+        let none = Config::parse("plain.listen = []").unwrap();
+        assert!(none.listen.is_empty());
+    }
+
+    #[test]
+    fn the_example_is_read_as_it_says() {
+        let text = include_str!("../../../../../packaging/farbus.toml");
+        let uncommented: String =
+            text.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect();
+        Config::parse(text).unwrap_or_else(|(_, message)| panic!("{message}"));
+        let config = Config::parse(&uncommented).unwrap_or_else(|(span, message)| panic!("{message} {span:?}"));
+        assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 2));
+        assert_eq!((config.listen.len(), config.allow.len()), (2, 1));
+    }
+
+    #[test]
+    fn names_are_unique_and_given_in_order() {
+        let config = Config::parse("share = [{what='zero'}, {what='zero', name='zero2'}, {what='zero'}]").unwrap();
+        let names: Vec<_> = config.shares.iter().map(|share| share.name.as_str()).collect();
+        assert_eq!(names, ["zero", "zero2", "zero3"]);
+    }
+
+    #[test]
+    fn what_is_wrong_says_where_and_what_is_allowed() {
+        let cases = [
+            ("[plain]\nlisten = [\"127.0.0.1\", \"0.0.0.0\"]", "2:24", "allow = "),
+            ("[plain]\nlisten = [\"lab3\"]", "2:11", "no address to listen at"),
+            ("[plain]\nallow = [\"10.0.0.1/8\"]", "2:10", "which address is meant"),
+            ("[[share]]\n\nwhat = \"tape\"", "3:8", "disk:PATH"),
+            ("[[share]]\nwhat = \"disk:x,rw\"", "2:8", "ro and sector"),
+            ("[[share]]\nname = \"x\"", "1:1", "missing field `what`"),
+            ("[[share]]\nwhat = \"zero\"\nwath = 1", "3:1", "`what`"),
+            ("[[share]]\nwhat = \"zero\"\nname = \"1-1\"", "3:8", "one a letter"),
+            ("[[share]]\nwhat = \"zero\"\nname = \"a;b\"", "3:8", "no name"),
+            (
+                "[[share]]\nwhat = \"zero\"\nname = \"a\"\n[[share]]\nwhat = \"zero\"\nname = \"a\"",
+                "6:8",
+                "another device",
+            ),
+            ("[[usb]]\nclass = \"disks\"", "2:9", "storage"),
+            ("[[usb]]\nvendor = \"46d\"", "2:10", "four hexadecimal digits"),
+            ("[[usb]]\nvendor = 1133", "2:10", "string"),
+            ("[[attach]]\ntarget = \"lab3\"", "2:10", "lab3/disk"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, fuse and auto"),
+            ("[[attach]]\ntarget = \"a/b\"\nat = \"/mnt\"", "3:6", "via = \"fuse\""),
+            ("[[attach]]\ntarget = \"a/b\"\n[[attach]]\ntarget = \"a:3240/b\"", "4:10", "attached twice"),
+            ("[secure\n", "1:8", ""),
+            ("[nonsense]", "1:2", "`plain`"),
+        ];
+        for (text, place, said) in cases {
+            let (span, message) = Config::parse(text).unwrap_err();
+            let (line, column, _) = place_of(text, span.expect(text).start);
+            assert_eq!(format!("{line}:{column}"), place, "{text}: {message}");
+            assert!(message.contains(said), "{text}: {message}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! One user a device: who is told what, who waits, who comes next, and how an owner takes a device back.
+
+use std::time::{Duration, Instant};
+
+use farbus::client::{self, ClientError, Target};
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::harness::{House, PATIENCE, Running, assert_quickest_is_below, has_fuse, wait_until};
+
+#[test]
+fn who_comes_second_is_told_by_whom_and_since_when() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    let first = client::open(&share.library_target("zero")).unwrap();
+    let listed = &house.json(&["list", &share.address, "--json"])[0];
+    assert_eq!((&listed["name"], &listed["state"]), (&json!("zero"), &json!("in use")));
+    let user = listed["user"].as_str().unwrap().to_owned();
+    assert!(user.starts_with("127.0.0.1:") && listed["used_s"].is_u64(), "{listed}");
+    assert!(house.run(&["list", &share.address]).stdout.contains(&user));
+
+    let second = house.run(&["attach", &share.target("zero"), "--via", "fuse", "--json"]);
+    assert_eq!(second.code, Some(3), "{second:?}");
+    let said = format!("farbus: refused: {} is in use by {user} since ", share.target("zero"));
+    assert!(second.stderr.contains(&said), "{second:?}");
+    let report: serde_json::Value = serde_json::from_str(&second.stdout).unwrap();
+    assert_eq!(report["failure"]["attribute"], "refused");
+    assert!(share.process.log().contains(&format!("holder=\"{user}\"")), "{}", share.process.log());
+    drop(first);
+    wait_until(PATIENCE, "it is free", || house.json(&["list", &share.address, "--json"])[0]["state"] == "available");
+}
+
+#[test]
+fn who_waits_gets_the_device_when_it_is_free_or_gives_up_in_time() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let share = house.share(&[&format!("disk:{}", house.image("image", 1 << 20).display())]);
+    let first = client::import(&share.library_target("disk")).unwrap();
+    let at = house.path("at");
+    let arguments = ["attach", &share.target("disk"), "--via", "fuse", "--at", at.to_str().unwrap()];
+
+    let started = Instant::now();
+    let gave_up = house.run(&[&arguments[..], &["--wait=1"]].concat());
+    assert!(gave_up.code == Some(3) && gave_up.stdout.contains("waiting for"), "{gave_up:?}");
+    assert!(started.elapsed() >= Duration::from_secs(1));
+
+    let mut waits = Running::start(house.command(&[&arguments[..], &["--wait", "--reason", "a backup"]].concat()));
+    waits.wait_for_line("waiting for");
+    let device = || house.json(&["status", "--json"])[0]["devices"][0].clone();
+    wait_until(PATIENCE, "it is in the queue", || device()["waiting"][0]["host"] == "127.0.0.1");
+    drop(first);
+    waits.wait_for_line("attached as");
+    wait_until(PATIENCE, "the exporter knows why", || device()["reason"] == "a backup");
+    assert!(house.run(&["status"]).stdout.contains("used for: a backup"));
+
+    waits.signal(Signal::TERM);
+    assert_eq!(waits.wait_for_end(PATIENCE), Some(0));
+    wait_until(PATIENCE, "it is free", || device()["state"] == "available");
+    let history = device()["history"].clone();
+    assert_eq!((&history[0]["reason"], &history[0]["ended"]), (&json!("a backup"), &json!("detached")));
+
+    let _third = client::import(&share.library_target("disk")).unwrap();
+    let mut waits = Running::start(house.command(&[&arguments[..], &["--wait"]].concat()));
+    waits.wait_for_line("waiting for");
+    waits.signal(Signal::INT);
+    assert_eq!(waits.wait_for_end(PATIENCE), Some(0), "and a wait is ended by a signal");
+}
+
+#[test]
+fn an_owner_takes_a_device_back() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let share = house.share(&[&format!("disk:{}", house.image("image", 1 << 20).display()), "zero"]);
+    let at = house.path("at");
+    let (mut attach, _) = house.attach(&share.target("disk"), &at);
+    for (device, code, said) in [("tape", 4, "no device called 'tape'"), ("zero", 4, "nobody uses 'zero'")] {
+        let outcome = house.run(&["release", device]);
+        assert!(outcome.code == Some(code) && outcome.stderr.contains(said), "{outcome:?}");
+    }
+    let released = house.run(&["release", "disk", "--reason", "mine now", "--keep-out", "600"]);
+    assert_eq!(released.code, Some(0), "{released:?}");
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
+    assert!(attach.log().contains("farbus: refused: ") && attach.log().contains("took it back"), "{}", attach.log());
+
+    let refused = client::import(&share.library_target("disk")).map(|_| ()).unwrap_err();
+    assert!(matches!(refused, ClientError::Refused { .. }), "kept out: {refused}");
+    let history = house.run(&["status", "--history"]).stdout;
+    assert!(history.contains("taken back") && history.contains("mine now"), "{history}");
+    assert!(share.process.log().contains("taken back by its owner"));
+}
+
+#[test]
+fn two_hundred_devices_are_listed_at_once_and_cost_little() {
+    const DEVICES: usize = 200;
+    let house = House::alone();
+    let one = house.share(&["zero"]);
+    let started = Instant::now();
+    let many = house.share(&["zero"; DEVICES]);
+    let start_up = started.elapsed();
+    println!("{DEVICES} devices in {start_up:?}");
+    assert!(start_up < Duration::from_secs(2));
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let started = Instant::now();
+        assert_eq!(client::list(&many.address).unwrap().len(), DEVICES);
+        times.push(started.elapsed());
+    }
+    assert_quickest_is_below(Duration::from_millis(100), &times);
+    let (one, many_kib) = (one.process.peak_kib(), many.process.peak_kib());
+    let each = many_kib.saturating_sub(one) / (DEVICES as u64 - 1);
+    println!("{one} KiB with one, {many_kib} KiB with {DEVICES}: {each} KiB each");
+    assert!(each < 100);
+
+    let target: Target = many.target("2-74").parse().unwrap();
+    let last = client::open(&target).unwrap();
+    let listed = house.json(&["list", &many.address, "--json"]);
+    assert_eq!((&listed[199]["name"], &listed[199]["state"]), (&json!("zero200"), &json!("in use")));
+    drop(last);
+}

@@ -1,0 +1,95 @@
+//! The control socket, spoken to by hand (docs/control.md): what it answers, and what garbage costs.
+
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::harness::{House, PATIENCE};
+
+fn socket(house: &House) -> PathBuf {
+    let folder = fs::read_dir(house.path("run").join("farbus")).unwrap();
+    let mut paths = folder.map(|entry| entry.unwrap().path());
+    paths.find(|path| path.extension().is_some_and(|end| end == "sock")).expect("somebody runs")
+}
+
+fn connect(house: &House) -> UnixStream {
+    let stream = UnixStream::connect(socket(house)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+fn ask(house: &House, question: &[u8]) -> Value {
+    let mut stream = connect(house);
+    stream.write_all(question).unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+}
+
+#[test]
+fn the_door_is_its_owners_alone_and_says_which_protocol_it_speaks() {
+    let house = House::new();
+    let _share = house.share(&["zero"]);
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(socket(&house)), mode(house.path("run").join("farbus"))), (0o600, 0o700));
+    let version = json!({ "protocol": 1, "farbus": env!("CARGO_PKG_VERSION") });
+    assert_eq!(ask(&house, b"{\"ask\":\"version\"}\n"), json!({ "ok": version }));
+    assert_eq!(ask(&house, b"{\"ask\":\"type\",\"device\":\"tape\",\"text\":\"x\"}\n"), json!("unknown"));
+    let idle = ask(&house, b"{\"ask\":\"release\",\"device\":\"zero\"}\n");
+    assert_eq!(idle["failed"]["attribute"], "gone", "{idle}");
+}
+
+#[test]
+fn garbage_and_too_much_of_it_are_refused_and_the_next_one_is_answered() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    for garbage in
+        [&b"\n"[..], b"hello\n", b"\xff\xfe\0\n", b"{\"ask\":\"shutdown\"}\n", b"[[[[[[[[[[\n", b"{\"ask\":1}\n"]
+    {
+        let answer = ask(&house, garbage);
+        assert!(answer["refused"].as_str().unwrap().starts_with("not a question"), "{answer}");
+    }
+    let deep = [vec![b'['; 60_000], vec![b'\n']].concat();
+    assert!(ask(&house, &deep)["refused"].is_string());
+
+    // More than it listens to: it says so and hangs up, whatever still comes.
+    let mut stream = connect(&house);
+    let mut sent = 0;
+    let end = loop {
+        match stream.write(&[b'x'; 4096]) {
+            Ok(count) => sent += count,
+            Err(error) => break error.kind(),
+        }
+        assert!(sent < 4 << 20, "it goes on listening");
+    };
+    assert!(matches!(end, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{end:?}");
+    assert!(share.process.peak_kib() < 64 << 10);
+    assert_eq!(house.json(&["status", "--json"])[0]["devices"][0]["name"], "zero");
+}
+
+#[test]
+fn who_asks_slowly_or_not_at_all_keeps_others_waiting_for_a_second_at_most() {
+    let house = House::alone();
+    let _share = house.share(&["zero"]);
+    let mut quickest = PATIENCE;
+    for _ in 0..3 {
+        let mut slow = connect(&house);
+        let started = Instant::now();
+        let dribble = std::thread::spawn(move || {
+            // Each byte comes in time, the question never does.
+            while slow.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            let _ = slow.read(&mut [0; 8]);
+        });
+        assert!(house.json(&["status", "--json"])[0]["pid"].is_number());
+        quickest = quickest.min(started.elapsed());
+        dribble.join().unwrap();
+    }
+    assert!(quickest < Duration::from_secs(3), "{quickest:?}");
+}

@@ -1,0 +1,69 @@
+//! What a service tells its manager (sd_notify(3)): a datagram of `KEY=VALUE` lines to `$NOTIFY_SOCKET`.
+
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+/// The way to the service manager, if there is one.
+#[derive(Debug, Default)]
+pub struct Manager {
+    socket: Option<(UnixDatagram, SocketAddr)>,
+    watchdog: Option<Duration>,
+}
+
+impl Manager {
+    /// As the environment says; without a manager everything said is said to nobody.
+    ///
+    /// # Errors
+    /// If it names a socket that cannot be meant, or the system has no more descriptors.
+    pub fn from_environment() -> io::Result<Self> {
+        let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
+            return Ok(Self::default());
+        };
+        let name = name.into_encoded_bytes();
+        let address = match name.split_first() {
+            Some((b'@', rest)) => SocketAddr::from_abstract_name(rest)?,
+            _ => SocketAddr::from_pathname(std::path::Path::new(&*String::from_utf8_lossy(&name)))?,
+        };
+        let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+        let is_for_us = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
+        let watchdog = number("WATCHDOG_USEC").filter(|us| *us > 0 && is_for_us).map(Duration::from_micros);
+        Ok(Self { socket: Some((UnixDatagram::unbound()?, address)), watchdog })
+    }
+
+    /// How often it wants to hear that we live, at least.
+    pub fn watchdog(&self) -> Option<Duration> {
+        self.watchdog
+    }
+
+    /// Everything that was configured is on offer.
+    pub fn ready(&self, status: &str) {
+        self.say(&format!("READY=1\nSTATUS={status}"));
+    }
+
+    /// The configuration is being read again; [`Manager::ready`] says when that is done.
+    pub fn reloading(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now_us = now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000;
+        self.say(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
+    }
+
+    /// The end has begun.
+    pub fn stopping(&self) {
+        self.say("STOPPING=1");
+    }
+
+    /// We live.
+    pub fn alive(&self) {
+        self.say("WATCHDOG=1");
+    }
+
+    fn say(&self, text: &str) {
+        if let Some((socket, address)) = &self.socket
+            && let Err(error) = socket.send_to_addr(text.as_bytes(), address)
+        {
+            tracing::debug!(%error, "the service manager does not listen");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What is on offer, by whom it is used, and how it leaves.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_model::{Device, Instant, Speed};
+use farbus_session::registry::{InUse, in_use, name_of};
+use farbus_session::{Claimed, Ending, OpStatus, Registry};
+
+const WHO: &str = "192.0.2.1:5555";
+
+fn zero() -> Box<dyn Device> {
+    Box::new(SourceSink::device(Speed::High, Fill::Zeros, false))
+}
+
+fn claim(registry: &mut Registry, bus_id: &str) -> Claimed {
+    registry.claim(bus_id, WHO, Instant::ZERO).map_err(|status| status.to_string()).unwrap()
+}
+
+#[test]
+fn two_hundred_devices_have_numbers_and_names_of_their_own_on_two_buses() {
+    let mut registry = Registry::default();
+    for _ in 0..200 {
+        registry.add("zero", zero()).unwrap();
+    }
+    let records = registry.records(Instant::ZERO);
+    let ids: BTreeSet<_> = records.iter().map(|record| record.bus << 16 | record.device).collect();
+    let names: BTreeSet<_> = records.iter().map(name_of).collect();
+    assert_eq!((ids.len(), names.len()), (200, 200));
+    let at = |n: usize| (records[n].bus_id.as_str(), records[n].bus, records[n].device);
+    assert_eq!((at(0), at(125), at(126)), (("1-1", 1, 2), ("1-126", 1, 127), ("2-1", 2, 2)));
+    assert!(claim(&mut registry, "2-74").record.path.ends_with("zero200"));
+}
+
+#[test]
+fn devices_that_come_and_go_for_ever_never_run_out_of_numbers() {
+    let mut registry = Registry::default();
+    let first = registry.add("zero", zero()).unwrap().bus_id.clone();
+    let mut last = String::new();
+    for _ in 0..255 * 126 + 3 {
+        let bus_id = registry.add("disk", zero()).unwrap().bus_id.clone();
+        assert_ne!((&bus_id, &last), (&first, &bus_id));
+        assert_eq!(registry.retire(&bus_id), Some(true));
+        last = bus_id;
+    }
+    assert_eq!(last, "1-2", "the lowest that is free");
+}
+
+#[test]
+fn a_device_in_use_says_by_whom_in_its_record() {
+    let mut registry = Registry::default();
+    let bus_id = registry.add("zero", zero()).unwrap().bus_id.clone();
+    assert_eq!(in_use(&registry.records(Instant::ZERO)[0]), None);
+    claim(&mut registry, &bus_id);
+    let record = registry.records(Instant::ZERO + Duration::from_secs(77)).remove(0);
+    assert_eq!(name_of(&record), "zero");
+    assert_eq!(in_use(&record), Some(InUse { user: WHO.into(), used_s: 77 }));
+    for path in ["/sys/devices/pci0/usb1/1-1", "/farbus/x;user=", "/farbus/x;user=a;used_s=-1", "/farbus/x;y;z"] {
+        let record = farbus_session::DeviceRecord { path: path.into(), ..record.clone() };
+        assert!(in_use(&record).is_none(), "{path}");
+    }
+}
+
+#[test]
+fn a_device_that_leaves_while_held_is_off_the_lists_at_once_and_gone_with_its_user() {
+    let mut registry = Registry::default();
+    let bus_id = registry.add("zero", zero()).unwrap().bus_id.clone();
+    let claimed = claim(&mut registry, &bus_id);
+    assert_eq!(registry.retire(&bus_id), Some(false));
+    assert_eq!(registry.records(Instant::ZERO).len(), 0);
+    assert_eq!(registry.entries().count(), 1, "its owner still sees it");
+    let refused = registry.claim(&bus_id, WHO, Instant::ZERO).map(|_| ()).unwrap_err();
+    assert_eq!(refused, OpStatus::NoDevice);
+    registry.release(&bus_id, claimed.device, Ending::TakenBack, Instant::ZERO);
+    assert_eq!(registry.entries().count(), 0);
+    assert_eq!(registry.retire(&bus_id), None);
+}
+
+#[test]
+fn a_holder_is_explained_and_taken_back_by_its_address() {
+    let mut registry = Registry::default();
+    let bus_id = registry.add("zero", zero()).unwrap().bus_id.clone();
+    let claimed = claim(&mut registry, &bus_id);
+    assert!(registry.explain(WHO, "a backup") && !registry.explain("192.0.2.1:5556", "another"));
+    assert!(registry.claims_mut(&bus_id).unwrap().take_back(Some("mine"), None));
+    registry.release(&bus_id, claimed.device, Ending::TakenBack, Instant::ZERO);
+    let entry = registry.entries().next().unwrap();
+    let past = entry.claims.history().next().unwrap();
+    assert_eq!((past.holder.reason.as_deref(), past.remark.as_deref()), (Some("a backup"), Some("mine")));
+}
