@@ -1,7 +1,8 @@
 //! # The only room with an outside
 //!
 //! **This room is** where farbus meets the world: [`link`] carries bytes, [`store`] keeps blocks in files and block devices,
-//! [`frontend`] shows a device to programs that know nothing of USB, [`sys`] speaks to the kernel.
+//! [`frontend`] shows a device to programs that know nothing of USB, [`trust`] knows keys and whose they are, [`sys`] speaks to
+//! the kernel.
 //!
 //! **It may touch** the world: files, sockets, mounts, threads, the kernel's switches.
 //!
@@ -17,3 +18,4 @@ pub mod frontend;
 pub mod link;
 pub mod store;
 pub mod sys;
+pub mod trust;
