@@ -1,6 +1,12 @@
 //! A device record in words.
 
 use farbus_session::DeviceRecord;
+use farbus_session::registry::PATH_PREFIX;
+
+/// The name of a device: what its exporter calls it if that is a farbus, else its bus id.
+pub fn name_of(record: &DeviceRecord) -> &str {
+    record.path.strip_prefix(PATH_PREFIX).unwrap_or(&record.bus_id)
+}
 
 /// What a device's interfaces are for, in words (usb.org's defined class codes).
 pub fn classes(record: &DeviceRecord) -> Vec<String> {

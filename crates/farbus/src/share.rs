@@ -6,22 +6,27 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Connection, Link, Listener};
+use farbus_io::trust::Protocol;
 use farbus_model::{BufferPool, Command, CommandError, Completions, Device, Limits};
 use farbus_session::{DeviceRecord, Exporter, Offers, OpStatus, Registry};
-use serde::Serialize;
 use tracing::{error, info, warn};
 
+pub use crate::address::DEFAULT_PORT;
+pub use crate::device_status::DeviceStatus;
+use crate::door::{Door, Household};
 use crate::engine::{End, Engine, Mailbox};
-use crate::meters::{Calls, Meters, Readings};
+use crate::guest::Guest;
+use crate::meters::{Calls, Meters};
+use crate::questions::{Answer, Lines, Question};
+use crate::session_record::name_of;
+use crate::trust::Trust;
 
-/// The port that USB/IP's tools expect.
-pub const DEFAULT_PORT: u16 = 3240;
 /// Connections at once. One device takes one; the rest are lists and strangers.
 const SESSIONS_MAX: usize = 512;
 /// An engine's stack: its frames are shallow, its buffers are on the heap.
@@ -31,6 +36,11 @@ const COMMAND_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long sessions may take to make their devices durable when sharing ends.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
 
+/// How long a paired host that may ask may say nothing.
+const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
+/// How soon a session ends whose host was unpaired, or whose device was forbidden.
+const RECHECK_EVERY: Duration = Duration::from_secs(1);
+
 /// Devices that are being shared. Dropping it ends all sessions.
 pub struct Share {
     shared: Arc<Shared>,
@@ -39,6 +49,8 @@ pub struct Share {
 struct Shared {
     registry: Mutex<Registry>,
     sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
+    /// Connections so far, of all listeners.
+    session_numbers: AtomicU64,
     session_ended: Condvar,
     listeners: Mutex<Vec<Listener>>,
     is_stopping: AtomicBool,
@@ -50,35 +62,11 @@ struct Shared {
 /// One connection.
 struct Session {
     link: Link,
+    /// The paired host that it is, on an encrypted link.
+    guest: Option<Guest>,
     mailbox: Mailbox,
     meters: Meters,
     bus_id: Mutex<Option<String>>,
-}
-
-/// One shared device, as `farbus status` shows it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct DeviceStatus {
-    /// Its name.
-    pub name: String,
-    /// Its bus id on the wire.
-    pub bus_id: String,
-    /// Manufacturer and product.
-    pub title: String,
-    /// Speed.
-    pub speed: String,
-    /// `vendor:product`.
-    pub ids: String,
-    /// `available` or `in use`.
-    pub state: String,
-    /// Who uses it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub user: Option<String>,
-    /// For how long, seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub used_s: Option<f64>,
-    /// What passed through since.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub meters: Option<Readings>,
 }
 
 /// Why a device cannot be shared or commanded.
@@ -123,6 +111,7 @@ impl Share {
             shared: Arc::new(Shared {
                 registry: Mutex::default(),
                 sessions: Mutex::default(),
+                session_numbers: AtomicU64::new(0),
                 session_ended: Condvar::new(),
                 listeners: Mutex::default(),
                 is_stopping: AtomicBool::new(false),
@@ -155,6 +144,23 @@ impl Share {
             .name("listen".into())
             .stack_size(STACK_BYTES)
             .spawn(move || shared.accept_all(&listener))?;
+        self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
+        Ok(address)
+    }
+
+    /// Serves paired hosts at `address` from now on, each what it is allowed; says where (port 0 takes a free one).
+    ///
+    /// # Errors
+    /// What the system says of the address.
+    pub fn listen_secure(&self, address: SocketAddr, trust: Trust) -> io::Result<SocketAddr> {
+        let listener = Listener::bind(address)?;
+        let address = listener.address()?;
+        let for_shutdown = listener.try_clone()?;
+        let spawn = |name: &str| thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
+        let (for_recheck, shared) = (trust.clone(), Arc::clone(&self.shared));
+        spawn("recheck").spawn(move || shared.recheck(&for_recheck))?;
+        let door = Arc::new(Door::new(trust, Arc::clone(&self.shared)));
+        spawn("listen-secure").spawn(move || door.accept_all(&listener))?;
         self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
         Ok(address)
     }
@@ -204,13 +210,11 @@ impl Shared {
     }
 
     fn accept_all(self: &Arc<Self>, listener: &Listener) {
-        let mut number = 0u64;
         while !self.is_stopping() {
             match listener.accept() {
                 Ok(connection) => {
-                    number += 1;
                     let from = connection.from;
-                    if let Err(error) = self.begin_session(number, connection) {
+                    if let Err(error) = self.begin_session(connection) {
                         warn!(%from, %error, "the connection was turned away");
                     }
                 }
@@ -224,17 +228,8 @@ impl Shared {
         }
     }
 
-    fn begin_session(self: &Arc<Self>, number: u64, connection: Connection) -> io::Result<()> {
-        if self.sessions().len() >= SESSIONS_MAX {
-            return Err(io::Error::other(format!("there are {SESSIONS_MAX} connections already")));
-        }
-        let session = Arc::new(Session {
-            link: connection.link,
-            mailbox: Mailbox::new()?,
-            meters: Meters::default(),
-            bus_id: Mutex::default(),
-        });
-        self.sessions().insert(number, Arc::clone(&session));
+    fn begin_session(self: &Arc<Self>, connection: Connection) -> io::Result<()> {
+        let (number, session) = self.enter_session(connection.link, None)?;
         let shared = Arc::clone(self);
         let spawned = thread::Builder::new()
             .name(format!("session-{number}"))
@@ -245,6 +240,19 @@ impl Shared {
             return Err(error);
         }
         Ok(())
+    }
+
+    /// Counts a connection among the sessions; [`Shared::serve`] ends it.
+    fn enter_session(&self, link: Link, guest: Option<Guest>) -> io::Result<(u64, Arc<Session>)> {
+        let session =
+            Session { link, guest, mailbox: Mailbox::new()?, meters: Meters::default(), bus_id: Mutex::default() };
+        let (number, session) = (self.session_numbers.fetch_add(1, Ordering::Relaxed), Arc::new(session));
+        let mut sessions = self.sessions();
+        if sessions.len() >= SESSIONS_MAX {
+            return Err(io::Error::other(format!("there are {SESSIONS_MAX} connections already")));
+        }
+        sessions.insert(number, Arc::clone(&session));
+        Ok((number, session))
     }
 
     fn end_session(&self, number: u64) {
@@ -272,6 +280,9 @@ impl Shared {
         let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
         session.link.shut_down();
         report_end(&end, session.link.peer(), bus_id.as_deref());
+        if let (Some(guest), Some(bus_id)) = (&session.guest, &bus_id) {
+            guest.record_detached(self.device_name(bus_id).as_ref().unwrap_or(bus_id));
+        }
         match (bus_id, device) {
             (Some(bus_id), Some(device)) => self.registry().release(&bus_id, device),
             (Some(bus_id), None) => self.registry().withdraw(&bus_id),
@@ -292,6 +303,55 @@ impl Shared {
             );
             if let Err(error) = writeln!(out, "{line}") {
                 return warn!(%error, "the trace is not complete");
+            }
+        }
+    }
+
+    /// The name of the device with this bus id.
+    fn device_name(&self, bus_id: &str) -> Option<String> {
+        let registry = self.registry();
+        registry.entries().find(|entry| entry.record.bus_id == bus_id).map(|entry| entry.name.to_owned())
+    }
+
+    /// Answers questions, a line of JSON each, until the guest has no more.
+    fn answer_questions(&self, session: &Session) -> io::Result<()> {
+        let Some(guest) = &session.guest else { return Ok(()) };
+        let mut lines = Lines::over(&session.link, QUESTION_TIME_MAX)?;
+        while let Some(line) = lines.receive()? {
+            let answer = match serde_json::from_slice(&line) {
+                Ok(Question::List) => {
+                    let allowed = guest.allowed();
+                    let mut devices = self.status();
+                    devices.retain(|device| allowed.allows(&device.name));
+                    Answer::Devices(devices)
+                }
+                Err(error) => Answer::Refused(format!("not a question: {error}")),
+            };
+            lines.send(&answer)?;
+        }
+        Ok(())
+    }
+
+    /// Ends sessions of hosts that are not paired any more, or hold what they may not: whoever changed the list, and how.
+    fn recheck(&self, trust: &Trust) {
+        let mut last = trust.peers().ok();
+        while !self.is_stopping() {
+            thread::sleep(RECHECK_EVERY);
+            let now = trust.peers().ok();
+            if now == last {
+                continue;
+            }
+            last = now;
+            // Not under the lock: each is looked up in files.
+            let sessions: Vec<_> = self.sessions().values().cloned().collect();
+            for session in sessions {
+                let Some(guest) = &session.guest else { continue };
+                let held = session.bus_id.lock().ok().and_then(|held| held.clone());
+                let device = held.and_then(|bus_id| self.device_name(&bus_id));
+                if !guest.may_stay(device.as_deref()) {
+                    warn!(peer = session.link.peer(), device, "cut off: its permission was taken back");
+                    session.link.shut_down();
+                }
             }
         }
     }
@@ -365,6 +425,33 @@ impl Shared {
     }
 }
 
+impl Household for Shared {
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    fn is_closing(&self) -> bool {
+        self.is_stopping()
+    }
+
+    fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()> {
+        let (number, session) = self.enter_session(link, Some(guest))?;
+        match protocol {
+            Protocol::UsbIp => self.serve(number, &session),
+            Protocol::Control => {
+                if let Err(error) = self.answer_questions(&session) {
+                    info!(peer = session.link.peer(), %error, "its questions ended");
+                }
+                session.link.shut_down();
+                self.end_session(number);
+            }
+            // Not offered here: ALPN has refused it.
+            Protocol::Pairing => self.end_session(number),
+        }
+        Ok(())
+    }
+}
+
 /// What a connection is offered: the registry, on behalf of its peer.
 struct Offer<'a> {
     shared: &'a Shared,
@@ -373,7 +460,12 @@ struct Offer<'a> {
 
 impl Offers<Box<dyn Device>> for Offer<'_> {
     fn list(&mut self) -> Vec<DeviceRecord> {
-        self.shared.registry().records()
+        let mut records = self.shared.registry().records();
+        if let Some(guest) = &self.session.guest {
+            let allowed = guest.allowed();
+            records.retain(|record| allowed.allows(name_of(record)));
+        }
+        records
     }
 
     fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, Box<dyn Device>), OpStatus> {
@@ -381,14 +473,25 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
             return Err(OpStatus::NotAvailable);
         }
         let peer = self.session.link.peer();
-        match self.shared.registry().claim(bus_id, peer, self.shared.clock.now()) {
+        let guest = self.session.guest.as_ref().zip(self.shared.device_name(bus_id));
+        if guest.as_ref().is_some_and(|(guest, device)| !guest.may_claim(device)) {
+            return Err(OpStatus::NoDevice);
+        }
+        let claimed = self.shared.registry().claim(bus_id, peer, self.shared.clock.now());
+        match claimed {
             Ok(claimed) => {
                 *self.session.bus_id.lock().expect("no session panics") = Some(bus_id.to_owned());
                 info!(device = bus_id, peer, "attached");
+                if let Some((guest, device)) = guest {
+                    guest.record_attached(&device);
+                }
                 Ok((claimed.record, claimed.device))
             }
             Err(status) => {
                 info!(device = bus_id, peer, %status, "refused");
+                if let Some((guest, device)) = guest {
+                    guest.record_refused(&device, &status.to_string());
+                }
                 Err(status)
             }
         }

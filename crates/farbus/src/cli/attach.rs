@@ -12,6 +12,7 @@ use super::Failure;
 use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
+use crate::client::remember_address;
 use crate::client::{Attribute, Target};
 use crate::control::{Answer, Door, Question, folder};
 use crate::meters::Meters;
@@ -29,7 +30,7 @@ use farbus_io::sys::writeback::{Protection, protect_writeback_path};
     farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n\n\
     Exit code 5 says that the link was lost.")]
 pub struct AttachArgs {
-    /// HOST[:PORT]/DEVICE; DEVICE is a name or bus id that 'farbus list HOST' shows.
+    /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host; DEVICE is a name or bus id that 'farbus list HOST' shows.
     target: Target,
     /// How it appears here.
     #[arg(long, value_enum, default_value_t = Via::Auto)]
@@ -37,6 +38,9 @@ pub struct AttachArgs {
     /// fuse: the folder in which the disk's file appears (made if missing).
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
+    /// Where the paired host is now; remembered.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    address: Option<String>,
 }
 
 /// How a device appears.
@@ -61,6 +65,9 @@ pub struct DetachArgs {
 pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     // Before any thread: what is granted here is inherited.
     report_protection(&protect_writeback_path());
+    if let Some(moved) = &args.address {
+        remember_address(&args.target.address, moved)?;
+    }
     // Signals are caught before anything has to be taken back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let via_kernel = match args.via {

@@ -1,10 +1,12 @@
 //! `farbus list`.
 
+use farbus_session::DeviceRecord;
 use serde::Serialize;
 
 use super::Failure;
 use super::output::{print_json, print_table, table};
-use crate::client::{address_of, list, name_of};
+use crate::client::remember_address;
+use crate::client::{address_of, list, name_of, states};
 use crate::session_record::classes;
 
 /// Show what a host offers.
@@ -12,9 +14,12 @@ use crate::session_record::classes;
 #[command(after_help = "Examples:\n  farbus list                     this machine\n  \
     farbus list lab3                another one\n  farbus list 10.0.0.7:3241 --json")]
 pub struct Args {
-    /// HOST[:PORT] of a farbus or usbipd.
+    /// HOST[:PORT] of a farbus or usbipd, or the name of a paired host.
     #[arg(default_value = "127.0.0.1")]
     host: String,
+    /// Where the paired host is now; remembered.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    address: Option<String>,
     /// For programs.
     #[arg(long)]
     json: bool,
@@ -29,10 +34,21 @@ struct Line {
     speed: String,
     interfaces: Vec<String>,
     path: String,
+    /// `available` or `in use`, where the host says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<String>,
+    /// Who uses it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
     let address = address_of(&args.host);
+    if let Some(moved) = &args.address {
+        remember_address(&address, moved)?;
+    }
+    let states = states(&address)?.unwrap_or_default();
+    let state_of = |record: &DeviceRecord| states.iter().find(|status| status.bus_id == record.bus_id);
     let lines: Vec<Line> = list(&address)?
         .iter()
         .map(|record| Line {
@@ -43,19 +59,26 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             speed: record.speed.to_string(),
             interfaces: classes(record),
             path: record.path.clone(),
+            state: state_of(record).map(|status| status.state.clone()),
+            user: state_of(record).and_then(|status| status.user.clone()),
         })
         .collect();
     if args.json {
         return print_json(&lines);
     }
     if lines.is_empty() {
-        println!("{address} offers nothing.");
+        println!("{address} offers nothing to this host.");
         return Ok(());
     }
-    let mut table = table(&["NAME", "BUS ID", "ID", "SPEED", "WHAT"]);
+    let headings = ["NAME", "BUS ID", "ID", "SPEED", "WHAT", "STATE", "USER"];
+    // A host that is not paired does not say who uses what.
+    let shown = if states.is_empty() { 5 } else { headings.len() };
+    let mut table = table(&headings[..shown]);
     for line in lines {
         let ids = format!("{}:{}", line.vendor, line.product);
-        table.add_row([line.name, line.bus_id, ids, line.speed, line.interfaces.join(", ")]);
+        let (state, user) = (line.state.unwrap_or_default(), line.user.unwrap_or_default());
+        let row = [line.name, line.bus_id, ids, line.speed, line.interfaces.join(", "), state, user];
+        table.add_row(row.into_iter().take(shown));
     }
     print_table(&table);
     Ok(())

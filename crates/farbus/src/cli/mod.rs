@@ -4,10 +4,12 @@ mod attach;
 mod demo;
 mod docs;
 mod list;
+mod listen;
 mod output;
 mod owner;
 mod plan;
 mod share;
+mod trust;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -24,6 +26,7 @@ pub use output::{Failure, exit_code};
         farbus share disk:backup.img zero       offer a disk image and a test device on this machine\n  \
         farbus list lab3                        what does lab3 offer?\n  \
         farbus attach lab3/disk                 use its disk here\n  \
+        farbus pair                             make another host and this one know each other\n  \
         farbus demo                             see it all work, in ten seconds\n\n\
         Exit codes: 0 done, 1 failed here, 2 usage, 3 refused, 4 gone or unknown, 5 network, 6 device."
 )]
@@ -44,6 +47,12 @@ enum Verb {
     Insert(owner::DeviceArgs),
     Demo(demo::Args),
     Plan(plan::Args),
+    Id(trust::IdArgs),
+    Pair(trust::PairArgs),
+    Peers(trust::PeersArgs),
+    Unpair(trust::UnpairArgs),
+    Allow(trust::AllowArgs),
+    Forbid(trust::ForbidArgs),
     Completions(docs::CompletionsArgs),
     #[command(hide = true)]
     Man(docs::ManArgs),
@@ -72,6 +81,12 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Insert(args) => owner::insert(args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Plan(args) => plan::run(&args),
+        Verb::Id(args) => trust::id(&args),
+        Verb::Pair(args) => trust::pair(&args),
+        Verb::Peers(args) => trust::peers(&args),
+        Verb::Unpair(args) => trust::unpair(&args),
+        Verb::Allow(args) => trust::allow(&args),
+        Verb::Forbid(args) => trust::forbid(&args),
         Verb::Completions(args) => docs::completions(&args, Cli::command()),
         Verb::Man(args) => docs::man(&args, Cli::command()),
     }

@@ -16,11 +16,14 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
+use super::listen::{everywhere, listen_address};
 use super::output::say;
 use super::owner::ProcessStatus;
+use crate::address::SECURE_PORT;
 use crate::client::name_of;
 use crate::control::{Answer, Door, Question};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
+use crate::trust::Trust;
 
 /// Offer devices to other machines until interrupted.
 #[derive(Debug, clap::Args)]
@@ -30,15 +33,19 @@ use crate::share::{DEFAULT_PORT, Share, ShareError};
     \x20                                     SPEED is full, high or super\n  \
     keyboard                              types what 'farbus type' tells it\n\n\
     Examples:\n  farbus share disk:backup.img\n  farbus share disk:/dev/sdb,ro zero keyboard\n  \
+    farbus share disk:backup.img --secure        reachable by paired hosts: see 'farbus pair' and 'farbus allow'\n  \
     farbus share zero --listen 0.0.0.0:3240      reachable by everybody: see the warning it prints\n\n\
     Linux uses it with:  usbip attach -r HOST -b 1-1   or:  farbus attach HOST/disk")]
 pub struct Args {
     /// What to offer; several at once.
     #[arg(required = true)]
     what: Vec<What>,
-    /// Address to listen at; the default is this machine alone.
+    /// Address to listen at without encryption, 'none' for nowhere; the default is this machine alone.
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1")]
     listen: String,
+    /// Listen for paired hosts too, encrypted; everywhere, unless an address is given. Each may use what 'farbus allow' says.
+    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "")]
+    secure: Option<String>,
     /// Write each session's last requests, stage by stage, to this file (JSON lines).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -127,23 +134,51 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     // Signals are caught before anybody can know where we listen.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let address = listen_address(&args.listen)?;
-    let address = share.listen(address).map_err(|error| listen_failure(address, &error))?;
+    let secure = args.secure.as_deref().map(|told| listen_secure(&share, told)).transpose()?;
+    let plain = if args.listen == "none" { None } else { Some(listen_plain(&share, &args.listen)?) };
+    let Some(address) = plain.or(secure) else {
+        return Err(Failure::local("nobody could reach these devices: give --secure, or another --listen than 'none'"));
+    };
     let for_door = Arc::clone(&share);
     let _door = Door::open(move |question| answer(&for_door, address, question)).map_err(Failure::local)?;
-    if !address.ip().is_loopback() {
-        eprintln!(
-            "farbus: warning: {address} is not this machine alone. USB/IP has no password and no encryption:\n  \
-             whoever reaches this address can use these devices and read what they say."
-        );
+    if let Some(address) = secure {
+        say(format!("paired hosts at {address}, encrypted"));
     }
-    say(format!("listening on {address}   (Ctrl-C ends)"));
+    match plain {
+        Some(address) => say(format!("listening on {address}   (Ctrl-C ends)")),
+        None => say("paired hosts alone   (Ctrl-C ends)"),
+    }
     signals.forever().next();
     if share.stop() {
         Ok(())
     } else {
         Err(Failure::local("a device did not become durable in time; its last writes may be lost"))
     }
+}
+
+fn listen_plain(share: &Share, told: &str) -> Result<SocketAddr, Failure> {
+    let address = listen_address(told, DEFAULT_PORT)?;
+    let address = share.listen(address).map_err(|error| listen_failure(address, &error))?;
+    if !address.ip().is_loopback() {
+        eprintln!(
+            "farbus: warning: {address} is not this machine alone. USB/IP has no password and no encryption:\n  \
+             whoever reaches this address can use these devices and read what they say."
+        );
+    }
+    Ok(address)
+}
+
+fn listen_secure(share: &Share, told: &str) -> Result<SocketAddr, Failure> {
+    let trust = Trust::open()?;
+    let addresses = if told.is_empty() { everywhere(SECURE_PORT) } else { vec![listen_address(told, SECURE_PORT)?] };
+    let mut result = Err(Failure::local("no address to listen at"));
+    for address in addresses {
+        result = share.listen_secure(address, trust.clone()).map_err(|error| listen_failure(address, &error));
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
 }
 
 fn offer(share: &Share, what: &What) -> Result<DeviceRecord, Failure> {
@@ -164,19 +199,10 @@ fn offer(share: &Share, what: &What) -> Result<DeviceRecord, Failure> {
     .map_err(Failure::local)
 }
 
-fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
-    let with_port = crate::client::address_of(text);
-    with_port.parse().map_err(|_| {
-        Failure::local(format!(
-            "'{text}' is no address to listen at: try 127.0.0.1, 0.0.0.0:{DEFAULT_PORT} or [::1]:3241"
-        ))
-    })
-}
-
 fn listen_failure(address: SocketAddr, error: &std::io::Error) -> Failure {
     let hint = match error.kind() {
         std::io::ErrorKind::AddrInUse => {
-            "\n  another share or usbipd is there: see 'farbus status', or choose --listen ADDR:PORT"
+            "\n  another share or usbipd is there: see 'farbus status', or choose --listen (--secure) ADDR:PORT"
         }
         _ => "",
     };

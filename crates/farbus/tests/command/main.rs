@@ -12,3 +12,4 @@ mod lines;
 mod network;
 mod owner;
 mod sessions;
+mod trust;

@@ -66,7 +66,8 @@ impl Tls {
         Self {
             connection: Mutex::new(connection),
             incoming: Mutex::new(incoming),
-            may_hold_more: AtomicBool::new(false),
+            // What the peer said with its last word of the handshake is in here already.
+            may_hold_more: AtomicBool::new(true),
         }
     }
 

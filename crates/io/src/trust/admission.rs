@@ -75,6 +75,8 @@ impl Admission {
             return Err(Refusal::CrowdedByAddress);
         }
         record.connected += 1;
+        // It counts as failed until it has not: many that come at once are not let in on one another's credit.
+        record.clean_at = record.clean_at.max(now) + FORGIVEN_AFTER;
         state.strangers += 1;
         Ok(())
     }
@@ -85,8 +87,9 @@ impl Admission {
         state.strangers -= 1;
         let record = state.record(key_of(address), now);
         record.connected -= 1;
-        if has_failed {
-            record.clean_at = record.clean_at.max(now) + FORGIVEN_AFTER;
+        if !has_failed {
+            let forgiven_ns = u64::try_from(FORGIVEN_AFTER.as_nanos()).unwrap_or(u64::MAX);
+            record.clean_at = Instant::from_nanos(record.clean_at.as_nanos().saturating_sub(forgiven_ns));
         }
     }
 
@@ -156,6 +159,21 @@ mod tests {
         assert_eq!(told, 1, "and the log says so once");
         assert_eq!(admission.enter(other, at(100)), Ok(()));
         assert_eq!(admission.enter(guesser, at(200)), Ok(()), "a pause is forgiven");
+    }
+
+    #[test]
+    fn guesses_that_come_together_are_counted_together() {
+        let admission = Admission::default();
+        let guesser = "10.0.0.9".parse().unwrap();
+        let mut tried = 0;
+        for n in 0..100 {
+            // Each of a crowd is still in its handshake when the next comes; all fail much later.
+            let now = Instant::from_nanos(n * 100_000_000);
+            let crowd = (0..20).filter(|_| admission.enter(guesser, now).is_ok()).count();
+            (0..crowd).for_each(|_| admission.leave(guesser, now, true));
+            tried += crowd;
+        }
+        assert_eq!(tried, 10 + 1);
     }
 
     #[test]

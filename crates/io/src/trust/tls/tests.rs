@@ -75,7 +75,9 @@ fn an_encrypted_link_carries_bytes_as_a_bare_one_does() {
     );
     let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect(link));
     let (server, client) = (at_server.unwrap().link, at_client.unwrap().link);
+    assert!(client.has_received(), "the last word of a handshake may have brought more");
     assert_eq!(client.try_receive(&mut [0; 8]).unwrap(), None, "nothing is there yet");
+    assert!(!client.has_received(), "and now it is known");
     let byte = |at: usize| (at * 7 + at / 256) as u8;
     // Sent in runs of odd sizes by one that never waits but for room.
     let sender = thread::spawn(move || {
@@ -111,6 +113,24 @@ fn an_encrypted_link_carries_bytes_as_a_bare_one_does() {
     assert_eq!(at, BYTES);
     assert!(held > 0, "the room was too small at times");
     assert!(sender.join().unwrap() > 0, "the socket was full at times");
+}
+
+#[test]
+fn what_comes_with_the_last_word_of_the_handshake_is_not_waited_for() {
+    let [server, client] = hosts();
+    let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
+    let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp);
+    let (server_end, client_end) = ends();
+    let client = thread::spawn(move || {
+        let link = client_terms.connect(client_end).unwrap().link;
+        link.try_send(&[IoSlice::new(b"first")]).unwrap();
+        link
+    });
+    let server = thread::spawn(move || server_terms.accept(server_end).unwrap().link);
+    let server = server.join().unwrap();
+    let _client = client.join().unwrap();
+    assert!(server.has_received(), "so whoever waits on the socket asks here first");
+    assert_eq!(server.receive(&mut [0; 16]).unwrap(), 5);
 }
 
 #[test]
