@@ -141,12 +141,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
     };
     let for_door = Arc::clone(&share);
     let _door = Door::open(move |question| answer(&for_door, address, question)).map_err(Failure::local)?;
-    if let Some(address) = secure {
-        say(format!("paired hosts at {address}, encrypted"));
+    if let Some(address) = plain {
+        say(format!("listening on {address}   (Ctrl-C ends)"));
     }
-    match plain {
-        Some(address) => say(format!("listening on {address}   (Ctrl-C ends)")),
-        None => say("paired hosts alone   (Ctrl-C ends)"),
+    if let Some(address) = secure {
+        say(format!("listening on {address} for paired hosts, encrypted   (Ctrl-C ends)"));
     }
     signals.forever().next();
     if share.stop() {

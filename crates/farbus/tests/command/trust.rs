@@ -59,8 +59,8 @@ impl<'a> Host<'a> {
     /// Shares for paired hosts alone; says where.
     fn share(&self, what: &[&str]) -> (Running, String) {
         let share = self.start(&[&["share"], what, &["--listen", "none", "--secure", "127.0.0.1:0"]].concat());
-        let line = share.wait_for_line("paired hosts at ");
-        let address = line.split([' ', ',']).nth(3).unwrap().to_owned();
+        let line = share.wait_for_line("for paired hosts");
+        let address = line.split_whitespace().nth(2).unwrap().to_owned();
         (share, address)
     }
 
