@@ -184,12 +184,14 @@ impl Relay {
             Interest::new(self.remote.as_fd(), remote_full),
             Interest::new(ender.wake.as_fd(), false),
         ];
-        wait(&mut interests, None).map_err(Stop::Kernel)?;
+        // What an encrypted link has decrypted already makes no socket readable.
+        let has_received = self.remote.has_received();
+        wait(&mut interests, has_received.then_some(Duration::ZERO)).map_err(Stop::Kernel)?;
         let [on_kernel, on_remote, _] = interests.map(|interest| interest.readable);
         if on_kernel {
             self.receive_from_kernel()?;
         }
-        if on_remote {
+        if on_remote || has_received {
             self.receive_from_remote()?;
         }
         Ok(())
@@ -244,7 +246,7 @@ impl Relay {
                 None => return Ok(false),
             }
         }
-        Ok(true)
+        self.remote.try_flush()
     }
 }
 

@@ -7,14 +7,19 @@ use std::time::Duration;
 
 use farbus_host::{Enumerate, IdSource, Port, run};
 use farbus_io::link::{Link, LinkError};
+use farbus_io::trust::{HandshakeError, Protocol};
 use farbus_model::{Device, Limits};
 use farbus_session::importer::Greeting;
 use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 use serde::{Deserialize, Serialize};
 
+pub use crate::address::address_of;
+use crate::device_status::DeviceStatus;
+use crate::known_host::{KnownHost, KnownHostError};
 use crate::port::RemotePort;
-use crate::share::DEFAULT_PORT;
+use crate::questions::{Answer, Lines, Question};
+pub use crate::session_record::name_of;
 
 /// How long an exporter may take to answer before it counts as unreachable.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
@@ -83,6 +88,13 @@ pub enum ClientError {
         /// What the system said.
         source: io::Error,
     },
+    /// One of the two does not trust the other.
+    Untrusted {
+        /// Who.
+        address: String,
+        /// A sentence for a person.
+        what: String,
+    },
     /// The exporter closed the connection in mid-sentence.
     Closed {
         /// Who.
@@ -128,7 +140,7 @@ impl ClientError {
         match self {
             ClientError::Link(_) | ClientError::Lost { .. } | ClientError::Closed { .. } => Attribute::Network,
             ClientError::Refused { status: OpStatus::NoDevice, .. } | ClientError::NoDevice { .. } => Attribute::Gone,
-            ClientError::Refused { .. } => Attribute::Refused,
+            ClientError::Refused { .. } | ClientError::Untrusted { .. } => Attribute::Refused,
             ClientError::Protocol { .. } | ClientError::Device { .. } => Attribute::Device,
             ClientError::Local(_) => Attribute::Local,
         }
@@ -146,6 +158,7 @@ impl fmt::Display for ClientError {
                 )
             }
             ClientError::Lost { address, source } => write!(f, "the link to {address} was lost: {source}"),
+            ClientError::Untrusted { address, what } => write!(f, "{address}: {what}"),
             ClientError::Closed { address } => write!(f, "{address} closed the connection"),
             ClientError::Protocol { address, reject } => {
                 write!(f, "{address} does not speak USB/IP as it should: {reject}")
@@ -177,6 +190,17 @@ impl fmt::Display for ClientError {
 
 impl std::error::Error for ClientError {}
 
+impl From<KnownHostError> for ClientError {
+    fn from(error: KnownHostError) -> Self {
+        match error {
+            KnownHostError::Link(error) => ClientError::Link(error),
+            KnownHostError::Lost { address, source } => ClientError::Lost { address, source },
+            KnownHostError::Untrusted { address, what } => ClientError::Untrusted { address, what },
+            KnownHostError::Local(what) => ClientError::Local(what),
+        }
+    }
+}
+
 /// A device on a host: `HOST[:PORT]/DEVICE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -205,17 +229,13 @@ impl fmt::Display for Target {
     }
 }
 
-/// `HOST[:PORT]` with the port filled in; IPv6 addresses in brackets or bare.
-pub fn address_of(host: &str) -> String {
-    let is_bare_v6 = host.parse::<std::net::Ipv6Addr>().is_ok();
-    if is_bare_v6 {
-        return format!("[{host}]:{DEFAULT_PORT}");
-    }
-    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    if has_port { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") }
+/// Remembers that the paired host which `target` (`NAME:PORT`) names is now at `moved` (`HOST[:PORT]`).
+///
+/// # Errors
+/// [`ClientError::Local`] if it names no paired host: then nothing would tell a false address from a right one.
+pub fn remember_address(target: &str, moved: &str) -> Result<(), ClientError> {
+    Ok(crate::known_host::remember_address(target, moved)?)
 }
-
-pub use farbus_session::registry::name_of;
 
 /// The devices that `address` (`HOST:PORT`) offers.
 ///
@@ -235,6 +255,24 @@ pub fn list_within(address: &str, time_max: Duration) -> Result<Vec<DeviceRecord
     match converse(&link, &mut handshake)? {
         Greeting::Devices(devices) => Ok(devices),
         Greeting::Imported(_) | Greeting::Refused(_) => unreachable!("a list was asked for"),
+    }
+}
+
+/// What a paired host says of its devices: who uses each, and since when. `None` if `address` names no paired host.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn states(address: &str) -> Result<Option<Vec<DeviceStatus>>, ClientError> {
+    let Some(known) = KnownHost::find(address)? else { return Ok(None) };
+    let link = known.connect(Protocol::Control, ANSWER_TIME_MAX)?;
+    let lost = |source| lost(link.peer(), source);
+    let mut lines = Lines::over(&link, ANSWER_TIME_MAX).map_err(lost)?;
+    lines.send(&Question::List).map_err(lost)?;
+    let line = lines.receive().map_err(lost)?.ok_or_else(|| ClientError::Closed { address: known.described() })?;
+    match serde_json::from_slice(&line) {
+        Ok(Answer::Devices(devices)) => Ok(Some(devices)),
+        Ok(Answer::Refused(what)) => Err(ClientError::Untrusted { address: known.described(), what }),
+        Err(error) => Err(lost(io::Error::new(io::ErrorKind::InvalidData, error))),
     }
 }
 
@@ -310,21 +348,38 @@ pub fn open(target: &Target) -> Result<farbus_host::RemoteDevice<RemotePort>, Cl
         .map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })
 }
 
+/// A link to `address`: encrypted if that is the name of a paired host, and then never otherwise.
 fn connect(address: &str) -> Result<Link, ClientError> {
     connect_within(address, ANSWER_TIME_MAX)
 }
 
 fn connect_within(address: &str, time_max: Duration) -> Result<Link, ClientError> {
-    let link = Link::connect(address, time_max).map_err(ClientError::Link)?;
-    let lost = |source| ClientError::Lost { address: address.to_owned(), source };
-    link.set_receive_timeout(Some(time_max)).map_err(lost)?;
+    let link = match KnownHost::find(address)? {
+        Some(known) => known.connect(Protocol::UsbIp, time_max)?,
+        None => Link::connect(address, time_max).map_err(ClientError::Link)?,
+    };
+    link.set_receive_timeout(Some(time_max)).map_err(|source| lost(address, source))?;
     Ok(link)
+}
+
+/// A link that failed before the device was ours; on an encrypted one that may be the peer's word.
+fn lost(address: &str, source: io::Error) -> ClientError {
+    let address = address.to_owned();
+    match HandshakeError::of_link(&source) {
+        Some(HandshakeError::Refused) => ClientError::Untrusted {
+            address,
+            what: "it does not know this host's key (any more)\n  pair again: 'farbus pair' there, 'farbus pair HOST CODE' here"
+                .into(),
+        },
+        Some(error) => ClientError::Untrusted { address, what: error.to_string() },
+        None => ClientError::Lost { address, source },
+    }
 }
 
 /// Sends a handshake's question and waits for its answer.
 fn converse(link: &Link, handshake: &mut Handshake) -> Result<Greeting, ClientError> {
     let address = || link.peer().to_owned();
-    let lost = |source| ClientError::Lost { address: address(), source };
+    let lost = |source| lost(link.peer(), source);
     loop {
         if handshake.has_transmit() {
             // A handshake is smaller than any socket's buffer.

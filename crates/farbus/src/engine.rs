@@ -121,7 +121,7 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
                 None => return Ok(false),
             }
         }
-        Ok(true)
+        self.link.try_flush()
     }
 
     fn wait(&mut self, is_blocked: bool) -> io::Result<Option<End>> {
@@ -135,7 +135,9 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
             return Ok(self.received(count));
         }
         self.calls.wait += 1;
-        let span = timeout.map(|at| span_until(at, self.clock.now()));
+        // What an encrypted link has decrypted already makes no socket readable.
+        let has_received = self.link.has_received();
+        let span = if has_received { Some(Duration::ZERO) } else { timeout.map(|at| span_until(at, self.clock.now())) };
         let on_link = Interest::new(self.link.as_fd(), is_blocked);
         let on_mailbox = Interest::new(self.mailbox.wake.as_fd(), false);
         let [on_link, on_mailbox, on_device] = match readiness.and_then(Watched::interest) {
@@ -161,7 +163,7 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
         if timeout.is_some_and(|at| at <= now) {
             self.exporter.handle_timeout(now);
         }
-        if on_link {
+        if on_link || has_received {
             self.calls.receive += 1;
             if let Some(count) = self.link.try_receive(self.exporter.receive_space())? {
                 return Ok(self.received(count));

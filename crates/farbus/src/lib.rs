@@ -2,7 +2,7 @@
 //!
 //! **This room is** where pure rooms get an outside: [`Share`] puts devices on a listening socket,
 //! [`client`] takes a device from another machine, [`attach`] hands it to this machine's kernel or
-//! shows its disk as a file, [`control`] lets the `farbus` command find what runs.
+//! shows its disk as a file, [`trust`] decides with whom, [`control`] lets the `farbus` command find what runs.
 //!
 //! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
 //!
@@ -13,17 +13,25 @@
 //! **Why** a library with a thin command on top: a gadget of your own is a definition and thirty
 //! lines, and what the command can do a program can do.
 
+mod address;
 pub mod allow;
 pub mod attach;
 pub mod broker;
 pub mod cli;
 pub mod client;
 pub mod control;
+mod device_status;
+mod door;
 mod engine;
+mod guest;
+mod known_host;
 pub mod meters;
+pub mod pairing;
 pub mod port;
+pub mod questions;
 mod session_record;
 pub mod share;
+pub mod trust;
 pub mod usb;
 
 /// Devices made of code, and how to make one.

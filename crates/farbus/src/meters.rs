@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farbus_session::Counters;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Counters of one running session. The engine writes them once a turn; anybody reads them.
 #[derive(Debug, Default)]
@@ -12,7 +12,7 @@ pub struct Meters {
 }
 
 /// What they said at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readings {
     /// Requests answered.
     pub urbs: u64,

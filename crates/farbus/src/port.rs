@@ -59,22 +59,29 @@ impl RemotePort {
         error
     }
 
-    /// Sends everything; while the socket is full, what arrives is taken, or both ends would wait.
+    /// Sends everything; while the link is full, what arrives is taken, or both ends would wait.
     fn flush(&mut self) -> Result<(), PortError> {
         while self.device.has_transmit() {
             let sent = self.link.try_send(&self.device.poll_transmit()).map_err(|e| world("send", &e))?;
             match sent {
                 Some(count) => self.device.handle_transmitted(count, &mut self.done),
-                None => {
-                    let mut interests = [Interest::new(self.link.as_fd(), true)];
-                    wait(&mut interests, Some(LOOK_AT_CLOCK)).map_err(|e| world("wait", &e))?;
-                    if interests[0].readable {
-                        let received = self.link.try_receive(self.device.receive_space());
-                        if let Some(count) = received.map_err(|e| world("receive", &e))? {
-                            self.take_in(count)?;
-                        }
-                    }
-                }
+                None => self.wait_for_room()?,
+            }
+        }
+        while !self.link.try_flush().map_err(|e| world("send", &e))? {
+            self.wait_for_room()?;
+        }
+        Ok(())
+    }
+
+    fn wait_for_room(&mut self) -> Result<(), PortError> {
+        let span = if self.link.has_received() { Duration::ZERO } else { LOOK_AT_CLOCK };
+        let mut interests = [Interest::new(self.link.as_fd(), true)];
+        wait(&mut interests, Some(span)).map_err(|e| world("wait", &e))?;
+        if interests[0].readable || span.is_zero() {
+            let received = self.link.try_receive(self.device.receive_space());
+            if let Some(count) = received.map_err(|e| world("receive", &e))? {
+                self.take_in(count)?;
             }
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! A device record in words.
 
 use farbus_session::DeviceRecord;
+pub use farbus_session::registry::name_of;
 
 /// What a device's interfaces are for, in words (usb.org's defined class codes).
 pub fn classes(record: &DeviceRecord) -> Vec<String> {

@@ -12,18 +12,23 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Connection, Link, Listener};
+use farbus_io::trust::Protocol;
 use farbus_model::{BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
 use farbus_session::claims::Claims;
-use farbus_session::{DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
-use serde::Serialize;
+use farbus_session::registry::name_of;
+use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
 use tracing::{error, info, warn};
 
+pub use crate::address::DEFAULT_PORT;
 use crate::allow::Network;
+pub use crate::device_status::{DeviceStatus, PastStatus, WaitingStatus};
+use crate::door::{Door, Household};
 use crate::engine::{End, Engine, Mailbox};
-use crate::meters::{Calls, Meters, Readings};
+use crate::guest::Guest;
+use crate::meters::{Calls, Meters};
+use crate::questions::{Answer, Lines, Question};
+use crate::trust::Trust;
 
-/// The port that USB/IP's tools expect.
-pub const DEFAULT_PORT: u16 = 3240;
 /// Connections at once. One device takes one; the rest are lists and strangers.
 const SESSIONS_MAX: usize = 512;
 /// An engine's stack: its frames are shallow, its buffers are on the heap.
@@ -33,6 +38,11 @@ const COMMAND_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long sessions may take to make their devices durable when sharing ends.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
 
+/// How long a paired host that may ask may say nothing.
+const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
+/// How soon a session ends whose host was unpaired, or whose device was forbidden.
+const RECHECK_EVERY: Duration = Duration::from_secs(1);
+
 /// Devices that are being shared. Dropping it ends all sessions.
 pub struct Share {
     shared: Arc<Shared>,
@@ -41,9 +51,9 @@ pub struct Share {
 struct Shared {
     registry: Mutex<Registry>,
     sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
+    /// Connections so far, of all listeners.
+    session_numbers: AtomicU64,
     session_ended: Condvar,
-    /// How many there have been: a number is one connection's, whichever listener it came to.
-    connections: AtomicU64,
     listeners: Mutex<Vec<Arc<Listening>>>,
     is_stopping: AtomicBool,
     clock: Clock,
@@ -61,6 +71,15 @@ struct Listening {
 }
 
 impl Listening {
+    fn new(listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<Self> {
+        let address = listener.address()?;
+        Ok(Self { listener, address, allowed: Mutex::new(allowed), is_closed: AtomicBool::new(false) })
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
     fn admits(&self, address: IpAddr) -> bool {
         let allowed = self.allowed.lock().expect("no listener panics");
         allowed.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(address)))
@@ -75,73 +94,12 @@ impl Listening {
 /// One connection.
 struct Session {
     link: Link,
+    /// The paired host that it is, on an encrypted link.
+    guest: Option<Guest>,
     mailbox: Mailbox,
     meters: Meters,
     bus_id: Mutex<Option<String>>,
     is_taken_back: AtomicBool,
-}
-
-/// One shared device, as `farbus status` shows it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct DeviceStatus {
-    /// Its name.
-    pub name: String,
-    /// Its bus id on the wire.
-    pub bus_id: String,
-    /// Manufacturer and product.
-    pub title: String,
-    /// Speed.
-    pub speed: String,
-    /// `vendor:product`.
-    pub ids: String,
-    /// `available` or `in use`.
-    pub state: String,
-    /// Who uses it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub user: Option<String>,
-    /// For how long, seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub used_s: Option<f64>,
-    /// What for, if it said so.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// Who waits for it, the longest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub waiting: Vec<WaitingStatus>,
-    /// Who had it, the latest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub history: Vec<PastStatus>,
-    /// What passed through since.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub meters: Option<Readings>,
-}
-
-/// A host that waits for a device.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct WaitingStatus {
-    /// Which.
-    pub host: String,
-    /// For how long, seconds.
-    pub waits_s: f64,
-}
-
-/// A use that is over.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PastStatus {
-    /// Who it was.
-    pub user: String,
-    /// What for, if it said so.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// How long it lasted, seconds.
-    pub used_s: f64,
-    /// How long ago it ended, seconds.
-    pub ago_s: f64,
-    /// How it ended.
-    pub ended: &'static str,
-    /// What the owner said who took it back.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub remark: Option<String>,
 }
 
 /// Why a device cannot be shared or commanded.
@@ -189,8 +147,8 @@ impl Share {
             shared: Arc::new(Shared {
                 registry: Mutex::default(),
                 sessions: Mutex::default(),
+                session_numbers: AtomicU64::new(0),
                 session_ended: Condvar::new(),
-                connections: AtomicU64::new(1),
                 listeners: Mutex::default(),
                 is_stopping: AtomicBool::new(false),
                 clock: Clock::start(),
@@ -222,9 +180,8 @@ impl Share {
     /// # Errors
     /// What the system says of the socket, or of a thread more.
     pub fn listen_on(&self, listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<SocketAddr> {
-        let address = listener.address()?;
-        let allowed = Mutex::new(allowed);
-        let listening = Arc::new(Listening { listener, address, allowed, is_closed: AtomicBool::new(false) });
+        let listening = Arc::new(Listening::new(listener, allowed)?);
+        let address = listening.address;
         let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&listening));
         thread::Builder::new()
             .name("listen".into())
@@ -268,6 +225,33 @@ impl Share {
     /// The holder whose connection comes from `who` says what it needs its device for. Says whether there is one.
     pub fn explain(&self, who: &str, reason: &str) -> bool {
         self.shared.registry().explain(who, reason)
+    }
+
+    /// Serves paired hosts at `address` from now on, each what it is allowed; says where (port 0 takes a free one).
+    ///
+    /// # Errors
+    /// What the system says of the address.
+    pub fn listen_secure(&self, address: SocketAddr, trust: Trust) -> io::Result<SocketAddr> {
+        let listener = Listener::bind(address)?;
+        let address = listener.address()?;
+        self.listen_secure_on(listener, trust)?;
+        Ok(address)
+    }
+
+    /// Serves paired hosts on a socket that listens already.
+    ///
+    /// # Errors
+    /// If the system has no more threads or descriptors.
+    pub fn listen_secure_on(&self, listener: Listener, trust: Trust) -> io::Result<()> {
+        let listening = Arc::new(Listening::new(listener, None)?);
+        let for_shutdown = Arc::clone(&listening);
+        let spawn = |name: &str| thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
+        let (for_recheck, shared) = (trust.clone(), Arc::clone(&self.shared));
+        spawn("recheck").spawn(move || shared.recheck(&for_recheck))?;
+        let door = Arc::new(Door::new(trust, Arc::clone(&self.shared)));
+        spawn("listen-secure").spawn(move || door.accept_all(&listening.listener, || listening.is_closed()))?;
+        self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
+        Ok(())
     }
 
     /// Writes each session's last taps to `file` when it ends, a line of JSON each: the same key
@@ -315,19 +299,18 @@ impl Shared {
     }
 
     fn accept_all(self: &Arc<Self>, listening: &Listening) {
-        while !self.is_stopping() && !listening.is_closed.load(Ordering::Acquire) {
+        while !self.is_stopping() && !listening.is_closed() {
             match listening.listener.accept() {
                 Ok(connection) if !listening.admits(connection.from.ip()) => {
                     warn!(from = %connection.from, at = %listening.address, "not on the list of those allowed here");
                 }
                 Ok(connection) => {
-                    let number = self.connections.fetch_add(1, Ordering::Relaxed);
                     let from = connection.from;
-                    if let Err(error) = self.begin_session(number, connection) {
+                    if let Err(error) = self.begin_session(connection) {
                         warn!(%from, %error, "the connection was turned away");
                     }
                 }
-                Err(_) if self.is_stopping() || listening.is_closed.load(Ordering::Acquire) => return,
+                Err(_) if self.is_stopping() || listening.is_closed() => return,
                 Err(error) => {
                     // Out of descriptors, most likely: what is open goes on, new ones wait.
                     warn!(%error, "cannot accept a connection");
@@ -337,18 +320,8 @@ impl Shared {
         }
     }
 
-    fn begin_session(self: &Arc<Self>, number: u64, connection: Connection) -> io::Result<()> {
-        if self.sessions().len() >= SESSIONS_MAX {
-            return Err(io::Error::other(format!("there are {SESSIONS_MAX} connections already")));
-        }
-        let session = Arc::new(Session {
-            link: connection.link,
-            mailbox: Mailbox::new()?,
-            meters: Meters::default(),
-            bus_id: Mutex::default(),
-            is_taken_back: AtomicBool::new(false),
-        });
-        self.sessions().insert(number, Arc::clone(&session));
+    fn begin_session(self: &Arc<Self>, connection: Connection) -> io::Result<()> {
+        let (number, session) = self.enter_session(connection.link, None)?;
         let shared = Arc::clone(self);
         let spawned = thread::Builder::new()
             .name(format!("session-{number}"))
@@ -359,6 +332,25 @@ impl Shared {
             return Err(error);
         }
         Ok(())
+    }
+
+    /// Counts a connection among the sessions; [`Shared::serve`] ends it.
+    fn enter_session(&self, link: Link, guest: Option<Guest>) -> io::Result<(u64, Arc<Session>)> {
+        let session = Session {
+            link,
+            guest,
+            mailbox: Mailbox::new()?,
+            meters: Meters::default(),
+            bus_id: Mutex::default(),
+            is_taken_back: AtomicBool::new(false),
+        };
+        let (number, session) = (self.session_numbers.fetch_add(1, Ordering::Relaxed), Arc::new(session));
+        let mut sessions = self.sessions();
+        if sessions.len() >= SESSIONS_MAX {
+            return Err(io::Error::other(format!("there are {SESSIONS_MAX} connections already")));
+        }
+        sessions.insert(number, Arc::clone(&session));
+        Ok((number, session))
     }
 
     fn end_session(&self, number: u64) {
@@ -390,6 +382,9 @@ impl Shared {
             false => ending_of(&end),
         };
         report_end(&end, ending, session.link.peer(), bus_id.as_deref());
+        if let (Some(guest), Some(bus_id)) = (&session.guest, &bus_id) {
+            guest.record_detached(self.device_name(bus_id).as_ref().unwrap_or(bus_id));
+        }
         match (bus_id, device) {
             (Some(bus_id), Some(device)) if !device.is_gone() => {
                 self.registry().release(&bus_id, device, ending, now);
@@ -412,6 +407,55 @@ impl Shared {
             );
             if let Err(error) = writeln!(out, "{line}") {
                 return warn!(%error, "the trace is not complete");
+            }
+        }
+    }
+
+    /// The name of the device with this bus id.
+    fn device_name(&self, bus_id: &str) -> Option<String> {
+        let registry = self.registry();
+        registry.entries().find(|entry| entry.record.bus_id == bus_id).map(|entry| entry.name.to_owned())
+    }
+
+    /// Answers questions, a line of JSON each, until the guest has no more.
+    fn answer_questions(&self, session: &Session) -> io::Result<()> {
+        let Some(guest) = &session.guest else { return Ok(()) };
+        let mut lines = Lines::over(&session.link, QUESTION_TIME_MAX)?;
+        while let Some(line) = lines.receive()? {
+            let answer = match serde_json::from_slice(&line) {
+                Ok(Question::List) => {
+                    let allowed = guest.allowed();
+                    let mut devices = self.status();
+                    devices.retain(|device| allowed.allows(&device.name));
+                    Answer::Devices(devices)
+                }
+                Err(error) => Answer::Refused(format!("not a question: {error}")),
+            };
+            lines.send(&answer)?;
+        }
+        Ok(())
+    }
+
+    /// Ends sessions of hosts that are not paired any more, or hold what they may not: whoever changed the list, and how.
+    fn recheck(&self, trust: &Trust) {
+        let mut last = trust.peers().ok();
+        while !self.is_stopping() {
+            thread::sleep(RECHECK_EVERY);
+            let now = trust.peers().ok();
+            if now == last {
+                continue;
+            }
+            last = now;
+            // Not under the lock: each is looked up in files.
+            let sessions: Vec<_> = self.sessions().values().cloned().collect();
+            for session in sessions {
+                let Some(guest) = &session.guest else { continue };
+                let held = session.bus_id.lock().ok().and_then(|held| held.clone());
+                let device = held.and_then(|bus_id| self.device_name(&bus_id));
+                if !guest.may_stay(device.as_deref()) {
+                    warn!(peer = session.link.peer(), device, "cut off: its permission was taken back");
+                    session.link.shut_down();
+                }
             }
         }
     }
@@ -533,6 +577,33 @@ impl Shared {
     }
 }
 
+impl Household for Shared {
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    fn is_closing(&self) -> bool {
+        self.is_stopping()
+    }
+
+    fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()> {
+        let (number, session) = self.enter_session(link, Some(guest))?;
+        match protocol {
+            Protocol::UsbIp => self.serve(number, &session),
+            Protocol::Control => {
+                if let Err(error) = self.answer_questions(&session) {
+                    info!(peer = session.link.peer(), %error, "its questions ended");
+                }
+                session.link.shut_down();
+                self.end_session(number);
+            }
+            // Not offered here: ALPN has refused it.
+            Protocol::Pairing => self.end_session(number),
+        }
+        Ok(())
+    }
+}
+
 /// What a connection is offered: the registry, on behalf of its peer.
 struct Offer<'a> {
     shared: &'a Shared,
@@ -541,7 +612,12 @@ struct Offer<'a> {
 
 impl Offers<Box<dyn Device>> for Offer<'_> {
     fn list(&mut self) -> Vec<DeviceRecord> {
-        self.shared.registry().records(self.shared.clock.now())
+        let mut records = self.shared.registry().records(self.shared.clock.now());
+        if let Some(guest) = &self.session.guest {
+            let allowed = guest.allowed();
+            records.retain(|record| allowed.allows(name_of(record)));
+        }
+        records
     }
 
     fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, Box<dyn Device>), OpStatus> {
@@ -549,21 +625,41 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
             return Err(OpStatus::NotAvailable);
         }
         let peer = self.session.link.peer();
-        let mut registry = self.shared.registry();
-        match registry.claim(bus_id, peer, self.shared.clock.now()) {
+        let guest = self.session.guest.as_ref().zip(self.shared.device_name(bus_id));
+        if guest.as_ref().is_some_and(|(guest, device)| !guest.may_claim(device)) {
+            return Err(OpStatus::NoDevice);
+        }
+        let (claimed, holder) = self.claim_for(bus_id, peer);
+        match claimed {
             Ok(claimed) => {
-                // Before the registry is let go of: whoever takes the device back finds its session.
-                *self.session.bus_id.lock().expect("no session panics") = Some(bus_id.to_owned());
                 info!(device = bus_id, peer, "attached");
+                if let Some((guest, device)) = guest {
+                    guest.record_attached(&device);
+                }
                 Ok((claimed.record, claimed.device))
             }
             Err(status) => {
-                let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|e| e.holder);
-                let holder = holder.map_or("nobody", |holder| holder.who.as_str());
                 info!(device = bus_id, peer, %status, holder, "refused");
+                if let Some((guest, device)) = guest {
+                    guest.record_refused(&device, &status.to_string());
+                }
                 Err(status)
             }
         }
+    }
+}
+
+impl Offer<'_> {
+    /// Claims a device, and says who has it if it cannot be had.
+    fn claim_for(&self, bus_id: &str, peer: &str) -> (Result<Claimed, OpStatus>, String) {
+        let mut registry = self.shared.registry();
+        let claimed = registry.claim(bus_id, peer, self.shared.clock.now());
+        if claimed.is_ok() {
+            // Before the registry is let go of: whoever takes the device back finds its session.
+            *self.session.bus_id.lock().expect("no session panics") = Some(bus_id.to_owned());
+        }
+        let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
+        (claimed, holder.map_or("nobody", |holder| holder.who.as_str()).to_owned())
     }
 }
 
@@ -581,7 +677,7 @@ fn history_of(claims: &Claims, now: Instant) -> Vec<PastStatus> {
         reason: past.holder.reason.clone(),
         used_s: (past.until - past.holder.since).as_secs_f64(),
         ago_s: (now - past.until).as_secs_f64(),
-        ended: past.ending.as_str(),
+        ended: past.ending.as_str().to_owned(),
         remark: past.remark.clone(),
     };
     claims.history().rev().map(status).collect()

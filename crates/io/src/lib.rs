@@ -1,8 +1,8 @@
 //! # The only room with an outside
 //!
 //! **This room is** where farbus meets the world: [`link`] carries bytes, [`store`] keeps blocks in files and block devices,
-//! [`frontend`] shows a device to programs that know nothing of USB, [`usb`] takes real USB devices from this machine, [`sys`] speaks
-//! to the kernel.
+//! [`frontend`] shows a device to programs that know nothing of USB, [`usb`] takes real USB devices from this machine, [`trust`]
+//! knows keys and whose they are, [`sys`] speaks to the kernel.
 //!
 //! **It may touch** the world: files, sockets, mounts, threads, the kernel's switches.
 //!
@@ -19,4 +19,5 @@ pub mod link;
 pub mod service;
 pub mod store;
 pub mod sys;
+pub mod trust;
 pub mod usb;

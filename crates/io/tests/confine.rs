@@ -23,7 +23,7 @@ fn child_that_is_confined_tries_everything() {
     let folder = std::env::temp_dir().join(format!("farbus-confine-{}", std::process::id()));
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("named"), "x").unwrap();
-    let needs = Needs { readable: vec![folder.clone(), "/nowhere/at/all".into()] };
+    let needs = Needs { readable: vec![folder.clone(), "/nowhere/at/all".into()], ..Needs::default() };
 
     let confinement = confine(&needs).unwrap();
     let has_landlock = confinement.files.is_ok();

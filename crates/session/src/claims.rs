@@ -197,8 +197,12 @@ impl Waiting {
     }
 }
 
-/// The host of a peer's address; anything without a port is its own.
+/// The host of a peer's address; anything without a port is its own. A paired host goes by its name, which stands before
+/// its address in brackets.
 pub fn host_of(who: &str) -> &str {
+    if let Some((name, _)) = who.split_once(" (") {
+        return name;
+    }
     match who.rsplit_once(':') {
         Some((host, port)) if port.parse::<u16>().is_ok() => host,
         _ => who,

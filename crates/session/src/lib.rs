@@ -21,6 +21,8 @@ pub mod rules;
 
 pub use claims::{Claims, Ending, Holder};
 pub use exporter::{Counters, Exporter, Fault, Offers, OnReset};
+/// How two hosts come to know each other.
+pub use farbus_wire::pairing;
 pub use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};
 pub use importer::{Handshake, RemoteDevice};
 pub use registry::{Claimed, Registry};

@@ -13,7 +13,7 @@ use super::Failure;
 use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
-use crate::client::{Attribute, ClientError, Target, why_lost};
+use crate::client::{Attribute, ClientError, Target, remember_address, why_lost};
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
 use farbus_io::frontend::fuse::Cutter;
@@ -32,7 +32,7 @@ use farbus_session::{OpStatus, Reject};
     farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
-    /// HOST[:PORT]/DEVICE; DEVICE is a name or bus id that 'farbus list HOST' shows.
+    /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host; DEVICE is a name or bus id that 'farbus list HOST' shows.
     target: Target,
     /// How it appears here.
     #[arg(long, value_enum, default_value_t = Via::Auto)]
@@ -49,6 +49,9 @@ pub struct AttachArgs {
     /// Failures as JSON, too, on standard output.
     #[arg(long)]
     pub json: bool,
+    /// Where the paired host is now; remembered.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    address: Option<String>,
 }
 
 /// How a device appears.
@@ -84,6 +87,9 @@ pub struct DetachArgs {
 pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     // Before any thread: what is granted here is inherited.
     report_protection(&protect_writeback_path());
+    if let Some(moved) = &args.address {
+        remember_address(&args.target.address, moved)?;
+    }
     // Signals are caught before anything has to be taken back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let via_kernel = args.via.is_kernel();

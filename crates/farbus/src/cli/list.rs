@@ -1,10 +1,12 @@
 //! `farbus list`.
 
+use farbus_session::DeviceRecord;
 use serde::Serialize;
 
 use super::Failure;
 use super::output::{print_json, print_table, table};
-use crate::client::{address_of, list, name_of};
+use crate::client::remember_address;
+use crate::client::{address_of, list, name_of, states};
 use crate::session_record::classes;
 use farbus_session::registry::{PATH_PREFIX, in_use};
 
@@ -13,9 +15,12 @@ use farbus_session::registry::{PATH_PREFIX, in_use};
 #[command(after_help = "Examples:\n  farbus list                     this machine\n  \
     farbus list lab3                another one\n  farbus list 10.0.0.7:3241 --json")]
 pub struct Args {
-    /// HOST[:PORT] of a farbus or usbipd.
+    /// HOST[:PORT] of a farbus or usbipd, or the name of a paired host.
     #[arg(default_value = "127.0.0.1")]
     host: String,
+    /// Where the paired host is now; remembered.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    address: Option<String>,
     /// For programs.
     #[arg(long)]
     pub json: bool,
@@ -32,7 +37,7 @@ struct Line {
     path: String,
     /// `available` or `in use`; absent where an exporter does not say it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    state: Option<&'static str>,
+    state: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,6 +46,11 @@ struct Line {
 
 pub fn run(args: &Args) -> Result<(), Failure> {
     let address = address_of(&args.host);
+    if let Some(moved) = &args.address {
+        remember_address(&address, moved)?;
+    }
+    let states = states(&address)?.unwrap_or_default();
+    let state_of = |record: &DeviceRecord| states.iter().find(|status| status.bus_id == record.bus_id);
     let lines: Vec<Line> = list(&address)?
         .iter()
         .map(|record| {
@@ -49,6 +59,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 Some(_) => Some("in use"),
                 None => record.path.starts_with(PATH_PREFIX).then_some("available"),
             };
+            let known = state_of(record);
             Line {
                 name: name_of(record).to_owned(),
                 bus_id: record.bus_id.clone(),
@@ -57,9 +68,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 speed: record.speed.to_string(),
                 interfaces: classes(record),
                 path: record.path.clone(),
-                state,
+                state: known.map(|status| status.state.clone()).or(state.map(str::to_owned)),
                 used_s: user.as_ref().map(|user| user.used_s),
-                user: user.map(|user| user.user),
+                user: known.and_then(|status| status.user.clone()).or(user.map(|user| user.user)),
             }
         })
         .collect();
@@ -67,13 +78,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return print_json(&lines);
     }
     if lines.is_empty() {
-        println!("{address} offers nothing.");
+        println!("{address} offers nothing to this host.");
         return Ok(());
     }
     let mut table = table(&["NAME", "BUS ID", "ID", "SPEED", "STATE", "USER", "WHAT"]);
     for line in lines {
         let ids = format!("{}:{}", line.vendor, line.product);
-        let (state, user) = (line.state.unwrap_or_default().to_owned(), line.user.unwrap_or_default());
+        let (state, user) = (line.state.unwrap_or_default(), line.user.unwrap_or_default());
         table.add_row([line.name, line.bus_id, ids, line.speed, state, user, line.interfaces.join(", ")]);
     }
     print_table(&table);

@@ -6,11 +6,13 @@ mod demo;
 mod docs;
 mod inventory;
 mod list;
+mod listen;
 mod output;
 mod owner;
 mod plan;
 mod release;
 mod share;
+mod trust;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -28,6 +30,7 @@ pub use output::{Failure, report};
         farbus share usb:1-1.4                  offer what is plugged in there (see 'farbus share --list')\n  \
         farbus list lab3                        what does lab3 offer?\n  \
         farbus attach lab3/disk                 use its disk here\n  \
+        farbus pair                             make another host and this one know each other\n  \
         farbus demo                             see it all work, in ten seconds\n\n\
         Exit codes: 0 done, 1 failed here, 2 usage, 3 refused, 4 gone or unknown, 5 network, 6 device."
 )]
@@ -50,6 +53,12 @@ enum Verb {
     Insert(owner::DeviceArgs),
     Demo(demo::Args),
     Plan(plan::Args),
+    Id(trust::IdArgs),
+    Pair(trust::PairArgs),
+    Peers(trust::PeersArgs),
+    Unpair(trust::UnpairArgs),
+    Allow(trust::AllowArgs),
+    Forbid(trust::ForbidArgs),
     Completions(docs::CompletionsArgs),
     #[command(hide = true)]
     Man(docs::ManArgs),
@@ -93,6 +102,12 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Insert(args) => owner::insert(args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Plan(args) => plan::run(&args),
+        Verb::Id(args) => trust::id(&args),
+        Verb::Pair(args) => trust::pair(&args),
+        Verb::Peers(args) => trust::peers(&args),
+        Verb::Unpair(args) => trust::unpair(&args),
+        Verb::Allow(args) => trust::allow(&args),
+        Verb::Forbid(args) => trust::forbid(&args),
         Verb::Completions(args) => docs::completions(&args, Cli::command()),
         Verb::Broker => crate::broker::run().map_err(Failure::local),
         Verb::Man(args) => docs::man(&args, Cli::command()),

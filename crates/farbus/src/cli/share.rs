@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,12 +21,15 @@ use signal_hook::iterator::Signals;
 use tracing::{debug, warn};
 
 use super::Failure;
+use super::listen::{everywhere, listen_address};
 use super::output::say;
 use super::owner::ProcessStatus;
+use crate::address::SECURE_PORT;
 use crate::broker::{Broker, Mandate};
 use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
+use crate::trust::Trust;
 use crate::usb::{self, UsbError};
 
 /// Offer devices to other machines until interrupted.
@@ -41,6 +44,7 @@ use crate::usb::{self, UsbError};
     Examples:\n  farbus share disk:backup.img\n  farbus share disk:/dev/sdb,ro zero keyboard\n  \
     farbus share --list                          which USB devices could be shared, and why not\n  \
     farbus share usb:1-1.4 usb:046d:c52b\n  \
+    farbus share disk:backup.img --secure        reachable by paired hosts: see 'farbus pair' and 'farbus allow'\n  \
     farbus share zero --listen 0.0.0.0:3240      reachable by everybody: see the warning it prints\n\n\
     Linux uses it with:  usbip attach -r HOST -b 1-1   or:  farbus attach HOST/disk")]
 pub struct Args {
@@ -53,9 +57,12 @@ pub struct Args {
     /// With --list: for programs.
     #[arg(long, requires = "list")]
     json: bool,
-    /// Address to listen at; the default is this machine alone.
+    /// Address to listen at without encryption, 'none' for nowhere; the default is this machine alone.
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1")]
     listen: String,
+    /// Listen for paired hosts too, encrypted; everywhere, unless an address is given. Each may use what 'farbus allow' says.
+    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "")]
+    secure: Option<String>,
     /// Write each session's last requests, stage by stage, to this file (JSON lines).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -156,22 +163,26 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     // Signals are caught before anybody can know where we listen.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let address = listen_address(&args.listen)?;
-    let listener = Listener::bind(address).map_err(|error| listen_failure(address, &error))?;
-    let address = listener.address().map_err(Failure::local)?;
+    let plain = if args.listen == "none" { None } else { Some(bind_plain(&args.listen)?) };
+    let secure = args.secure.as_deref().map(bind_secure).transpose()?;
+    let Some(address) = plain.as_ref().map(|(_, address)| *address).or(secure.as_ref().map(|secure| secure.address))
+    else {
+        return Err(Failure::local("nobody could reach these devices: give --secure, or another --listen than 'none'"));
+    };
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     // All that needs rights is open: they are given away before the first thread that may hear a stranger.
-    let _broker = if args.no_sandbox { None } else { Some(confined(&door)?) };
+    let state = secure.as_ref().map(|secure| secure.trust.folder().path());
+    let _broker = if args.no_sandbox { None } else { Some(confined(&door, state)?) };
     let for_door = Arc::clone(&share);
     door.open(knocks, move |question| answer(&for_door, address, question)).map_err(Failure::local)?;
-    share.listen_on(listener, None).map_err(Failure::local)?;
-    if !address.ip().is_loopback() {
-        eprintln!(
-            "farbus: warning: {address} is not this machine alone. USB/IP has no password and no encryption:\n  \
-             whoever reaches this address can use these devices and read what they say."
-        );
+    if let Some((listener, address)) = plain {
+        share.listen_on(listener, None).map_err(Failure::local)?;
+        say(format!("listening on {address}   (Ctrl-C ends)"));
     }
-    say(format!("listening on {address}   (Ctrl-C ends)"));
+    if let Some(Secure { listener, address, trust }) = secure {
+        share.listen_secure_on(listener, trust).map_err(Failure::local)?;
+        say(format!("listening on {address} for paired hosts, encrypted   (Ctrl-C ends)"));
+    }
     signals.forever().next();
     if share.stop() {
         Ok(())
@@ -181,11 +192,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// Leaves this process without rights; what it still needs is done by the other half.
-fn confined(door: &Door) -> Result<Broker, Failure> {
+/// A share for paired hosts reads whom it knows and writes its audit log in the folder `state`.
+fn confined(door: &Door, state: Option<&Path>) -> Result<Broker, Failure> {
     let mandate = Mandate { remove: vec![door.path().to_owned()], usb: false };
     let broker =
         Broker::start(&mandate).map_err(|error| Failure::local(format!("cannot start a second half: {error}")))?;
-    let confinement = confine(&Needs::default())
+    let confinement = confine(&Needs { state: state.map(Path::to_owned), ..Needs::default() })
         .map_err(|error| Failure::local(format!("{error}\n  --no-sandbox shares without giving rights away")))?;
     if confinement.files.is_ok() {
         debug!("{confinement}")
@@ -193,6 +205,44 @@ fn confined(door: &Door) -> Result<Broker, Failure> {
         warn!("{confinement}")
     }
     Ok(broker)
+}
+
+fn bind_plain(told: &str) -> Result<(Listener, SocketAddr), Failure> {
+    let (listener, address) = bind(listen_address(told, DEFAULT_PORT)?)?;
+    if !address.ip().is_loopback() {
+        eprintln!(
+            "farbus: warning: {address} is not this machine alone. USB/IP has no password and no encryption:\n  \
+             whoever reaches this address can use these devices and read what they say."
+        );
+    }
+    Ok((listener, address))
+}
+
+/// Where paired hosts come to.
+struct Secure {
+    listener: Listener,
+    address: SocketAddr,
+    trust: Trust,
+}
+
+fn bind_secure(told: &str) -> Result<Secure, Failure> {
+    let trust = Trust::open()?;
+    let addresses = if told.is_empty() { everywhere(SECURE_PORT) } else { vec![listen_address(told, SECURE_PORT)?] };
+    let mut result = Err(Failure::local("no address to listen at"));
+    for address in addresses {
+        result = bind(address);
+        if result.is_ok() {
+            break;
+        }
+    }
+    let (listener, address) = result?;
+    Ok(Secure { listener, address, trust })
+}
+
+fn bind(address: SocketAddr) -> Result<(Listener, SocketAddr), Failure> {
+    let listener = Listener::bind(address).map_err(|error| listen_failure(address, &error))?;
+    let address = listener.address().map_err(Failure::local)?;
+    Ok((listener, address))
 }
 
 impl What {
@@ -241,19 +291,10 @@ pub fn attribute_of(error: &UsbError) -> Attribute {
     }
 }
 
-pub fn listen_address(text: &str) -> Result<SocketAddr, Failure> {
-    let with_port = crate::client::address_of(text);
-    with_port.parse().map_err(|_| {
-        Failure::local(format!(
-            "'{text}' is no address to listen at: try 127.0.0.1, 0.0.0.0:{DEFAULT_PORT} or [::1]:3241"
-        ))
-    })
-}
-
 pub fn listen_failure(address: SocketAddr, error: &std::io::Error) -> Failure {
     let hint = match error.kind() {
         std::io::ErrorKind::AddrInUse => {
-            "\n  another share or usbipd is there: see 'farbus status', or choose --listen ADDR:PORT"
+            "\n  another share or usbipd is there: see 'farbus status', or choose --listen (--secure) ADDR:PORT"
         }
         _ => "",
     };

@@ -104,6 +104,7 @@ impl House {
     pub fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).env("XDG_RUNTIME_DIR", self.path("run")).env("TMPDIR", self.path("tmp"));
+        command.env("FARBUS_STATE", self.path("state"));
         command.env_remove("FARBUS_LOG").stdin(Stdio::null());
         command
     }

@@ -16,3 +16,4 @@ mod network;
 mod owner;
 mod rights;
 mod sessions;
+mod trust;

@@ -1,11 +1,14 @@
-//! Links: connected byte channels, and how a thread waits on the descriptors it owns.
+//! Links: connected byte channels, bare or encrypted, and how a thread waits on the descriptors it owns.
 
 mod clock;
 mod listener;
+mod socket;
 mod stream;
+mod tls;
 mod wait;
 
 pub use clock::Clock;
 pub use listener::{Connection, Listener};
 pub use stream::{Link, LinkError};
+pub use tls::{HandshakeFailure, HandshakeLimits};
 pub use wait::{Interest, Wake, Watched, wait, wait_exactly};

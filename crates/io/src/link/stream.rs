@@ -1,13 +1,17 @@
-//! One connected stream socket, TCP or Unix.
+//! One connected stream socket, TCP or Unix, bare or encrypted.
 
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
+use rustix::net::{self, RecvFlags, sockopt};
+use rustls::Connection;
+
+use super::socket::{receive_from, send_to};
+use super::tls::{HandshakeFailure, HandshakeLimits, Tls};
 
 /// How long a peer may leave sent bytes unacknowledged before the link counts as lost (RFC 5482): longer than a
 /// retransmission after 2 s of silence, short enough that a dead peer's device is free within 5 s (U11).
@@ -17,11 +21,12 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(2);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// A connected byte channel.
+/// A connected byte channel, bare or encrypted: one type to its users.
 #[derive(Debug)]
 pub struct Link {
     fd: OwnedFd,
     peer: String,
+    tls: Option<Arc<Tls>>,
 }
 
 /// Why there is no link.
@@ -73,7 +78,7 @@ impl Link {
         sockopt::set_tcp_keepintvl(&fd, KEEPALIVE_INTERVAL)?;
         sockopt::set_tcp_keepcnt(&fd, KEEPALIVE_PROBES)?;
         sockopt::set_tcp_user_timeout(&fd, UNACKNOWLEDGED_MS_MAX)?;
-        Ok(Self { fd, peer: peer.to_string() })
+        Ok(Self { fd, peer: peer.to_string(), tls: None })
     }
 
     /// A pair of connected Unix sockets: a link, and the other end for somebody else.
@@ -83,7 +88,42 @@ impl Link {
     pub fn pair(peer: &str) -> io::Result<(Self, OwnedFd)> {
         let flags = net::SocketFlags::CLOEXEC;
         let (ours, theirs) = net::socketpair(net::AddressFamily::UNIX, net::SocketType::STREAM, flags, None)?;
-        Ok((Self { fd: ours, peer: peer.to_owned() }, theirs))
+        Ok((Self { fd: ours, peer: peer.to_owned(), tls: None }, theirs))
+    }
+
+    /// The same link encrypted, once the handshake that `connection` begins has come to its end.
+    ///
+    /// # Errors
+    /// [`HandshakeFailure`]; the peer has been told why, and the link is given back for whoever may yet wait until it has
+    /// read that.
+    pub fn encrypt(
+        mut self,
+        connection: Connection,
+        limits: HandshakeLimits,
+    ) -> Result<Self, (HandshakeFailure, Self)> {
+        let tls = Tls::new(connection);
+        match tls.shake_hands(&self.fd, limits) {
+            Ok(()) => {
+                self.tls = Some(Arc::new(tls));
+                Ok(self)
+            }
+            Err(failure) => Err((failure, self)),
+        }
+    }
+
+    /// Something of the TLS connection: who the peer is, which protocol was agreed. `None` on a bare link.
+    pub fn ask_tls<T>(&self, question: impl FnOnce(&Connection) -> T) -> Option<T> {
+        self.tls.as_ref().map(|tls| tls.ask(question))
+    }
+
+    /// Whether what is said on it can be read by others.
+    pub fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Gives the peer another name: who it is, once that is known.
+    pub fn set_peer(&mut self, peer: String) {
+        self.peer = peer;
     }
 
     /// The peer, as people write it.
@@ -96,52 +136,63 @@ impl Link {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self { fd: self.fd.try_clone()?, peer: self.peer.clone() })
+        Ok(Self { fd: self.fd.try_clone()?, peer: self.peer.clone(), tls: self.tls.clone() })
     }
 
     /// Receives what is there, waiting for it as the socket's timeout allows. 0: the peer has ended.
     ///
     /// # Errors
-    /// What the system says; `WouldBlock` when the timeout passed.
+    /// What the system says; `WouldBlock` when the timeout passed. On an encrypted link also `InvalidData` for bytes that
+    /// are not the peer's, and `UnexpectedEof` for an end that the peer did not announce.
     pub fn receive(&self, to: &mut [u8]) -> io::Result<usize> {
-        self.receive_with(to, RecvFlags::empty())
+        match &self.tls {
+            None => receive_from(&self.fd, to, RecvFlags::empty()),
+            Some(tls) => tls.receive(&self.fd, to, RecvFlags::empty()),
+        }
     }
 
     /// Receives what is there without waiting; `None` if nothing is.
     ///
     /// # Errors
-    /// What the system says.
+    /// As [`Link::receive`].
     pub fn try_receive(&self, to: &mut [u8]) -> io::Result<Option<usize>> {
-        would_block_is_none(self.receive_with(to, RecvFlags::DONTWAIT))
-    }
-
-    fn receive_with(&self, to: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
-        loop {
-            match net::recv(&self.fd, &mut *to, flags) {
-                Ok((count, _)) => return Ok(count),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
+        let Some(tls) = &self.tls else {
+            return would_block_is_none(receive_from(&self.fd, to, RecvFlags::DONTWAIT));
+        };
+        let received = would_block_is_none(tls.receive(&self.fd, to, RecvFlags::DONTWAIT))?;
+        if received.is_none() {
+            tls.is_drained();
         }
+        Ok(received)
     }
 
-    /// Sends as much of `runs` as the socket takes now; `None` if it takes nothing.
+    /// Whether received bytes may wait in here while the socket is quiet: then try to receive before waiting on the
+    /// descriptor. Never so on a bare link.
+    pub fn has_received(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_received())
+    }
+
+    /// Sends as much of `runs` as the link takes now; `None` if it takes nothing. An encrypted link may keep what it took
+    /// until the socket has room: see [`Link::try_flush`].
     ///
     /// # Errors
     /// What the system says.
     pub fn try_send(&self, runs: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        loop {
-            let sent = match runs {
-                // One run is what most small replies are, and the kernel has less to copy for it.
-                [run] => net::send(&self.fd, run, flags),
-                _ => net::sendmsg(&self.fd, runs, &mut SendAncillaryBuffer::default(), flags),
-            };
-            match sent {
-                Ok(count) => return Ok(Some(count)),
-                Err(Errno::INTR) => {}
-                Err(errno) => return would_block_is_none(Err(errno.into())),
-            }
+        match &self.tls {
+            None => would_block_is_none(send_to(&self.fd, runs)),
+            Some(tls) => tls.try_send(&self.fd, runs),
+        }
+    }
+
+    /// Sends what was taken and kept; whether everything is out. Always so on a bare link. While not, wait for room to
+    /// write and try again.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn try_flush(&self) -> io::Result<bool> {
+        match &self.tls {
+            None => Ok(true),
+            Some(tls) => tls.try_flush(&self.fd),
         }
     }
 
@@ -155,13 +206,30 @@ impl Link {
 
     /// Ends the link in both directions; whoever waits on it wakes up.
     pub fn shut_down(&self) {
+        self.say_farewell();
         // A link that is already down is what was asked for.
         let _ = net::shutdown(&self.fd, net::Shutdown::Both);
     }
 
     /// Says that nothing more will be sent; what was sent still arrives.
     pub fn finish_sending(&self) {
+        self.say_farewell();
         let _ = net::shutdown(&self.fd, net::Shutdown::Write);
+    }
+
+    fn say_farewell(&self) {
+        if let Some(tls) = &self.tls {
+            tls.say_farewell(&self.fd);
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // The last handle: the peer is to know this from a cut.
+        if self.tls.as_ref().is_some_and(|tls| Arc::strong_count(tls) == 1) {
+            self.say_farewell();
+        }
     }
 }
 
@@ -188,7 +256,7 @@ mod tests {
         let (ours, theirs) = Link::pair("test").unwrap();
         let mut space = [0; 8];
         assert_eq!(ours.try_receive(&mut space).unwrap(), None);
-        let other = Link { fd: theirs, peer: String::new() };
+        let other = Link { fd: theirs, peer: String::new(), tls: None };
         assert_eq!(other.try_send(&[IoSlice::new(b"ab"), IoSlice::new(b"c")]).unwrap(), Some(3));
         assert_eq!(ours.receive(&mut space).unwrap(), 3);
         other.shut_down();

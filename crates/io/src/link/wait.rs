@@ -27,6 +27,11 @@ impl<'a> Interest<'a> {
         Self { fd, flags, readable: false, writable: false }
     }
 
+    /// Waits for room to write alone.
+    pub fn room(fd: BorrowedFd<'a>) -> Self {
+        Self { fd, flags: PollFlags::OUT, readable: false, writable: false }
+    }
+
     /// Waits for the peer's end alone, leaving what it sent.
     pub fn hangup(fd: BorrowedFd<'a>) -> Self {
         Self { fd, flags: PollFlags::RDHUP, readable: false, writable: false }

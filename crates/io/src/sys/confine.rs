@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use landlock::{
@@ -32,6 +33,8 @@ use seccompiler::{
 pub struct Needs {
     /// Files and folders that it may read, with what is in them.
     pub readable: Vec<PathBuf>,
+    /// A folder of its own, in which it may do everything. Who owns the folder is who it becomes.
+    pub state: Option<PathBuf>,
 }
 
 /// What [`confine`] took away.
@@ -79,10 +82,10 @@ const NOBODY: u32 = 65534;
 /// # Errors
 /// [`ConfineError`] where a layer that may not be missing is refused; the process is then half confined and should end.
 pub fn confine(needs: &Needs) -> Result<Confinement, ConfineError> {
-    let user = become_nobody()?;
+    let user = become_somebody(needs.state.as_deref())?;
     rustix::thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))?;
-    let files = restrict_files(&needs.readable);
-    restrict_calls()?;
+    let files = restrict_files(needs);
+    restrict_calls(needs.state.is_some())?;
     Ok(Confinement { user, files })
 }
 
@@ -90,25 +93,35 @@ fn failed<E: fmt::Display>(what: &'static str) -> impl FnOnce(E) -> ConfineError
     move |error| ConfineError(format!("cannot {what}: {error}"))
 }
 
-fn become_nobody() -> Result<Option<String>, ConfineError> {
+fn become_somebody(state: Option<&Path>) -> Result<Option<String>, ConfineError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
     // A machine without such a file, as a small guest is, has nobody all the same.
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let found = USERS.iter().find_map(|name| Some((*name, account(&passwd, name)?)));
-    let (name, (uid, gid)) = found.unwrap_or(("nobody", (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY))));
+    let found = USERS.iter().find_map(|name| Some(((*name).to_owned(), account(&passwd, name)?)));
+    let (name, (uid, gid)) = match state {
+        Some(state) => owner(state)?,
+        None => found.unwrap_or_else(|| ("nobody".to_owned(), (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY)))),
+    };
     rustix::thread::set_thread_groups(&[]).map_err(failed("leave root's groups"))?;
     rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed("leave root's group"))?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed("become another user"))?;
-    // The change of user dropped them, unless somebody had told the kernel to keep them.
+    // The change of user dropped them, unless root owns its state or somebody had told the kernel to keep them.
     let none = CapabilitySets {
         effective: CapabilitySet::empty(),
         permitted: CapabilitySet::empty(),
         inheritable: CapabilitySet::empty(),
     };
     rustix::thread::set_capabilities(None, none).map_err(failed("drop capabilities"))?;
-    Ok(Some(name.to_owned()))
+    Ok(Some(name))
+}
+
+/// Whose a folder is. Root's own stays root's, who without capabilities is one more user to files and no more than that to the rest.
+fn owner(folder: &Path) -> Result<(String, (Uid, Gid)), ConfineError> {
+    let metadata = fs::metadata(folder).map_err(failed("look at its folder"))?;
+    let name = if metadata.uid() == 0 { "root".to_owned() } else { format!("user {}", metadata.uid()) };
+    Ok((name, (Uid::from_raw(metadata.uid()), Gid::from_raw(metadata.gid()))))
 }
 
 /// A user's numbers, if it is there and is not root by another name.
@@ -122,15 +135,19 @@ fn account(passwd: &str, name: &str) -> Option<(Uid, Gid)> {
 /// The newest rules that are known here; an older kernel takes those that it knows.
 const LANDLOCK: ABI = ABI::V6;
 
-fn restrict_files(readable: &[PathBuf]) -> Result<(), String> {
+fn restrict_files(needs: &Needs) -> Result<(), String> {
     let restrict = || -> Result<RulesetStatus, Box<dyn std::error::Error>> {
         let mut ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(LANDLOCK))?
             .handle_access(AccessNet::from_all(LANDLOCK))?
             .scope(Scope::from_all(LANDLOCK))?
             .create()?;
-        for path in readable.iter().filter(|path| path.exists()) {
+        for path in needs.readable.iter().filter(|path| path.exists()) {
             ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(path)?, readable_as(path)))?;
+        }
+        if let Some(state) = &needs.state {
+            let all_but_programs = AccessFs::from_all(LANDLOCK) & !AccessFs::Execute;
+            ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(state)?, all_but_programs))?;
         }
         Ok(ruleset.restrict_self()?.ruleset)
     };
@@ -226,11 +243,27 @@ const CALLS: &[u32] = &[
     nr::__NR_uname,
 ];
 
+/// What files of its own ask for besides: made, locked, renamed.
+const STATE_CALLS: &[u32] = &[
+    nr::__NR_renameat,
+    nr::__NR_renameat2,
+    nr::__NR_unlinkat,
+    nr::__NR_mkdirat,
+    nr::__NR_fchmod,
+    nr::__NR_fchmodat,
+    nr::__NR_flock,
+];
+
 /// Calls that newer systems have under another number only.
 #[cfg(target_arch = "x86_64")]
 const OLD_CALLS: &[u32] = &[nr::__NR_poll, nr::__NR_epoll_wait];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_CALLS: &[u32] = &[];
+/// The same of those for files of its own.
+#[cfg(target_arch = "x86_64")]
+const OLD_STATE_CALLS: &[u32] = &[nr::__NR_rename, nr::__NR_unlink, nr::__NR_mkdir, nr::__NR_chmod];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_STATE_CALLS: &[u32] = &[];
 
 /// `ioctl` by its second argument under a mask: usbfs, and what a block device is told to discard.
 const IOCTLS: &[(u64, u64)] =
@@ -249,11 +282,11 @@ const CLONE_THREAD: u64 = 0x0001_0000;
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
 
-fn restrict_calls() -> Result<(), ConfineError> {
+fn restrict_calls(has_state: bool) -> Result<(), ConfineError> {
     let limit = rustix::process::getrlimit(Resource::Core);
     rustix::process::setrlimit(Resource::Core, rustix::process::Rlimit { current: Some(0), ..limit })
         .map_err(failed("forbid memory dumps"))?;
-    for program in [unknown_call(nr::__NR_clone3), allowed_calls()] {
+    for program in [unknown_call(nr::__NR_clone3), allowed_calls(has_state)] {
         let program = program.map_err(failed("build the filter of system calls"))?;
         seccompiler::apply_filter(&program).map_err(failed("apply the filter of system calls"))?;
     }
@@ -267,9 +300,10 @@ fn unknown_call(call: u32) -> Result<BpfProgram, seccompiler::BackendError> {
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(ENOSYS), arch()?)?.try_into()
 }
 
-fn allowed_calls() -> Result<BpfProgram, seccompiler::BackendError> {
+fn allowed_calls(has_state: bool) -> Result<BpfProgram, seccompiler::BackendError> {
+    let state = STATE_CALLS.iter().chain(OLD_STATE_CALLS).filter(|_| has_state);
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
-        CALLS.iter().chain(OLD_CALLS).map(|&call| (i64::from(call), Vec::new())).collect();
+        CALLS.iter().chain(OLD_CALLS).chain(state).map(|&call| (i64::from(call), Vec::new())).collect();
     let ioctls = IOCTLS.iter().map(|&(mask, value)| only(1, SeccompCmpArgLen::Dword, mask, value));
     rules.insert(nr::__NR_ioctl.into(), ioctls.collect::<Result<_, _>>()?);
     let prctls = PRCTLS.iter().map(|&value| only(0, SeccompCmpArgLen::Dword, !0, value));
@@ -305,7 +339,7 @@ mod tests {
 
     #[test]
     fn the_filters_can_be_built() {
-        assert!(!allowed_calls().unwrap().is_empty());
+        assert!(!allowed_calls(false).unwrap().is_empty());
         assert!(!unknown_call(nr::__NR_clone3).unwrap().is_empty());
     }
 }

@@ -13,7 +13,9 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::super::attach::Via;
-use super::super::share::{What, listen_address};
+use super::super::listen::listen_address;
+use super::super::share::What;
+use crate::address::DEFAULT_PORT;
 use crate::allow::Network;
 use crate::client::Target;
 
@@ -193,7 +195,7 @@ fn plain_from(plain: Plain) -> Result<(Vec<SocketAddr>, Vec<Network>), Wrong> {
 }
 
 fn parsed_address(text: &str, span: Option<Range<usize>>) -> Result<SocketAddr, Wrong> {
-    listen_address(text).map_err(|failure| (span, failure.to_string()))
+    listen_address(text, DEFAULT_PORT).map_err(|failure| (span, failure.to_string()))
 }
 
 fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<Shared, Wrong> {

@@ -407,7 +407,7 @@ impl Filesystem for FileSystem {
     ) {
         let Some(now) = self.attributes(ino) else { return reply.error(Errno::ENOENT) };
         let same = size.is_none_or(|size| size == now.size)
-            && mode.is_none_or(|mode| mode & 0o7777 == now.perm.into())
+            && mode.is_none_or(|mode| mode & 0o7777 == u32::from(now.perm))
             && uid.is_none_or(|uid| uid == now.uid)
             && gid.is_none_or(|gid| gid == now.gid);
         if same { reply.attr(&FOR_EVER, now) } else { reply.error(Errno::EPERM) }

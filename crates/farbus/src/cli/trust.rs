@@ -1,0 +1,291 @@
+//! Whom this host trusts: `id`, `pair`, `peers`, `unpair`, `allow`, `forbid`.
+
+use std::io::{BufRead, IsTerminal};
+use std::net::SocketAddr;
+
+use farbus_io::link::Listener;
+use farbus_io::trust::{Code, Event, Fingerprint, Outcome, Peer, StateError, name_from};
+use serde::Serialize;
+
+use super::Failure;
+use super::listen::{everywhere, listen_address};
+use super::output::{print_json, print_table, say, table};
+use crate::address::{PAIRING_PORT, address_with_port};
+use crate::client::Attribute;
+use crate::pairing::{PairError, Progress, join, wait_for_host};
+use crate::trust::Trust;
+
+/// Show this host's name and the fingerprint of its key.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The key is made at first need, in $FARBUS_STATE, /var/lib/farbus (root) or ~/.local/state/farbus.\n\n\
+    Examples:\n  farbus id\n  farbus id --json | jq -r .fingerprint"
+)]
+pub struct IdArgs {
+    /// For programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Make this host and another know each other, with a code that you carry between them.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  farbus pair                          on one host: shows a code and waits, 2 minutes\n  \
+    farbus pair lab3 4821-0937           on the other: joins\n  \
+    farbus pair --allow disk             and lets the other use this host's device 'disk'\n\n\
+    A code is good for one pairing. Three wrong tries make it void; after nine, nothing is waited for any more.\n\
+    Pairing alone lets nobody use anything: see 'farbus allow'."
+)]
+pub struct PairArgs {
+    /// HOST[:PORT] where 'farbus pair' waits; without it this host waits itself.
+    host: Option<String>,
+    /// The code that it shows; asked for if missing.
+    #[arg(requires = "host")]
+    code: Option<String>,
+    /// What to call the other host here, if not as it calls itself.
+    #[arg(long = "as", value_name = "NAME")]
+    name: Option<String>,
+    /// A device of this host that the other may use, by name; 'all' for every one. May be given several times.
+    #[arg(long, value_name = "DEVICE")]
+    allow: Vec<String>,
+    /// Where to wait; open only while waiting.
+    #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "host")]
+    listen: Option<String>,
+    /// For programs: a line of JSON for each thing that happens.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Show the hosts that are paired with this one.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  farbus peers\n  farbus peers --json | jq '.[] | {name, allow}'")]
+pub struct PeersArgs {
+    /// For programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Forget a paired host, and take from it what it uses.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  farbus unpair lab3\n\nThe other host still knows this one until 'farbus unpair' is typed there too."
+)]
+pub struct UnpairArgs {
+    /// Its name, as 'farbus peers' shows it.
+    name: String,
+}
+
+/// Let a paired host use devices of this one.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  farbus allow lab3 disk webcam\n  farbus allow lab3 all           every device, those shared later among them\n\n\
+    Take it back with 'farbus forbid'."
+)]
+pub struct AllowArgs {
+    /// The host's name, as 'farbus peers' shows it.
+    name: String,
+    /// Devices by name, as 'farbus status' shows them; or 'all'.
+    #[arg(required = true)]
+    devices: Vec<String>,
+}
+
+/// Take back what a paired host was allowed, and may be using.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  farbus forbid lab3 disk\n  farbus forbid lab3 all          everything")]
+pub struct ForbidArgs {
+    /// The host's name, as 'farbus peers' shows it.
+    name: String,
+    /// Devices by name; or 'all'.
+    #[arg(required = true)]
+    devices: Vec<String>,
+}
+
+impl From<StateError> for Failure {
+    fn from(error: StateError) -> Self {
+        Failure::local(error)
+    }
+}
+
+impl From<PairError> for Failure {
+    fn from(error: PairError) -> Self {
+        Failure::new(error.attribute(), error)
+    }
+}
+
+#[derive(Serialize)]
+struct Id<'a> {
+    name: &'a str,
+    fingerprint: Fingerprint,
+}
+
+pub fn id(args: &IdArgs) -> Result<(), Failure> {
+    let trust = Trust::open()?;
+    if args.json {
+        return print_json(&Id { name: trust.name(), fingerprint: trust.fingerprint() });
+    }
+    say(format!("{}  {}", trust.name(), trust.fingerprint()));
+    Ok(())
+}
+
+pub fn pair(args: &PairArgs) -> Result<(), Failure> {
+    let trust = Trust::open()?;
+    let name = args.name.as_deref().map(name_from).transpose().map_err(Failure::local)?;
+    let name = name.as_deref();
+    let peer = match &args.host {
+        Some(host) => {
+            let code: Code = match &args.code {
+                Some(code) => code.parse().map_err(Failure::local)?,
+                None => ask_for_code(host)?,
+            };
+            join(&trust, &address_of(host), &code, name, &args.allow)?
+        }
+        None => {
+            let listener = listen(args.listen.as_deref())?;
+            let address = listener.address().map_err(Failure::local)?;
+            wait_for_host(&trust, listener, name, &args.allow, |progress| show(&trust, address, args.json, &progress))?
+        }
+    };
+    if args.json {
+        say(serde_json::json!({ "paired": peer }));
+        return Ok(());
+    }
+    say(format!("paired with {}  {}", peer.name, peer.fingerprint));
+    let allowed = peer.allow.words().collect::<Vec<_>>().join(", ");
+    if allowed.is_empty() {
+        say(format!("  it may use nothing here yet:  farbus allow {} DEVICE…", peer.name));
+    } else {
+        say(format!("  it may use here: {allowed}"));
+    }
+    Ok(())
+}
+
+fn show(trust: &Trust, address: SocketAddr, json: bool, progress: &Progress) {
+    match progress {
+        Progress::Code(code) if json => {
+            say(serde_json::json!({ "code": code.to_string(), "address": address.to_string() }));
+        }
+        Progress::WrongCode { from, tries_left } if json => {
+            say(serde_json::json!({ "wrong_code": { "from": from.to_string(), "tries_left": tries_left } }));
+        }
+        Progress::Code(code) => {
+            let port = if address.port() == PAIRING_PORT { String::new() } else { format!(":{}", address.port()) };
+            say(format!("code {code}   (2 minutes; Ctrl-C ends)"));
+            say(format!("  on the other host:  farbus pair {}{port} {code}", trust.name()));
+            say(format!("  this host's key is {}", trust.fingerprint()));
+        }
+        Progress::WrongCode { from, tries_left: 0 } => say(format!("wrong code from {from}; that code is void now")),
+        Progress::WrongCode { from, tries_left } => {
+            say(format!("wrong code from {from}; {tries_left} more and the code is void"));
+        }
+    }
+}
+
+fn ask_for_code(host: &str) -> Result<Code, Failure> {
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        eprint!("code that {host} shows: ");
+    }
+    let mut line = String::new();
+    stdin.lock().read_line(&mut line).map_err(Failure::local)?;
+    line.trim().parse().map_err(Failure::local)
+}
+
+/// `HOST[:PORT]` with the port of pairing filled in.
+fn address_of(host: &str) -> String {
+    address_with_port(host, PAIRING_PORT)
+}
+
+fn listen(told: Option<&str>) -> Result<Listener, Failure> {
+    let addresses = match told {
+        Some(told) => vec![listen_address(told, PAIRING_PORT)?],
+        None => everywhere(PAIRING_PORT),
+    };
+    let mut last = None;
+    for address in addresses {
+        match Listener::bind(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => {
+                last = Some(format!("cannot wait at {address}: {error}\n  choose another with --listen ADDR:PORT"))
+            }
+        }
+    }
+    Err(Failure::local(last.unwrap_or_default()))
+}
+
+pub fn peers(args: &PeersArgs) -> Result<(), Failure> {
+    let peers = Trust::open()?.peers()?;
+    if args.json {
+        return print_json(&peers.iter().collect::<Vec<&Peer>>());
+    }
+    if peers.iter().next().is_none() {
+        say("No host is paired with this one. Try: farbus pair");
+        return Ok(());
+    }
+    let mut table = table(&["NAME", "MAY USE", "ADDRESS", "PAIRED", "KEY"]);
+    for peer in peers.iter() {
+        let words: Vec<_> = peer.allow.words().collect();
+        let may = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
+        let day = peer.paired.split('T').next().unwrap_or_default().to_owned();
+        let address = peer.address.clone().unwrap_or_default();
+        table.add_row([peer.name.clone(), may, address, day, format!("{}…", peer.fingerprint.short())]);
+    }
+    print_table(&table);
+    Ok(())
+}
+
+pub fn unpair(args: &UnpairArgs) -> Result<(), Failure> {
+    let trust = Trust::open()?;
+    let Some(peer) = trust.change(|peers| peers.remove(&args.name))? else { return Err(no_such_peer(&args.name)) };
+    trust.record(&of(&peer, "unpair"));
+    say(format!("{} is forgotten  {}", peer.name, peer.fingerprint));
+    Ok(())
+}
+
+pub fn allow(args: &AllowArgs) -> Result<(), Failure> {
+    change_grant(&args.name, &args.devices, "allow", |peer, device| {
+        peer.allow.add(device);
+        true
+    })
+}
+
+pub fn forbid(args: &ForbidArgs) -> Result<(), Failure> {
+    change_grant(&args.name, &args.devices, "forbid", |peer, device| peer.allow.remove(device))
+}
+
+fn change_grant(
+    name: &str,
+    devices: &[String],
+    verb: &str,
+    change: impl Fn(&mut Peer, &str) -> bool,
+) -> Result<(), Failure> {
+    let trust = Trust::open()?;
+    let changed = trust.change(|peers| {
+        let peer = peers.find_mut(name)?;
+        let unchanged: Vec<_> = devices.iter().filter(|device| !change(peer, device)).cloned().collect();
+        Some((peer.clone(), unchanged))
+    })?;
+    let Some((peer, unchanged)) = changed else { return Err(no_such_peer(name)) };
+    for device in devices {
+        trust.record(&Event { device: Some(device), ..of(&peer, verb) });
+    }
+    let words: Vec<_> = peer.allow.words().collect();
+    let may = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
+    say(format!("{} may use: {may}", peer.name));
+    if unchanged.is_empty() {
+        return Ok(());
+    }
+    let hint = if words == ["all"] {
+        "\n  it may use all; 'farbus forbid NAME all' first, then allow what it shall have"
+    } else {
+        ""
+    };
+    Err(Failure::new(Attribute::Gone, format!("{} was not allowed {} by name{hint}", peer.name, unchanged.join(", "))))
+}
+
+fn of<'a>(peer: &'a Peer, verb: &'a str) -> Event<'a> {
+    Event { peer: Some(&peer.name), fingerprint: Some(peer.fingerprint), ..Event::new(verb, Outcome::Ok) }
+}
+
+fn no_such_peer(name: &str) -> Failure {
+    Failure::new(Attribute::Gone, format!("no host called '{name}' is paired with this one\n  see: farbus peers"))
+}

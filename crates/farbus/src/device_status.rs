@@ -1,0 +1,68 @@
+//! A shared device, for people and programs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::meters::Readings;
+
+/// One shared device, as `farbus status` shows it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceStatus {
+    /// Its name.
+    pub name: String,
+    /// Its bus id on the wire.
+    pub bus_id: String,
+    /// Manufacturer and product.
+    pub title: String,
+    /// Speed.
+    pub speed: String,
+    /// `vendor:product`.
+    pub ids: String,
+    /// `available` or `in use`.
+    pub state: String,
+    /// Who uses it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// For how long, seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_s: Option<f64>,
+    /// What for, if it said so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Who waits for it, the longest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<WaitingStatus>,
+    /// Who had it, the latest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<PastStatus>,
+    /// What passed through since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub meters: Option<Readings>,
+}
+
+/// A host that waits for a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WaitingStatus {
+    /// Which.
+    pub host: String,
+    /// For how long, seconds.
+    pub waits_s: f64,
+}
+
+/// A use that is over.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PastStatus {
+    /// Who it was.
+    pub user: String,
+    /// What for, if it said so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How long it lasted, seconds.
+    pub used_s: f64,
+    /// How long ago it ended, seconds.
+    pub ago_s: f64,
+    /// How it ended.
+    pub ended: String,
+    /// What the owner said who took it back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remark: Option<String>,
+}

@@ -1,0 +1,127 @@
+//! Paired hosts at the door, and strangers before it.
+//!
+//! Whoever connects is met by a thread of its own, within limits of time, bytes and numbers (`farbus_io::trust::limits`); until
+//! its key is known to be paired not a byte of it reaches a protocol of ours. Then the same thread is its session.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Connection, Link, Listener};
+use farbus_io::trust::{Admission, Event, Fingerprint, HandshakeError, Outcome, Protocol, Refusal, Secured};
+use tracing::warn;
+
+use crate::guest::Guest;
+use crate::trust::Trust;
+
+/// A session's stack, and the handshake's before it: signatures in a debug build take the most.
+const STACK_BYTES: usize = 512 << 10;
+
+/// What is behind a door.
+pub trait Household: Send + Sync + 'static {
+    /// The time there.
+    fn clock(&self) -> Clock;
+
+    /// Whether nobody is let in any more.
+    fn is_closing(&self) -> bool;
+
+    /// The whole visit of a paired host, on the thread that met it.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()>;
+}
+
+/// The door for paired hosts.
+pub struct Door<H> {
+    trust: Trust,
+    household: Arc<H>,
+    admission: Admission,
+}
+
+impl<H: Household> Door<H> {
+    /// Where `household` listens.
+    pub fn new(trust: Trust, household: Arc<H>) -> Self {
+        Self { trust, household, admission: Admission::default() }
+    }
+
+    /// Lets in whoever comes, until the household or this way to it closes.
+    pub fn accept_all(self: &Arc<Self>, listener: &Listener, is_closed: impl Fn() -> bool) {
+        let is_over = || self.household.is_closing() || is_closed();
+        while !is_over() {
+            match listener.accept() {
+                Ok(connection) => self.let_in(connection),
+                Err(_) if is_over() => return,
+                Err(error) => {
+                    warn!(%error, "cannot accept a connection");
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    /// Meets whoever connected, on a thread of its own; or closes the connection unread.
+    fn let_in(self: &Arc<Self>, connection: Connection) {
+        let from = connection.from;
+        if let Err(refusal) = self.admission.enter(from.ip(), self.household.clock().now()) {
+            // Once a flood, not once a connection: neither log is a place to write from outside.
+            if matches!(refusal, Refusal::Failures { is_first: true }) {
+                warn!(%from, "turned away: {refusal}; further ones are not mentioned");
+                self.record_stranger(from, None, Outcome::Refused, &refusal.to_string());
+            }
+            return;
+        }
+        let door = Arc::clone(self);
+        let spawned =
+            thread::Builder::new().name("secure".into()).stack_size(STACK_BYTES).spawn(move || door.meet(connection));
+        if let Err(error) = spawned {
+            warn!(%from, %error, "the connection was turned away");
+            self.admission.leave(from.ip(), self.household.clock().now(), false);
+        }
+    }
+
+    fn meet(&self, connection: Connection) {
+        let from = connection.from;
+        let met = self.trust.terms_for_guests().accept(connection.link);
+        self.admission.leave(from.ip(), self.household.clock().now(), met.is_err());
+        match met {
+            Ok(secured) => self.welcome(secured, from),
+            Err(error) => {
+                let fingerprint = match &error {
+                    HandshakeError::Stranger(seen) => *seen,
+                    HandshakeError::OutOfDate(seen) => Some(*seen),
+                    _ => None,
+                };
+                warn!(%from, "refused: {error}");
+                self.record_stranger(from, fingerprint, Outcome::Refused, &error.to_string());
+            }
+        }
+    }
+
+    fn welcome(&self, mut secured: Secured, from: SocketAddr) {
+        // Unpaired since its handshake began: it gets nothing.
+        let Some(peer) = self.trust.peer(&secured.peer) else { return };
+        if self.household.is_closing() {
+            return;
+        }
+        secured.link.set_peer(format!("{} ({from})", peer.name));
+        let guest = Guest::new(self.trust.clone(), secured.peer, peer.name, from.to_string());
+        if let Err(error) = Arc::clone(&self.household).receive(secured.link, guest, secured.protocol) {
+            warn!(%from, %error, "the connection was turned away");
+        }
+    }
+
+    fn record_stranger(&self, from: SocketAddr, fingerprint: Option<Fingerprint>, outcome: Outcome, why: &str) {
+        let address = from.to_string();
+        let peer = fingerprint.and_then(|key| self.trust.peer(&key)).map(|peer| peer.name);
+        self.trust.record(&Event {
+            peer: peer.as_deref(),
+            fingerprint,
+            address: Some(&address),
+            why: Some(why),
+            ..Event::new("connect", outcome)
+        });
+    }
+}

@@ -1,0 +1,316 @@
+//! Two hosts on one machine: keys, codes, permissions, and those who have none.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::harness::{House, Outcome, PATIENCE, Running, finish, wait_until};
+
+/// One of several hosts in a house.
+struct Host<'a> {
+    house: &'a House,
+    name: &'static str,
+}
+
+impl<'a> Host<'a> {
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.house.command(arguments);
+        command.env("FARBUS_STATE", self.house.path(self.name)).env("FARBUS_NAME", self.name);
+        // Each is a host of its own: what runs on one is not found from the other.
+        command.env("XDG_RUNTIME_DIR", self.house.path(&format!("run-{}", self.name)));
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Outcome {
+        finish(self.command(arguments), PATIENCE)
+    }
+
+    fn ok(&self, arguments: &[&str]) -> String {
+        let outcome = self.run(arguments);
+        assert_eq!(outcome.code, Some(0), "{arguments:?}: {outcome:?}");
+        outcome.stdout
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(arguments)).unwrap()
+    }
+
+    fn start(&self, arguments: &[&str]) -> Running {
+        Running::start(self.command(arguments))
+    }
+
+    fn fingerprint(&self) -> String {
+        self.json(&["id", "--json"])["fingerprint"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits for another; says where and with which code.
+    fn wait_to_pair(&self) -> (Running, String, String) {
+        let waiting = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"]);
+        let (address, code) = next_code(&waiting);
+        (waiting, address, code)
+    }
+
+    /// Shares for paired hosts alone; says where.
+    fn share(&self, what: &[&str]) -> (Running, String) {
+        let share = self.start(&[&["share"], what, &["--listen", "none", "--secure", "127.0.0.1:0"]].concat());
+        let line = share.wait_for_line("for paired hosts");
+        let address = line.split_whitespace().nth(2).unwrap().to_owned();
+        (share, address)
+    }
+
+    fn audit(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.house.path(self.name).join("audit.log")).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Whether its audit log has a line with these values.
+    fn has_noted(&self, values: &[(&str, &str)]) -> bool {
+        self.audit().iter().any(|line| values.iter().all(|(key, value)| line[*key] == *value))
+    }
+}
+
+fn next_code(waiting: &Running) -> (String, String) {
+    let line: Value = serde_json::from_str(&waiting.wait_for_line("\"code\"")).unwrap();
+    (line["address"].as_str().unwrap().to_owned(), line["code"].as_str().unwrap().to_owned())
+}
+
+fn hosts(house: &House) -> [Host<'_>; 2] {
+    ["lab3", "desk"].map(|name| Host { house, name })
+}
+
+/// Pairs two hosts.
+fn pair(waits: &Host<'_>, joins: &Host<'_>) {
+    let (mut waiting, address, code) = waits.wait_to_pair();
+    joins.ok(&["pair", &address, &code]);
+    assert_eq!(waiting.wait_for_end(PATIENCE), Some(0));
+}
+
+/// A code that is not this one.
+fn other_than(code: &str) -> String {
+    let last = if code.ends_with('0') { '1' } else { '0' };
+    format!("{}{last}", &code[..code.len() - 1])
+}
+
+#[test]
+fn a_key_is_made_once_and_kept_from_others() {
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    let fingerprint = lab3.fingerprint();
+    assert_eq!((fingerprint.len(), lab3.fingerprint()), (52, fingerprint.clone()));
+    assert_ne!(desk.fingerprint(), fingerprint);
+    let key = house.path("lab3").join("key.pem");
+    assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(fs::metadata(house.path("lab3")).unwrap().permissions().mode() & 0o777, 0o700);
+    // A key that others can read is no key.
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
+    let outcome = lab3.run(&["id"]);
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.contains("chmod 600"), "{}", outcome.stderr);
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(&key, "not a key").unwrap();
+    assert!(lab3.run(&["id"]).stderr.contains("no Ed25519 key"));
+}
+
+#[test]
+fn a_code_makes_two_hosts_know_each_other() {
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    let (mut waiting, address, code) = lab3.wait_to_pair();
+    let said = desk.ok(&["pair", &address, &code]);
+    assert!(said.contains(&format!("paired with lab3  {}", lab3.fingerprint())), "{said}");
+    let news: Value = serde_json::from_str(&waiting.wait_for_line("paired")).unwrap();
+    assert_eq!((&news["paired"]["name"], &news["paired"]["fingerprint"]), (&"desk".into(), &desk.fingerprint().into()));
+    assert_eq!(waiting.wait_for_end(PATIENCE), Some(0));
+    let known = desk.json(&["peers", "--json"]);
+    assert_eq!((&known[0]["name"], &known[0]["allow"]), (&"lab3".into(), &Value::Array(Vec::new())));
+    assert!(lab3.has_noted(&[("event", "pair"), ("outcome", "ok"), ("peer", "desk")]));
+    // Once.
+    let outcome = desk.run(&["pair", &address, &code]);
+    assert_eq!(outcome.code, Some(5), "{outcome:?}");
+}
+
+#[test]
+fn a_wrong_code_costs_a_try_and_three_a_code_and_nine_end_it() {
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    let (mut waiting, address, mut code) = lab3.wait_to_pair();
+    let first = code.clone();
+    for number in 1..=9 {
+        let outcome = desk.run(&["pair", &address, &other_than(&code)]);
+        assert_eq!(outcome.code, Some(3), "{number}: {outcome:?}");
+        assert!(outcome.stderr.contains("the code is wrong"), "{number}: {outcome:?}");
+        if number == 3 {
+            // The first code is void, right as it is.
+            code = next_code(&waiting).1;
+            assert_ne!(code, first);
+        }
+        if number == 6 {
+            code = next_code(&waiting).1;
+        }
+    }
+    assert_eq!(waiting.wait_for_end(PATIENCE), Some(3));
+    assert!(waiting.log().contains("9 wrong codes were tried"), "{}", waiting.log());
+    assert_eq!(lab3.json(&["peers", "--json"]), Value::Array(Vec::new()));
+    assert_eq!(desk.json(&["peers", "--json"]), Value::Array(Vec::new()));
+    let refusals = lab3.audit().iter().filter(|line| line["event"] == "pair" && line["outcome"] == "refused").count();
+    assert_eq!(refusals, 9, "each with its address");
+    assert!(lab3.audit().iter().all(|line| line["address"].as_str().unwrap().starts_with("127.0.0.1:")));
+}
+
+#[test]
+fn a_void_code_does_not_pair() {
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    let (mut waiting, address, first) = lab3.wait_to_pair();
+    for _ in 0..3 {
+        desk.run(&["pair", &address, &other_than(&first)]);
+    }
+    let second = next_code(&waiting).1;
+    assert_eq!(desk.run(&["pair", &address, &first]).code, Some(3));
+    desk.ok(&["pair", &address, &second]);
+    assert_eq!(waiting.wait_for_end(PATIENCE), Some(0));
+}
+
+#[test]
+fn a_paired_host_uses_what_it_is_allowed_and_sees_nothing_else() {
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    let image = house.image("a.img", 4 << 20);
+    let (_share, address) = lab3.share(&[&format!("disk:{}", image.display()), "zero"]);
+    // Nothing, until its owner says so.
+    let listed = desk.run(&["list", "lab3", "--address", &address]);
+    assert!(listed.stdout.contains("offers nothing to this host"), "{listed:?}");
+    assert_eq!(desk.run(&["attach", "lab3/disk", "--via", "fuse"]).code, Some(4));
+    lab3.ok(&["allow", "desk", "disk"]);
+    let listed = desk.json(&["list", "lab3", "--json"]);
+    assert_eq!(listed.as_array().unwrap().len(), 1);
+    assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"disk".into(), &"available".into()));
+    // By bus id neither.
+    assert_eq!(desk.run(&["attach", "lab3/1-2", "--via", "fuse"]).code, Some(4));
+    lab3.ok(&["forbid", "desk", "all"]);
+    assert_eq!(desk.json(&["list", "lab3", "--json"]), Value::Array(Vec::new()));
+    lab3.ok(&["allow", "desk", "all"]);
+    assert_eq!(desk.json(&["list", "lab3", "--json"]).as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_disk_is_read_and_written_over_an_encrypted_link() {
+    if !super::harness::has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "disk"]);
+    let image = house.image("a.img", 8 << 20);
+    let (_share, address) = lab3.share(&[&format!("disk:{}", image.display())]);
+    let at = house.path("mnt");
+    let arguments = ["attach", "lab3/disk", "--address", &address, "--via", "fuse", "--at", at.to_str().unwrap()];
+    let mut attached = desk.start(&arguments);
+    attached.wait_for_line("attached as ");
+    let data: Vec<u8> = (0..6 << 20).map(|at: u32| (at * 31 + at / 4096) as u8).collect();
+    let mut file = fs::File::options().read(true).write(true).open(at.join("disk.img")).unwrap();
+    file.write_all(&data).unwrap();
+    file.sync_all().unwrap();
+    assert!(fs::read(&image).unwrap()[..data.len()] == data[..], "durable at the exporter");
+    let mut back = vec![0; data.len()];
+    fs::File::open(at.join("disk.img")).unwrap().read_exact(&mut back).unwrap();
+    assert!(back == data);
+    drop(file);
+    let states = desk.json(&["list", "lab3", "--json"]);
+    assert_eq!(states[0]["state"], "in use");
+    assert!(states[0]["user"].as_str().unwrap().starts_with("desk ("), "{states}");
+    assert!(lab3.has_noted(&[("event", "attach"), ("outcome", "ok"), ("peer", "desk"), ("device", "disk")]));
+    // What was allowed is taken back: at once, from whoever uses it.
+    lab3.ok(&["unpair", "desk"]);
+    assert_eq!(attached.wait_for_end(PATIENCE), Some(5), "{}", attached.log());
+    wait_until(PATIENCE, "noted", || lab3.has_noted(&[("event", "detach"), ("device", "disk")]));
+    let outcome = desk.run(&["list", "lab3"]);
+    assert_eq!(outcome.code, Some(3), "{outcome:?}");
+    assert!(outcome.stderr.contains("does not know this host's key"), "{outcome:?}");
+}
+
+#[test]
+fn a_paired_name_is_never_anything_else() {
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    // Where lab3 was there is now a plain exporter: not what was paired.
+    let plain = house.share(&["zero"]);
+    let outcome = desk.run(&["list", "lab3", "--address", &plain.address]);
+    assert_eq!(outcome.code, Some(3), "{outcome:?}");
+    assert_eq!(outcome.stdout, "");
+    // Or a farbus with another key.
+    let mallory = Host { house: &house, name: "mallory" };
+    mallory.fingerprint();
+    let (_share, address) = mallory.share(&["zero"]);
+    let outcome = desk.run(&["list", "lab3", "--address", &address]);
+    assert_eq!(outcome.code, Some(3), "{outcome:?}");
+    assert!(outcome.stderr.contains("not the host that was paired as 'lab3'"), "{outcome:?}");
+    // A list of peers that cannot be read makes nobody plain.
+    fs::write(house.path("desk").join("peers.json"), "{").unwrap();
+    let outcome = desk.run(&["list", &plain.address]);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+}
+
+#[test]
+fn strangers_are_refused_and_noted_and_harm_nobody() {
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "all"]);
+    let (share, address) = lab3.share(&["zero"]);
+    desk.ok(&["list", "lab3", "--address", &address]);
+
+    // A farbus that is not paired, though it has paired lab3 on its own side.
+    let stranger = Host { house: &house, name: "stranger" };
+    let key = stranger.fingerprint();
+    fs::copy(house.path("desk").join("peers.json"), house.path("stranger").join("peers.json")).unwrap();
+    let outcome = stranger.run(&["list", "lab3"]);
+    assert_eq!(outcome.code, Some(3), "{outcome:?}");
+    assert!(outcome.stderr.contains("does not know this host's key"), "{outcome:?}");
+    wait_until(PATIENCE, "noted", || {
+        lab3.has_noted(&[("event", "connect"), ("outcome", "refused"), ("fingerprint", &key)])
+    });
+
+    // Some who say nothing, and hold the door.
+    let silent: Vec<_> = (0..5).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    // One who speaks plain USB/IP.
+    let mut plain = TcpStream::connect(&address).unwrap();
+    plain.write_all(&[0x01, 0x11, 0x80, 0x05, 0, 0, 0, 0]).unwrap();
+    let mut answer = Vec::new();
+    plain.read_to_end(&mut answer).unwrap();
+    assert!(answer.len() < 16 && !answer.starts_with(&[0x01, 0x11]), "an alert and nothing of ours: {answer:?}");
+    desk.ok(&["list", "lab3"]);
+    // Those who say nothing are let go of.
+    let started = Instant::now();
+    for mut stream in silent {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert!(matches!(stream.read(&mut [0; 16]), Ok(0) | Err(_)), "nothing is said to them");
+    }
+    assert!(started.elapsed() < Duration::from_secs(30));
+
+    // And one who comes a thousand times.
+    let mut refused_at_once = 0;
+    for _ in 0..1000 {
+        let Ok(mut stream) = TcpStream::connect(&address) else { continue };
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        refused_at_once += u32::from(answer.is_empty());
+    }
+    assert!(refused_at_once > 900, "only {refused_at_once} of a thousand");
+    let lines = lab3.audit().iter().filter(|line| line["event"] == "connect").count();
+    assert!(lines < 50, "{lines} lines: a flood does not fill the log");
+    assert!(share.log().contains("further ones are not mentioned"), "{}", share.log());
+    // It is known by its address; a pause is forgiven.
+    thread::sleep(Duration::from_secs(7));
+    desk.ok(&["list", "lab3"]);
+}

@@ -1,0 +1,131 @@
+//! This host's key, and the certificate around it.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData, date_time_ymd};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::sign::CertifiedKey;
+
+use super::fingerprint::Fingerprint;
+use super::folder::{Folder, StateError};
+use super::limits;
+use super::provider::provider;
+
+/// The file of the key: PKCS #8, PEM.
+const KEY_FILE: &str = "key.pem";
+/// A key of ours has 200 bytes.
+const KEY_BYTES_MAX: u64 = 16 << 10;
+
+/// A host's key.
+pub struct Identity {
+    key: KeyPair,
+    fingerprint: Fingerprint,
+    current: Mutex<Option<Issued>>,
+}
+
+struct Issued {
+    at: SystemTime,
+    certified: Arc<CertifiedKey>,
+}
+
+impl Identity {
+    /// The key in `folder`, made there at first need.
+    ///
+    /// # Errors
+    /// [`StateError`]: the file cannot be read or made, others may read it, or it holds no Ed25519 key.
+    pub fn load_or_create(folder: &Folder) -> Result<Self, StateError> {
+        if let Some(found) = Self::load(folder)? {
+            return Ok(found);
+        }
+        // Two processes at their first need make one key between them.
+        let _lock = folder.lock()?;
+        if let Some(found) = Self::load(folder)? {
+            return Ok(found);
+        }
+        let made = Self::generate();
+        folder.write(KEY_FILE, made.key.serialize_pem().as_bytes())?;
+        Ok(made)
+    }
+
+    /// The key in `folder`, if there is one.
+    ///
+    /// # Errors
+    /// As [`Identity::load_or_create`].
+    pub fn load(folder: &Folder) -> Result<Option<Self>, StateError> {
+        let Some(pem) = folder.read(KEY_FILE, KEY_BYTES_MAX, true)? else { return Ok(None) };
+        let trouble = |what: &dyn fmt::Display| {
+            folder.trouble(KEY_FILE, &format_args!("it holds no Ed25519 key (PKCS #8, PEM): {what}"))
+        };
+        let der = PrivatePkcs8KeyDer::from_pem_slice(&pem).map_err(|error| trouble(&error))?;
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&der, &rcgen::PKCS_ED25519).map_err(|error| trouble(&error))?;
+        Ok(Some(Self::over(key)))
+    }
+
+    /// A fresh key that is kept nowhere.
+    ///
+    /// # Panics
+    /// If the system has no randomness.
+    pub fn generate() -> Self {
+        Self::over(KeyPair::generate_for(&rcgen::PKCS_ED25519).expect("the system gives random numbers"))
+    }
+
+    fn over(key: KeyPair) -> Self {
+        let fingerprint = Fingerprint::of_public_key_info(&key.subject_public_key_info());
+        Self { key, fingerprint, current: Mutex::default() }
+    }
+
+    /// Who this host is.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    /// A certificate in date from `from` until `until`, self-signed, without a name.
+    ///
+    /// # Panics
+    /// If the key does not sign: it was read or made as one that does.
+    pub fn certificate(&self, from: SystemTime, until: SystemTime) -> CertificateDer<'static> {
+        let mut wanted = CertificateParams::default();
+        wanted.distinguished_name = DistinguishedName::new();
+        // The same for every host: a certificate is shown to strangers.
+        wanted.distinguished_name.push(DnType::CommonName, "farbus");
+        wanted.not_before = date_time_ymd(1970, 1, 1) + since_epoch(from);
+        wanted.not_after = date_time_ymd(1970, 1, 1) + since_epoch(until);
+        wanted.self_signed(&self.key).expect("a key signs").der().clone()
+    }
+
+    /// Key and certificate as TLS takes them; the certificate is of today.
+    pub(super) fn certified(&self) -> Arc<CertifiedKey> {
+        let now = SystemTime::now();
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(issued) = &*current
+            && now.duration_since(issued.at).is_ok_and(|age| age < limits::CERTIFICATE_RENEWED_AFTER)
+        {
+            return Arc::clone(&issued.certified);
+        }
+        let from = now.checked_sub(limits::CERTIFICATE_BACKDATED).unwrap_or(UNIX_EPOCH);
+        let certificate = self.certificate(from, now + limits::CERTIFICATE_LIFETIME);
+        let certified = self.certified_with(certificate);
+        *current = Some(Issued { at: now, certified: Arc::clone(&certified) });
+        certified
+    }
+
+    /// Key and another certificate of it, as TLS takes them.
+    pub(super) fn certified_with(&self, certificate: CertificateDer<'static>) -> Arc<CertifiedKey> {
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.key.serialize_der()));
+        let signing = provider().key_provider.load_private_key(key).expect("rcgen's keys are rustls's keys");
+        Arc::new(CertifiedKey::new(vec![certificate], signing))
+    }
+}
+
+fn since_epoch(time: SystemTime) -> Duration {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Identity").field(&self.fingerprint).finish()
+    }
+}

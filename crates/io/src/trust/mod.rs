@@ -1,0 +1,27 @@
+//! Who a host is, and whom it knows: keys, certificates, paired hosts, and the TLS that holds links to them.
+//!
+//! A host *is* its Ed25519 key. Its certificate is only the paper that TLS wants around the key: made afresh when needed, with
+//! no name in it that a stranger could learn. A link is accepted if and only if the peer proves that it has a key that a
+//! person paired with this host, and its certificate is in date; no name, address or authority stands in for that.
+
+mod admission;
+mod audit;
+mod fingerprint;
+mod folder;
+mod identity;
+pub mod limits;
+mod name;
+mod pake;
+mod peers;
+mod provider;
+mod tls;
+
+pub use admission::{Admission, Refusal};
+pub use audit::{Audit, Event, Outcome, timestamp};
+pub use fingerprint::{Fingerprint, NotAFingerprint};
+pub use folder::{Folder, StateError};
+pub use identity::Identity;
+pub use name::{NotAName, host_name, name_from};
+pub use pake::{Code, Exchange, NotACode, Proofs, Side};
+pub use peers::{Grant, Peer, Peers};
+pub use tls::{Accepts, HandshakeError, Protocol, Secured, Terms};

@@ -1,0 +1,228 @@
+//! The code that a person carries from one host to the other, and what is made of it.
+//!
+//! SPAKE2 over Ed25519, between two hosts that have shown each other their keys in TLS. Both fingerprints are SPAKE2's
+//! identities, and both proofs cover the connection's own exporter (RFC 9266 in spirit): a host in the middle, which has to
+//! show another key to either side, gets two different secrets and can prove neither. Whoever guesses has to say a proof to
+//! the host that waits, and learns from it whether that one guess was right, and nothing about any other.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ring::hmac;
+use ring::rand::{SecureRandom, SystemRandom};
+use spake2::{Ed25519Group, Identity as SpakeIdentity, Password, Spake2};
+
+use super::fingerprint::Fingerprint;
+
+/// Eight digits, for one pairing.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Code([u8; DIGITS]);
+
+const DIGITS: usize = 8;
+const CODES: u32 = 100_000_000;
+
+/// The text is no code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotACode;
+
+impl fmt::Display for NotACode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a code has eight digits, such as 4821-0937")
+    }
+}
+
+impl std::error::Error for NotACode {}
+
+impl Code {
+    /// A random one.
+    ///
+    /// # Panics
+    /// If the system has no randomness.
+    pub fn generate() -> Self {
+        // The largest multiple of all codes that fits: none is likelier than another.
+        const BELOW: u32 = u32::MAX / CODES * CODES;
+        loop {
+            let mut bytes = [0; 4];
+            SystemRandom::new().fill(&mut bytes).expect("the system gives random numbers");
+            let number = u32::from_be_bytes(bytes);
+            if number < BELOW {
+                return Self::of(number % CODES);
+            }
+        }
+    }
+
+    fn of(mut number: u32) -> Self {
+        let mut digits = [0; DIGITS];
+        for digit in digits.iter_mut().rev() {
+            *digit = b'0' + (number % 10) as u8;
+            number /= 10;
+        }
+        Self(digits)
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, last) = self.0.split_at(DIGITS / 2);
+        write!(f, "{}-{}", String::from_utf8_lossy(first), String::from_utf8_lossy(last))
+    }
+}
+
+impl fmt::Debug for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Code(…)")
+    }
+}
+
+impl FromStr for Code {
+    type Err = NotACode;
+
+    fn from_str(text: &str) -> Result<Self, NotACode> {
+        let mut digits = text.bytes().filter(|byte| !matches!(byte, b'-' | b' '));
+        let mut code = [0; DIGITS];
+        for digit in &mut code {
+            *digit = digits.next().filter(u8::is_ascii_digit).ok_or(NotACode)?;
+        }
+        if digits.next().is_some() { Err(NotACode) } else { Ok(Self(code)) }
+    }
+}
+
+/// Which side of a pairing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// It was told the code, and connects.
+    Joins,
+    /// It shows the code, and waits.
+    Waits,
+}
+
+/// One exchange, begun.
+pub struct Exchange {
+    side: Side,
+    spake: Spake2<Ed25519Group>,
+    share: Vec<u8>,
+    joiner: Fingerprint,
+    waiter: Fingerprint,
+}
+
+/// What each side says to show that it knows the code.
+pub struct Proofs {
+    /// What we say.
+    pub ours: [u8; 32],
+    /// What the peer has to say.
+    pub theirs: [u8; 32],
+}
+
+impl Exchange {
+    /// Begins one between two hosts.
+    pub fn start(side: Side, code: &Code, joiner: Fingerprint, waiter: Fingerprint) -> Self {
+        let password = Password::new(code.0);
+        let (a, b) = (SpakeIdentity::new(joiner.as_bytes()), SpakeIdentity::new(waiter.as_bytes()));
+        let (spake, share) = match side {
+            Side::Joins => Spake2::<Ed25519Group>::start_a(&password, &a, &b),
+            Side::Waits => Spake2::<Ed25519Group>::start_b(&password, &a, &b),
+        };
+        Self { side, spake, share, joiner, waiter }
+    }
+
+    /// What the peer is sent; it says nothing about the code.
+    pub fn share(&self) -> &[u8] {
+        &self.share
+    }
+
+    /// The proofs, from what the peer sent. `context` is what both must have seen alike. `None`: no such message exists.
+    pub fn finish(self, their_share: &[u8], context: &[&[u8]]) -> Option<Proofs> {
+        let secret = self.spake.finish(their_share).ok()?;
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
+        let proof_of = |side: &[u8]| {
+            let mut text = hmac::Context::with_key(&key);
+            let parts = [&b"farbus-pair/1"[..], side, self.joiner.as_bytes(), self.waiter.as_bytes()];
+            for part in parts.iter().chain(context) {
+                text.update(&(part.len() as u64).to_be_bytes());
+                text.update(part);
+            }
+            let mut proof = [0; 32];
+            proof.copy_from_slice(text.sign().as_ref());
+            proof
+        };
+        let (joiner, waiter) = (proof_of(b"joins"), proof_of(b"waits"));
+        let (ours, theirs) = if self.side == Side::Joins { (joiner, waiter) } else { (waiter, joiner) };
+        Some(Proofs { ours, theirs })
+    }
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exchange").field("side", &self.side).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Proofs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Proofs(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prints() -> [Fingerprint; 3] {
+        [b"j", b"w", b"m"].map(|text| Fingerprint::of_public_key_info(text))
+    }
+
+    fn run(codes: [&str; 2], seen: [[Fingerprint; 2]; 2], contexts: [&str; 2]) -> (Proofs, Proofs) {
+        let [code_j, code_w] = codes.map(|code| code.parse::<Code>().unwrap());
+        let joins = Exchange::start(Side::Joins, &code_j, seen[0][0], seen[0][1]);
+        let waits = Exchange::start(Side::Waits, &code_w, seen[1][0], seen[1][1]);
+        let (share_j, share_w) = (joins.share().to_owned(), waits.share().to_owned());
+        (
+            joins.finish(&share_w, &[contexts[0].as_bytes()]).unwrap(),
+            waits.finish(&share_j, &[contexts[1].as_bytes()]).unwrap(),
+        )
+    }
+
+    #[test]
+    fn both_sides_agree_if_code_keys_and_connection_are_the_same() {
+        let [j, w, m] = prints();
+        let honest = [[j, w], [j, w]];
+        let (joins, waits) = run(["1234-5678", "12345678"], honest, ["x", "x"]);
+        assert_eq!((joins.ours, joins.theirs), (waits.theirs, waits.ours));
+        assert_ne!(joins.ours, joins.theirs, "a proof cannot be sent back");
+        for (codes, seen, contexts) in [
+            (["1234-5678", "1234-5679"], honest, ["x", "x"]),
+            // Somebody in the middle shows its own key to both.
+            (["1234-5678", "1234-5678"], [[j, m], [m, w]], ["x", "x"]),
+            (["1234-5678", "1234-5678"], honest, ["x", "y"]),
+        ] {
+            let (joins, waits) = run(codes, seen, contexts);
+            assert_ne!(joins.ours, waits.theirs);
+            assert_ne!(joins.theirs, waits.ours);
+        }
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        let [j, w, _] = prints();
+        let code = Code::generate();
+        for share in [&[][..], &[0; 33], &[0xff; 33], &[b'A'; 32]] {
+            assert!(Exchange::start(Side::Joins, &code, j, w).finish(share, &[]).is_none(), "{share:?}");
+        }
+        let own = Exchange::start(Side::Joins, &code, j, w);
+        let share = own.share().to_owned();
+        assert!(own.finish(&share, &[]).is_none(), "and so is one's own");
+    }
+
+    #[test]
+    fn codes_are_read_as_people_write_them_and_not_shown_to_logs() {
+        let code = Code::of(937);
+        assert_eq!(code.to_string(), "0000-0937");
+        assert_eq!("0000 0937".parse(), Ok(code.clone()));
+        assert_eq!(code.to_string().parse(), Ok(code.clone()));
+        for wrong in ["", "1234567", "123456789", "1234-567a"] {
+            assert_eq!(wrong.parse::<Code>(), Err(NotACode), "{wrong}");
+        }
+        assert!(!format!("{code:?}").contains("937"));
+        assert_ne!(Code::generate(), Code::generate(), "once in 10^8 runs this is bad luck");
+    }
+}

@@ -1,0 +1,376 @@
+//! Two hosts on the loopback: who gets in, who does not, and what each is told.
+
+use std::io::{IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use super::*;
+use crate::link::Listener;
+
+const QUICK: HandshakeLimits = HandshakeLimits { time_max: Duration::from_millis(300), bytes_max: 32 << 10 };
+
+fn terms(identity: &Arc<Identity>, accepts: Accepts, protocol: Protocol) -> Terms {
+    Terms { identity: Arc::clone(identity), accepts, protocols: vec![protocol], limits: limits::HANDSHAKE }
+}
+
+fn hosts() -> [Arc<Identity>; 2] {
+    [(); 2].map(|()| Arc::new(Identity::generate()))
+}
+
+/// The server's and the client's end of a TCP connection.
+fn ends() -> (Link, Link) {
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.address().unwrap().to_string();
+    let client = Link::connect(&address, Duration::from_secs(10)).unwrap();
+    (listener.accept().unwrap().link, client)
+}
+
+type Met = (Result<Secured, HandshakeError>, Result<Secured, HandshakeError>);
+
+/// The server's and the client's result.
+fn meet(server: Terms, client: impl FnOnce(Link) -> Result<Secured, HandshakeError> + Send + 'static) -> Met {
+    let (server_end, client_end) = ends();
+    let client = thread::spawn(move || client(client_end));
+    let server = server.accept(server_end);
+    (server, client.join().unwrap())
+}
+
+/// What a client hears that was done before it was refused.
+fn hear(client: Result<Secured, HandshakeError>) -> HandshakeError {
+    match client {
+        Err(error) => error,
+        Ok(secured) => {
+            let error = secured.link.receive(&mut [0; 16]).expect_err("there is nothing to read");
+            HandshakeError::of_link(&error).unwrap_or_else(|| panic!("{error}"))
+        }
+    }
+}
+
+#[test]
+fn paired_hosts_meet_and_each_knows_who_the_other_is() {
+    let [server, client] = hosts();
+    let (server_terms, client_terms) = (
+        terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp),
+        terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp),
+    );
+    let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect(link));
+    let (at_server, at_client) = (at_server.unwrap(), at_client.unwrap());
+    assert_eq!((at_server.peer, at_server.protocol), (client.fingerprint(), Protocol::UsbIp));
+    assert_eq!((at_client.peer, at_client.protocol), (server.fingerprint(), Protocol::UsbIp));
+    let version = at_client.link.ask_tls(|tls| tls.protocol_version()).unwrap();
+    assert_eq!(version, Some(rustls::ProtocolVersion::TLSv1_3));
+    let exporter =
+        |link: &Link| link.ask_tls(|tls| tls.export_keying_material([0; 32], b"EXPORTER-test", None).unwrap()).unwrap();
+    assert_eq!(exporter(&at_server.link), exporter(&at_client.link));
+}
+
+#[test]
+fn an_encrypted_link_carries_bytes_as_a_bare_one_does() {
+    const BYTES: usize = 16 << 20;
+    let [server, client] = hosts();
+    let (server_terms, client_terms) = (
+        terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp),
+        terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp),
+    );
+    let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect(link));
+    let (server, client) = (at_server.unwrap().link, at_client.unwrap().link);
+    assert!(client.has_received(), "the last word of a handshake may have brought more");
+    assert_eq!(client.try_receive(&mut [0; 8]).unwrap(), None, "nothing is there yet");
+    assert!(!client.has_received(), "and now it is known");
+    let byte = |at: usize| (at * 7 + at / 256) as u8;
+    // Sent in runs of odd sizes by one that never waits but for room.
+    let sender = thread::spawn(move || {
+        let all: Vec<u8> = (0..BYTES).map(byte).collect();
+        let (mut at, mut waits) = (0, 0);
+        while at < BYTES || !server.try_flush().unwrap() {
+            let end = |from: usize, size: usize| (from + size).min(BYTES);
+            let runs = [&all[at..end(at, 48)], &all[end(at, 48)..end(at, 48 + 70_001)]];
+            let sent = if at < BYTES { server.try_send(&runs.map(IoSlice::new)).unwrap() } else { None };
+            at += sent.unwrap_or_else(|| {
+                waits += 1;
+                wait(&mut [Interest::new(std::os::fd::AsFd::as_fd(&server), true)], None).unwrap();
+                0
+            });
+        }
+        server.finish_sending();
+        waits
+    });
+    // Let the socket fill up first.
+    thread::sleep(Duration::from_millis(300));
+    let (mut at, mut room, mut held) = (0, vec![0; 1 << 20], 0);
+    loop {
+        // Small rooms too: then bytes wait inside.
+        let size = [1, 100, 5000, 1 << 20][at % 4];
+        let count = client.receive(&mut room[..size]).unwrap();
+        assert!(room[..count].iter().enumerate().all(|(n, &got)| got == byte(at + n)), "at {at}");
+        at += count;
+        held += u32::from(client.has_received());
+        if count == 0 {
+            break;
+        }
+    }
+    assert_eq!(at, BYTES);
+    assert!(held > 0, "the room was too small at times");
+    assert!(sender.join().unwrap() > 0, "the socket was full at times");
+}
+
+#[test]
+fn what_comes_with_the_last_word_of_the_handshake_is_not_waited_for() {
+    let [server, client] = hosts();
+    let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
+    let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp);
+    let (server_end, client_end) = ends();
+    let client = thread::spawn(move || {
+        let link = client_terms.connect(client_end).unwrap().link;
+        link.try_send(&[IoSlice::new(b"first")]).unwrap();
+        link
+    });
+    let server = thread::spawn(move || server_terms.accept(server_end).unwrap().link);
+    let server = server.join().unwrap();
+    let _client = client.join().unwrap();
+    assert!(server.has_received(), "so whoever waits on the socket asks here first");
+    assert_eq!(server.receive(&mut [0; 16]).unwrap(), 5);
+}
+
+#[test]
+fn an_end_that_was_not_announced_is_an_error() {
+    let [server, client] = hosts();
+    let accepts = |other: &Arc<Identity>| Accepts::One(other.fingerprint());
+    let link = |server_end: Link, client_end: Link| {
+        let server_terms = terms(&server, accepts(&client), Protocol::UsbIp);
+        let client_terms = terms(&client, accepts(&server), Protocol::UsbIp);
+        let client = thread::spawn(move || client_terms.connect(client_end).unwrap().link);
+        (server_terms.accept(server_end).unwrap().link, client.join().unwrap())
+    };
+    let (server_end, client_end) = ends();
+    let (server_link, client_link) = link(server_end, client_end);
+    drop(server_link);
+    assert_eq!(client_link.receive(&mut [0; 8]).unwrap(), 0, "dropped is announced");
+
+    let (server_end, client_end) = ends();
+    let fd = std::os::fd::AsFd::as_fd(&server_end).try_clone_to_owned().unwrap();
+    let (_server_link, client_link) = link(server_end, client_end);
+    rustix::net::shutdown(fd, rustix::net::Shutdown::Write).unwrap();
+    let error = client_link.receive(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn a_stranger_is_refused_and_hears_it_and_nothing_else() {
+    let [server, client] = hosts();
+    let [known, _] = hosts();
+    let server_terms = terms(&server, Accepts::One(known.fingerprint()), Protocol::UsbIp);
+    let client_terms = terms(&client, Accepts::Anybody, Protocol::UsbIp);
+    let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect(link));
+    match at_server.unwrap_err() {
+        HandshakeError::Stranger(Some(key)) => assert_eq!(key, client.fingerprint()),
+        other => panic!("{other}"),
+    }
+    assert!(matches!(hear(at_client), HandshakeError::Refused));
+}
+
+#[test]
+fn a_server_with_another_key_is_refused_whatever_its_name_and_address() {
+    let [server, client] = hosts();
+    let [impostor, _] = hosts();
+    let server_terms = terms(&impostor, Accepts::Anybody, Protocol::UsbIp);
+    let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp);
+    let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect(link));
+    match at_client.unwrap_err() {
+        HandshakeError::Stranger(Some(key)) => assert_eq!(key, impostor.fingerprint()),
+        other => panic!("{other}"),
+    }
+    assert!(at_server.is_err());
+}
+
+/// A client that is known, but shows another certificate than today's.
+fn meet_showing(shown: impl FnOnce(&Identity) -> Arc<CertifiedKey>) -> (HandshakeError, HandshakeError) {
+    let [server, client] = hosts();
+    let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
+    let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp);
+    let shown = shown(&client);
+    let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect_showing(link, shown));
+    (at_server.unwrap_err(), hear(at_client))
+}
+
+#[test]
+fn a_certificate_out_of_date_is_refused_even_if_its_key_is_paired() {
+    let (now, day) = (SystemTime::now(), Duration::from_secs(86_400));
+    for (from, until) in [(now - 2 * day, now - day), (now + day, now + 2 * day)] {
+        let (at_server, at_client) = meet_showing(|client| client.certified_with(client.certificate(from, until)));
+        assert!(matches!(at_server, HandshakeError::OutOfDate(_)), "{at_server}");
+        assert!(matches!(at_client, HandshakeError::OursOutOfDate), "{at_client}");
+    }
+}
+
+#[test]
+fn a_paired_hosts_certificate_is_worth_nothing_without_its_key() {
+    let now = SystemTime::now();
+    let stolen = |client: &Identity| {
+        let certificate = client.certificate(now - Duration::from_secs(60), now + Duration::from_secs(60));
+        Identity::generate().certified_with(certificate)
+    };
+    let (at_server, _) = meet_showing(stolen);
+    assert!(matches!(at_server, HandshakeError::Rules(_)), "{at_server}");
+}
+
+#[test]
+fn a_certificate_changed_or_of_another_make_is_refused() {
+    let damaged = |client: &Identity| {
+        let now = SystemTime::now();
+        let mut der = client.certificate(now - Duration::from_secs(60), now + Duration::from_secs(60)).to_vec();
+        // The signature's last byte.
+        *der.last_mut().unwrap() ^= 1;
+        client.certified_with(der.into())
+    };
+    let (at_server, _) = meet_showing(damaged);
+    assert!(matches!(at_server, HandshakeError::Stranger(None)), "{at_server}");
+
+    let other = |_: &Identity| {
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+        let certificate = rcgen::CertificateParams::default().self_signed(&key).unwrap().der().clone();
+        let key = rustls::pki_types::PrivatePkcs8KeyDer::from(key.serialize_der()).into();
+        Arc::new(CertifiedKey::new(vec![certificate], provider().key_provider.load_private_key(key).unwrap()))
+    };
+    let (at_server, _) = meet_showing(other);
+    assert!(matches!(at_server, HandshakeError::Stranger(None) | HandshakeError::Rules(_)), "{at_server}");
+}
+
+#[test]
+fn a_client_without_a_certificate_or_without_a_protocol_is_refused() {
+    let [server, client] = hosts();
+    let accepts = Accepts::One(client.fingerprint());
+    let quiet = |link: Link, shown: Option<Arc<CertifiedKey>>| {
+        let gate = Arc::new(Gate::new(Accepts::Anybody));
+        let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]).unwrap();
+        let builder = builder.dangerous().with_custom_certificate_verifier(gate);
+        let config = match shown {
+            Some(shown) => builder.with_client_cert_resolver(Arc::new(Shown(shown))),
+            None => builder.with_no_client_auth(),
+        };
+        let connection = ClientConnection::new(Arc::new(config), ServerName::try_from("farbus").unwrap()).unwrap();
+        let link = link.encrypt(connection.into(), limits::HANDSHAKE).map_err(|(failure, _)| failure);
+        link.map(|link| link.receive(&mut [0; 8]).is_err())
+    };
+    let (server_end, client_end) = ends();
+    let at_client = thread::spawn(move || quiet(client_end, None));
+    let at_server = terms(&server, accepts.clone(), Protocol::UsbIp).accept(server_end).unwrap_err();
+    assert!(matches!(at_server, HandshakeError::Stranger(None)), "{at_server}");
+    assert!(at_client.join().unwrap().unwrap_or(true));
+
+    let (server_end, client_end) = ends();
+    let at_client = thread::spawn(move || quiet(client_end, Some(client.certified())));
+    let at_server = terms(&server, accepts, Protocol::UsbIp).accept(server_end).unwrap_err();
+    assert!(matches!(at_server, HandshakeError::NoProtocol), "{at_server}");
+    drop(at_client.join().unwrap());
+}
+
+#[test]
+fn hosts_that_speak_different_protocols_part() {
+    let [server, client] = hosts();
+    let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
+    let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::Pairing);
+    let (at_server, at_client) = meet(server_terms, move |link| client_terms.connect(link));
+    assert!(matches!(at_server.unwrap_err(), HandshakeError::NoProtocol));
+    assert!(matches!(at_client.unwrap_err(), HandshakeError::NoProtocol));
+}
+
+/// What becomes of a server at which somebody throws bytes.
+fn attack(attacker: impl FnOnce(TcpStream) + Send + 'static, limits: HandshakeLimits) -> HandshakeError {
+    let [server, known] = hosts();
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.address().unwrap();
+    let attacker = thread::spawn(move || attacker(TcpStream::connect(address).unwrap()));
+    let terms = Terms { limits, ..terms(&server, Accepts::One(known.fingerprint()), Protocol::UsbIp) };
+    let error = terms.accept(listener.accept().unwrap().link).unwrap_err();
+    attacker.join().unwrap();
+    error
+}
+
+#[test]
+fn a_stranger_who_says_nothing_is_not_waited_for() {
+    let silent = |mut stream: TcpStream| {
+        let _ = stream.read(&mut [0; 16]);
+    };
+    assert!(matches!(attack(silent, QUICK), HandshakeError::TooSlow));
+    // A byte now and then does not help.
+    let dripping = |mut stream: TcpStream| {
+        for byte in [0x16, 0x03, 0x01, 0x02, 0x00].into_iter().cycle() {
+            if stream.write_all(&[byte]).is_err() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    assert!(matches!(attack(dripping, QUICK), HandshakeError::TooSlow));
+}
+
+#[test]
+fn a_stranger_who_says_garbage_or_a_gigabyte_is_cut_off_at_once() {
+    let usbip = |mut stream: TcpStream| {
+        let _ = stream.write_all(&[0x01, 0x11, 0x80, 0x05, 0, 0, 0, 0]);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.len() < 16, "an alert and nothing of ours: {answer:?}");
+    };
+    assert!(matches!(attack(usbip, limits::HANDSHAKE), HandshakeError::Rules(_)));
+    // Well-formed records of a handshake message that never ends.
+    let flood = |mut stream: TcpStream| {
+        let mut record = vec![0x16, 0x03, 0x01, 0x40, 0x00, 0x01, 0x00, 0xff, 0xff];
+        record.resize(5 + 0x4000, 0);
+        let mut sent = 0;
+        while sent < 1 << 30 && stream.write_all(&record).is_ok() {
+            sent += record.len();
+            record[5..9].fill(0);
+        }
+        assert!(sent < 64 << 20, "{sent} bytes were taken");
+    };
+    let error = attack(flood, limits::HANDSHAKE);
+    assert!(matches!(error, HandshakeError::TooMuch), "{error}");
+}
+
+#[test]
+fn a_handshake_that_was_recorded_is_worth_nothing_a_second_time() {
+    let [server, client] = hosts();
+    // In the middle: passes everything on, and keeps what the client said.
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let front = listener.address().unwrap().to_string();
+    let (server_end, middle_to_server) = ends();
+    let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
+    let again = server_terms.clone();
+    let at_server = thread::spawn(move || {
+        let secured = server_terms.accept(server_end).unwrap();
+        let mut said = [0; 5];
+        assert_eq!(secured.link.receive(&mut said).unwrap(), 5);
+        said
+    });
+    let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp);
+    let at_client = thread::spawn(move || {
+        let secured = client_terms.connect(Link::connect(&front, Duration::from_secs(10)).unwrap()).unwrap();
+        secured.link.try_send(&[IoSlice::new(b"write")]).unwrap();
+    });
+    let middle_to_client = listener.accept().unwrap().link;
+    let mut record = Vec::new();
+    let mut chunk = [0; 4096];
+    let clock = Clock::start();
+    while !at_server.is_finished() && clock.now() < Instant::from_nanos(20_000_000_000) {
+        if let Ok(Some(count)) = middle_to_client.try_receive(&mut chunk) {
+            record.extend_from_slice(&chunk[..count]);
+            let _ = middle_to_server.try_send(&[IoSlice::new(&chunk[..count])]);
+        }
+        if let Ok(Some(count)) = middle_to_server.try_receive(&mut chunk) {
+            let _ = middle_to_client.try_send(&[IoSlice::new(&chunk[..count])]);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(&at_server.join().unwrap(), b"write");
+    at_client.join().unwrap();
+    assert!(record.len() > 500, "the client's side of a handshake");
+
+    // The same bytes, later.
+    let (server_end, replayer) = ends();
+    replayer.try_send(&[IoSlice::new(&record)]).unwrap();
+    let error = again.accept(server_end).unwrap_err();
+    assert!(matches!(error, HandshakeError::Rules(Error::DecryptError | Error::PeerMisbehaved(_))), "{error}");
+}

@@ -1,0 +1,280 @@
+//! Two hosts, a code that a person carries between them, and the few messages that turn it into trust.
+//!
+//! Runs inside TLS between hosts whose keys are shown but not yet known. The cryptography (SPAKE2, and proofs over both keys)
+//! comes from outside as values; this machine holds the order, which is what keeps a code from being guessed:
+//!
+//! | step | joiner (was told the code) | waiter (shows it) |
+//! |---|---|---|
+//! | 1 | `Hello`: its name, its share | |
+//! | 2 | | `Hello`: its name, its share. Says nothing about the code |
+//! | 3 | `Proof`. Right only with the code | |
+//! | 4 | | looks at it: wrong costs a try and is answered by `Refusal`; right is answered by its own `Proof` |
+//! | 5 | looks at it | |
+//!
+//! The joiner proves first. A host that only guesses thus learns from the waiter whether its one guess was right, and nothing
+//! it could try others on; a host that pretends to be the waiter gets one guess for each time that a person types the code.
+//!
+//! A message is a kind (1 byte), the length of its body (2 bytes, big endian), and the body. A `Hello`'s body is the name's
+//! length (1 byte), the name, and the share; a `Proof`'s is 32 bytes; a `Refusal`'s is one.
+
+use std::fmt;
+
+use crate::usbip::Reject;
+
+/// The longest name: a DNS label's.
+const NAME_BYTES_MAX: usize = 63;
+/// SPAKE2 over Ed25519: a side's letter and a point.
+const SHARE_BYTES: usize = 33;
+const HEADER_BYTES: usize = 3;
+/// The largest message there is.
+pub const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + 1 + NAME_BYTES_MAX + SHARE_BYTES;
+
+const HELLO: u8 = 1;
+const PROOF: u8 = 2;
+const REFUSAL: u8 = 3;
+
+/// Which side of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Was told the code, and begins.
+    Joiner,
+    /// Shows the code.
+    Waiter,
+}
+
+/// Why the peer does not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The proof was wrong: the code, or somebody is in between.
+    WrongCode,
+    /// The code has expired, or was guessed at too often.
+    Void,
+    /// Another pairing has taken the code.
+    Taken,
+}
+
+impl Refusal {
+    const ALL: [Refusal; 3] = [Refusal::WrongCode, Refusal::Void, Refusal::Taken];
+
+    const fn byte(self) -> u8 {
+        match self {
+            Refusal::WrongCode => 1,
+            Refusal::Void => 2,
+            Refusal::Taken => 3,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refusal::WrongCode => "the code is wrong",
+            Refusal::Void => "the code does not hold any more",
+            Refusal::Taken => "another host has used the code",
+        })
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The peer's name and share: compute the proofs, then [`Pairing::prove`].
+    Greeted {
+        /// As it calls itself; not looked at yet.
+        name: String,
+        /// For the key exchange.
+        share: [u8; SHARE_BYTES],
+    },
+    /// The peer knows the code and sees the same two keys. A waiter now says [`Pairing::confirm`] or [`Pairing::refuse`]; for
+    /// a joiner this is the end.
+    Proved,
+    /// The peer's proof is wrong. A waiter now says [`Pairing::refuse`]; for a joiner this is the end.
+    NotProved,
+    /// The peer does not go on: the end.
+    Refused(Refusal),
+}
+
+/// One pairing, of either side.
+#[derive(Debug)]
+pub struct Pairing {
+    role: Role,
+    state: State,
+    hello: Vec<u8>,
+    received: Vec<u8>,
+    transmit: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The peer's `Hello` is due.
+    Greeting,
+    /// Our side's proofs are due.
+    Computing,
+    /// The peer's proof is due.
+    Proving { ours: [u8; 32], theirs: [u8; 32] },
+    /// A waiter's word is due.
+    Deciding { ours: [u8; 32] },
+    /// Nothing more is said.
+    Over,
+}
+
+impl fmt::Debug for State {
+    /// Without what it keeps secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            State::Greeting => "Greeting",
+            State::Computing => "Computing",
+            State::Proving { .. } => "Proving",
+            State::Deciding { .. } => "Deciding",
+            State::Over => "Over",
+        })
+    }
+}
+
+impl Pairing {
+    /// Begins.
+    ///
+    /// # Panics
+    /// If the name is longer than 63 bytes or the share is not 33: both are our own.
+    pub fn new(role: Role, name: &str, share: &[u8]) -> Self {
+        assert!(name.len() <= NAME_BYTES_MAX && share.len() == SHARE_BYTES, "our own name and share fit");
+        let body = [&[name.len() as u8][..], name.as_bytes(), share].concat();
+        let mut pairing =
+            Self { role, state: State::Greeting, hello: body, received: Vec::new(), transmit: Vec::new() };
+        if role == Role::Joiner {
+            pairing.say_hello();
+        }
+        pairing
+    }
+
+    /// `bytes` arrived.
+    ///
+    /// # Errors
+    /// [`Reject`]: more than a pairing says.
+    pub fn handle_received(&mut self, bytes: &[u8]) -> Result<(), Reject> {
+        if self.received.len() + bytes.len() > 2 * MESSAGE_BYTES_MAX {
+            return Err(Reject::new("bytes", bytes.len() as u64, "a peer waits for its answer"));
+        }
+        self.received.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// What happened next, if anything has.
+    ///
+    /// # Errors
+    /// [`Reject`]: no such message is due.
+    pub fn poll_event(&mut self) -> Result<Option<Event>, Reject> {
+        if !matches!(self.state, State::Greeting | State::Proving { .. }) {
+            return Ok(None);
+        }
+        let Some((&[kind, high, low], rest)) = self.received.split_first_chunk() else { return Ok(None) };
+        let length = usize::from(u16::from_be_bytes([high, low]));
+        if length > MESSAGE_BYTES_MAX - HEADER_BYTES {
+            return Err(Reject::new("length", length as u64, "no message is so long"));
+        }
+        let Some(body) = rest.get(..length) else { return Ok(None) };
+        let event = self.understand(kind, body)?;
+        self.received.drain(..HEADER_BYTES + length);
+        self.follow(&event);
+        Ok(Some(event))
+    }
+
+    fn understand(&self, kind: u8, body: &[u8]) -> Result<Event, Reject> {
+        let wrong_length = || Reject::new("length", body.len() as u64, "the message's kind has another length");
+        match (kind, self.state) {
+            (HELLO, State::Greeting) => {
+                let (&name_length, rest) = body.split_first().ok_or_else(wrong_length)?;
+                let (name, share) = rest.split_at_checked(name_length.into()).ok_or_else(wrong_length)?;
+                let share = share.try_into().map_err(|_| wrong_length())?;
+                let printable = |byte: &u8| byte.is_ascii_graphic();
+                let not_printable =
+                    || Reject::new("name", name.len() as u64, "a name is 1 to 63 visible ASCII characters");
+                if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.iter().all(printable) {
+                    return Err(not_printable());
+                }
+                Ok(Event::Greeted { name: String::from_utf8_lossy(name).into_owned(), share })
+            }
+            (PROOF, State::Proving { theirs, .. }) => {
+                let proof: &[u8; 32] = body.try_into().map_err(|_| wrong_length())?;
+                // All of it, whatever the first bytes say: time tells nothing.
+                let difference = proof.iter().zip(&theirs).fold(0, |sum, (a, b)| sum | (a ^ b));
+                Ok(if difference == 0 { Event::Proved } else { Event::NotProved })
+            }
+            (REFUSAL, _) => {
+                let &[byte] = body else { return Err(wrong_length()) };
+                let known = Refusal::ALL.into_iter().find(|refusal| refusal.byte() == byte);
+                known.map(Event::Refused).ok_or(Reject::new("refusal", byte.into(), "there is no such refusal"))
+            }
+            _ => Err(Reject::new("kind", kind.into(), "no such message is due")),
+        }
+    }
+
+    fn follow(&mut self, event: &Event) {
+        self.state = match (event, self.state) {
+            (Event::Greeted { .. }, _) => {
+                if self.role == Role::Waiter {
+                    self.say_hello();
+                }
+                State::Computing
+            }
+            (Event::Proved | Event::NotProved, State::Proving { ours, .. }) if self.role == Role::Waiter => {
+                State::Deciding { ours }
+            }
+            _ => State::Over,
+        };
+    }
+
+    /// Our proof, and the one that the peer has to show.
+    ///
+    /// # Panics
+    /// Unless the peer has just greeted.
+    pub fn prove(&mut self, ours: [u8; 32], theirs: [u8; 32]) {
+        assert_eq!(self.state, State::Computing, "proofs follow a greeting");
+        self.state = State::Proving { ours, theirs };
+        if self.role == Role::Joiner {
+            self.say(PROOF, &ours);
+        }
+    }
+
+    /// A waiter takes the peer, which has proved that it knows the code.
+    ///
+    /// # Panics
+    /// Unless the peer has just shown its proof.
+    pub fn confirm(&mut self) {
+        let State::Deciding { ours } = self.state else { panic!("a peer is taken when it has shown its proof") };
+        self.say(PROOF, &ours);
+        self.state = State::Over;
+    }
+
+    /// Ends it, and says why.
+    pub fn refuse(&mut self, why: Refusal) {
+        self.say(REFUSAL, &[why.byte()]);
+        self.state = State::Over;
+    }
+
+    /// Whether nothing more will happen.
+    pub fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
+    /// What is to be sent.
+    pub fn poll_transmit(&self) -> &[u8] {
+        &self.transmit
+    }
+
+    /// `count` bytes of it were.
+    pub fn handle_transmitted(&mut self, count: usize) {
+        self.transmit.drain(..count);
+    }
+
+    fn say_hello(&mut self) {
+        let body = std::mem::take(&mut self.hello);
+        self.say(HELLO, &body);
+    }
+
+    fn say(&mut self, kind: u8, body: &[u8]) {
+        self.transmit.push(kind);
+        self.transmit.extend_from_slice(&(body.len() as u16).to_be_bytes());
+        self.transmit.extend_from_slice(body);
+    }
+}
