@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::io;
+use std::net::ToSocketAddrs;
 use std::str::FromStr;
 use std::time::Duration;
 
 use farbus_host::{Enumerate, IdSource, Port, run};
+use farbus_io::discovery::{self, Kind};
 use farbus_io::link::{Link, LinkError};
 use farbus_model::{Device, Limits};
 use farbus_session::importer::Greeting;
@@ -18,6 +20,9 @@ use crate::share::DEFAULT_PORT;
 
 /// How long an exporter may take to answer before it counts as unreachable.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long a host that announces itself is looked for.
+const FIND_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// How long a host is asked what became of a device whose link has ended.
 const AFTERWARDS_TIME_MAX: Duration = Duration::from_secs(1);
@@ -315,10 +320,30 @@ fn connect(address: &str) -> Result<Link, ClientError> {
 }
 
 fn connect_within(address: &str, time_max: Duration) -> Result<Link, ClientError> {
-    let link = Link::connect(address, time_max).map_err(ClientError::Link)?;
+    let link = match Link::connect(address, time_max) {
+        Ok(link) => link,
+        Err(error) => {
+            announced(address).and_then(|at| Link::connect(&at, time_max).ok()).ok_or(ClientError::Link(error))?
+        }
+    };
     let lost = |source| ClientError::Lost { address: address.to_owned(), source };
     link.set_receive_timeout(Some(time_max)).map_err(lost)?;
     Ok(link)
+}
+
+/// Where a host is that no name service knows and that announces itself nearby. Its own port, unless another was asked for.
+fn announced(address: &str) -> Option<String> {
+    let (host, port) = address.rsplit_once(':')?;
+    let port: u16 = port.parse().ok()?;
+    if host.starts_with('[') || host.parse::<std::net::IpAddr>().is_ok() || address.to_socket_addrs().is_ok() {
+        return None;
+    }
+    let found = discovery::find(Kind::Plain, host, FIND_TIME_MAX, discovery::PORT);
+    let mut at = *found.ok()??.addresses.first()?;
+    if port != DEFAULT_PORT {
+        at.set_port(port);
+    }
+    Some(at.to_string())
 }
 
 /// Sends a handshake's question and waits for its answer.

@@ -21,6 +21,7 @@ pub mod client;
 pub mod control;
 mod engine;
 pub mod meters;
+pub mod neighbours;
 pub mod port;
 mod session_record;
 pub mod share;
