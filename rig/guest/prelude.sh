@@ -50,6 +50,24 @@ detach() {
   wait_for 5 no_port_in_use || fail "the port is still in use after detach"
 }
 
+# share_usb ID: takes the guest's own device of that vendor and product from its drivers and offers it as 1-1.
+share_usb() {
+  shared=$(basename "$(usb_device "$1")") || fail "no device $1 in the guest"
+  farbus share --list || fail "share --list"
+  farbus share "usb:$1" --listen "127.0.0.1:$PORT" >/run/share.log 2>&1 &
+  share_pid=$!
+  wait_for 20 grep -q "listening on" /run/share.log || fail "share: $(cat /run/share.log)"
+  cat /run/share.log
+}
+
+# Ends sharing and insists that the driver named has the device again.
+unshare_usb() {
+  kill -INT "$share_pid"
+  wait "$share_pid" || fail "farbus share ended with $?: $(cat /run/share.log)"
+  has_driver() { [ "$(basename "$(readlink "/sys/bus/usb/devices/$shared:1.0/driver")")" = "$1" ]; }
+  wait_for 10 has_driver "$1" || fail "the device was not given back to $1: $(cat /run/share.log)"
+}
+
 # The name of the only SCSI disk, once it is there with a size.
 disk() { ls /sys/block | grep '^sd' | head -n 1; }
 has_disk() { d=$(disk) && [ -n "$d" ] && [ -b "/dev/$d" ] && [ "$(cat /sys/block/"$d"/size)" -gt 0 ]; }

@@ -55,6 +55,8 @@ pub struct Boot<'a> {
     pub patience: Duration,
     /// Keep a capture of the network traffic.
     pub capture: Option<PathBuf>,
+    /// What else is plugged into the machine, as QEMU's own arguments.
+    pub hardware: Vec<String>,
 }
 
 impl Default for Boot<'_> {
@@ -67,6 +69,7 @@ impl Default for Boot<'_> {
             variables: &[],
             patience: Duration::from_secs(180),
             capture: None,
+            hardware: Vec::new(),
         }
     }
 }
@@ -126,6 +129,7 @@ impl Lab<'_> {
             logs: &self.workshop.logs,
             name: &name,
             capture: boot.capture.clone(),
+            hardware: &boot.hardware,
         })
     }
 

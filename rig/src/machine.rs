@@ -32,6 +32,8 @@ pub struct Spec<'a> {
     pub name: &'a str,
     /// Record the network traffic to this file.
     pub capture: Option<PathBuf>,
+    /// What else is plugged in, as QEMU's own arguments.
+    pub hardware: &'a [String],
 }
 
 /// A running machine. Dropping it cuts its power.
@@ -202,7 +204,10 @@ fn parse(line: &str) -> Option<Line> {
 /// because it boots a second faster than q35, no firmware menus, two serial lines and one network card.
 fn qemu(spec: &Spec) -> Command {
     let mut qemu = Command::new("qemu-system-x86_64");
-    qemu.args(["-M", "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=off,auto-kernel-cmdline=off"])
+    // USB controllers are PCI devices; without any, a bus to look through would only cost boot time.
+    let pcie = if spec.hardware.is_empty() { "off" } else { "on" };
+    let machine = "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=off,auto-kernel-cmdline=off";
+    qemu.args(["-M", &format!("{machine},pcie={pcie}")])
         .args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", "512"])
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .arg("-kernel")
@@ -213,7 +218,8 @@ fn qemu(spec: &Spec) -> Command {
         // The console goes to our end of QEMU's own standard error, so its complaints land beside the kernel's.
         .args(["-chardev", "file,id=console,path=/dev/fd/2", "-device", "isa-serial,chardev=console"])
         .args(["-chardev", "stdio,id=case,signal=off", "-device", "isa-serial,chardev=case"])
-        .args(["-netdev", "user,id=net", "-device", "virtio-net-device,netdev=net"]);
+        .args(["-netdev", "user,id=net", "-device", "virtio-net-device,netdev=net"])
+        .args(spec.hardware);
     if let Some(file) = &spec.capture {
         qemu.args(["-object", &format!("filter-dump,id=capture,netdev=net,maxlen=1048576,file={}", file.display())]);
     }

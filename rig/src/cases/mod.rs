@@ -12,6 +12,7 @@ mod list;
 mod reset;
 mod storage;
 mod testusb;
+mod usbfs;
 
 pub use case::Case;
 
@@ -23,6 +24,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         storage::CASES,
         keyboard::CASES,
         testusb::CASES,
+        usbfs::CASES,
         reset::CASES,
         link::CASES,
         capture::CASES,

@@ -154,7 +154,7 @@ pub(super) fn image_with_tree(lab: &Lab) -> Result<std::path::PathBuf> {
 }
 
 /// The file system is whole and the tree that the guest wrote into it is what the guest says it is.
-fn judge_guests_tree(lab: &Lab, image: &Path) -> Result<()> {
+pub(super) fn judge_guests_tree(lab: &Lab, image: &Path) -> Result<()> {
     disk::fsck(image)?;
     let out = lab.scratch("extracted");
     disk::extract(image, "/guest", &out)?;

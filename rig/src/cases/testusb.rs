@@ -45,6 +45,7 @@ fn run(lab: &Lab, client: Client, port: Option<u16>) -> Result<String> {
         variables: &[("TIMES", lab.times().to_string()), ("LOCAL", port.map_or("1", |_| "").into())],
         patience: Duration::from_secs(60 + 120 * u64::from(lab.times())),
         capture: port.map(|_| capture.clone()),
+        ..Boot::default()
     })?;
     let mut seconds = Vec::new();
     for pass in 1..=lab.times() {

@@ -30,10 +30,18 @@ const MODULES: &[&str] = &[
     "usbhid",
     "hid_generic",
     "evdev",
+    // real controllers, for devices that farbus exports through usbfs, and those devices' drivers
+    "xhci_pci",
+    "ehci_pci",
+    "ftdi_sio",
+    "cdc_ether",
+    "rndis_host",
+    "cdc_subset",
+    "snd_usb_audio",
 ];
 
 /// Host programs that go along, with their libraries.
-const TOOLS: &[&str] = &["usbip", "usbipd", "usbreset", "eject", "e2fsck", "mkfs.ext4"];
+const TOOLS: &[&str] = &["usbip", "usbipd", "usbreset", "eject", "e2fsck", "mkfs.ext4", "lsusb"];
 
 /// The base of every root file system, built once in a run of the rig.
 pub struct Base {
