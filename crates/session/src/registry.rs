@@ -1,5 +1,7 @@
 //! What is on offer and who holds it: exclusive use by default (U13).
 
+use std::collections::BTreeMap;
+
 use farbus_model::{Device, Instant};
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
@@ -7,8 +9,8 @@ use farbus_wire::usbip::{DeviceRecord, OpStatus};
 #[derive(Default)]
 pub struct Registry {
     exports: Vec<Export>,
-    /// Numbers given so far: one that was withdrawn is not given again.
-    numbers: u32,
+    /// Numbers given so far, by name: a device that comes back under its name has its number again, and no other gets it.
+    numbers: BTreeMap<String, u32>,
 }
 
 struct Export {
@@ -61,12 +63,13 @@ pub const PATH_PREFIX: &str = "/farbus/";
 impl Registry {
     /// Offers `device` under a name that begins with `kind`; says which. `None` when the bus is full.
     pub fn add(&mut self, kind: &str, device: Box<dyn Device>) -> Option<&DeviceRecord> {
-        if self.numbers >= DEVICES_MAX {
+        let name = self.free_name(kind);
+        let next = self.numbers.len() as u32 + 1;
+        let number = self.numbers.get(&name).copied().unwrap_or(next);
+        if number > DEVICES_MAX {
             return None;
         }
-        self.numbers += 1;
-        let number = self.numbers;
-        let name = self.free_name(kind);
+        self.numbers.insert(name.clone(), number);
         let all = device.descriptors();
         let first = all.configurations.first();
         let interfaces: Vec<_> = first.map(|c| c.interfaces().map(|i| i.class).collect()).unwrap_or_default();
