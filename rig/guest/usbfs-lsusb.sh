@@ -6,7 +6,7 @@ own() {
   done
 }
 count_of_own() { [ "$(own | wc -l)" = "$DEVICES" ]; }
-wait_for 20 count_of_own || fail "the guest has $(own | wc -l) devices"
+wait_for 20 count_of_own || fail "the guest has only these devices: $(own)"
 # Bus and device number differ; nothing else may.
 seen() { lsusb -v -s "$(cat "$1/busnum"):$(cat "$1/devnum")" 2>&1 | sed 1,2d | grep -v '^Bus '; }
 sleep 1

@@ -69,7 +69,7 @@ pub(super) const CASES: &[Case] = &[
 
 /// A SuperSpeed controller with these devices on it.
 fn xhci(devices: &[&str]) -> Vec<String> {
-    let all = std::iter::once(&"qemu-xhci,id=hc").chain(devices);
+    let all = std::iter::once(&"qemu-xhci,id=hc,p2=8,p3=8").chain(devices);
     all.flat_map(|device| ["-device".to_owned(), (*device).to_owned()]).collect()
 }
 
@@ -106,7 +106,7 @@ fn same_to_lsusb(lab: &Lab) -> Result<String> {
         "usb-serial,bus=hc.0,chardev=nobody",
         "usb-net,bus=hc.0,netdev=far",
     ];
-    let others = ["-audiodev", "none,id=none", "-chardev", "null,id=nobody", "-netdev", "user,id=far"];
+    let others = ["-audiodev", "none,id=none", "-chardev", "file,id=nobody,path=/dev/null", "-netdev", "user,id=far"];
     let hardware = [medium(&image).into(), others.map(str::to_owned).into(), xhci(&devices)].concat();
     let report = lab
         .boot(&Boot {
