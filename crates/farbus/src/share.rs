@@ -209,6 +209,14 @@ impl Share {
         registry.add(kind, Box::new(device)).cloned().ok_or(ShareError::BusFull)
     }
 
+    /// Takes a device off the list that is gone, by its bus id on the wire. One that somebody uses goes with its session, which
+    /// notices by itself. Says whether it is off the list.
+    pub fn remove_gone(&self, bus_id: &str) -> bool {
+        let mut registry = self.shared.registry();
+        registry.remove_idle(bus_id);
+        registry.find(bus_id).is_none()
+    }
+
     /// Serves USB/IP at `address` from now on; says where (port 0 takes a free one).
     ///
     /// # Errors

@@ -138,8 +138,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
         return super::inventory::run(args.json);
     }
     let share = Arc::new(Share::default());
-    let offered: Vec<Vec<DeviceRecord>> =
-        args.what.iter().map(|what| offer(&share, what.kind(), what)).collect::<Result<_, _>>()?;
+    let mut real = usb::Shared::default();
+    let offer_one = |what: &What| offer(&share, &mut real, what.kind(), what);
+    let offered: Vec<Vec<DeviceRecord>> = args.what.iter().map(offer_one).collect::<Result<_, _>>()?;
     for record in offered.iter().flatten() {
         println!(
             "{:<10} {}  {:04x}:{:04x}  {} speed",
@@ -171,8 +172,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
              whoever reaches this address can use these devices and read what they say."
         );
     }
+    let follower = (!real.is_empty()).then(|| usb::Follower::start(Arc::clone(&share), real)).transpose();
+    let follower = follower.map_err(|error| Failure::local(format!("cannot hear what is plugged in: {error}")))?;
     say(format!("listening on {address}   (Ctrl-C ends)"));
     signals.forever().next();
+    drop(follower);
     if share.stop() {
         Ok(())
     } else {
@@ -208,10 +212,10 @@ impl What {
 }
 
 /// Offers a device under a name that begins with `name`; real devices have names of their own, and may be several.
-pub fn offer(share: &Share, name: &str, what: &What) -> Result<Vec<DeviceRecord>, Failure> {
+pub fn offer(share: &Share, real: &mut usb::Shared, name: &str, what: &What) -> Result<Vec<DeviceRecord>, Failure> {
     let one = match *what {
         What::Usb(ref selector) => {
-            return usb::share(share, selector).map_err(|error| Failure::new(attribute_of(&error), error));
+            return real.add(share, selector).map_err(|error| Failure::new(attribute_of(&error), error));
         }
         What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
         What::Keyboard => share.add(name, Keyboard::device()),

@@ -21,6 +21,7 @@ use crate::allow::Network;
 use crate::client::{FailureReport, Target, name_of};
 use crate::control::{Answer, Question};
 use crate::share::Share;
+use crate::usb;
 
 /// Addresses that may always connect to a plain listener: this machine's own.
 const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
@@ -179,7 +180,8 @@ impl Desk {
     }
 
     fn offer(&self, shared: &Shared) -> Result<String, FailureReport> {
-        let offered = offer(&self.share, &shared.name, &shared.what).map_err(|failure| failure.report())?;
+        let offered = offer(&self.share, &mut usb::Shared::default(), &shared.name, &shared.what)
+            .map_err(|failure| failure.report())?;
         Ok(offered.first().map(|record| name_of(record).to_owned()).unwrap_or_default())
     }
 
