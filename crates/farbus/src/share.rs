@@ -5,13 +5,14 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Connection, Link, Listener};
+use farbus_io::link::{Clock, Connection, Interest, Link, Listener, Wake, wait};
 use farbus_model::{BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
 use farbus_session::claims::Claims;
 use farbus_session::{DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
@@ -58,6 +59,7 @@ struct Listening {
     /// Who may connect; `None` is everybody.
     allowed: Mutex<Option<Vec<Network>>>,
     is_closed: AtomicBool,
+    wake: Wake,
 }
 
 impl Listening {
@@ -69,6 +71,7 @@ impl Listening {
     fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.listener.shut_down();
+        self.wake.wake();
     }
 }
 
@@ -231,8 +234,9 @@ impl Share {
     /// What the system says of the socket, or of a thread more.
     pub fn listen_on(&self, listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<SocketAddr> {
         let address = listener.address()?;
-        let allowed = Mutex::new(allowed);
-        let listening = Arc::new(Listening { listener, address, allowed, is_closed: AtomicBool::new(false) });
+        listener.never_wait()?;
+        let (allowed, is_closed, wake) = (Mutex::new(allowed), AtomicBool::new(false), Wake::new()?);
+        let listening = Arc::new(Listening { listener, address, allowed, is_closed, wake });
         let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&listening));
         thread::Builder::new()
             .name("listen".into())
@@ -324,7 +328,12 @@ impl Shared {
 
     fn accept_all(self: &Arc<Self>, listening: &Listening) {
         while !self.is_stopping() && !listening.is_closed.load(Ordering::Acquire) {
+            let mut interests =
+                [Interest::new(listening.listener.as_fd(), false), Interest::new(listening.wake.as_fd(), false)];
+            // Whatever is wrong with the socket, the next call says.
+            let _ = wait(&mut interests, None);
             match listening.listener.accept() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(connection) if !listening.admits(connection.from.ip()) => {
                     warn!(from = %connection.from, at = %listening.address, "not on the list of those allowed here");
                 }

@@ -93,6 +93,11 @@ impl Desk {
         &self.manager
     }
 
+    /// Sockets that were passed and that the configuration does not name: whoever connects there waits for ever.
+    pub fn unused(&self) -> Vec<SocketAddr> {
+        self.has().passed.iter().filter_map(|listener| listener.address().ok()).collect()
+    }
+
     /// Where it listens.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.has().listeners.iter().map(|(_, address)| *address).collect()

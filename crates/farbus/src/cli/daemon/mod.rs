@@ -18,7 +18,7 @@ use farbus_io::sys::writeback::protect_writeback_path;
 use farbus_io::usb::Hotplug;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::Failure;
 use super::attach::report_protection;
@@ -113,7 +113,7 @@ fn serve(path: PathBuf, config: Config) -> Result<(), Failure> {
     }
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).map_err(Failure::local)?;
     let manager = Manager::from_environment().map_err(Failure::local)?;
-    let passed = activation::listeners().map_err(Failure::local)?.into_iter().map(Listener::over).collect();
+    let passed = activation::listeners().map_err(Failure::local)?.into_iter().map(Listener::passed).collect();
     let desk = Arc::new(Desk::new(path, Share::default(), manager, passed));
     let result = desk.apply(config);
     if let Err(failure) = result {
@@ -124,6 +124,9 @@ fn serve(path: PathBuf, config: Config) -> Result<(), Failure> {
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     tick(&desk).map_err(Failure::local)?;
+    for address in desk.unused() {
+        warn!(%address, "a socket was passed that [plain] listen does not name: nobody answers there");
+    }
     for address in desk.addresses() {
         say(format!("listening on {address}   (Ctrl-C ends)"));
     }
