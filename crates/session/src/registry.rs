@@ -152,7 +152,9 @@ impl Registry {
                 let mut record = export.record.clone();
                 if let Some(holder) = export.claims.holder() {
                     let use_ = format!(";user={};used_s={}", holder.who, (now - holder.since).as_secs());
-                    if record.path.len() + use_.len() <= PATH_BYTES_MAX {
+                    // A name with our own mark in it would be read as something else.
+                    let is_plain = !holder.who.contains([';', '=']);
+                    if is_plain && record.path.len() + use_.len() <= PATH_BYTES_MAX {
                         record.path.push_str(&use_);
                     }
                 }

@@ -162,7 +162,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let address = listener.address().map_err(Failure::local)?;
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     // All that needs rights is open: they are given away before the first thread that may hear a stranger.
-    let _broker = if args.no_sandbox { None } else { Some(confined(&door)?) };
+    // Following what is plugged in takes sysfs, uevents and device nodes, which a confined process has not.
+    let is_confined = !args.no_sandbox && real.is_empty();
+    if !is_confined && !args.no_sandbox {
+        warn!("real devices are followed as they come and go: this process keeps its rights");
+    }
+    let _broker = if is_confined { Some(confined(&door)?) } else { None };
     let for_door = Arc::clone(&share);
     door.open(knocks, move |question| answer(&for_door, address, question)).map_err(Failure::local)?;
     share.listen_on(listener, None).map_err(Failure::local)?;
