@@ -52,7 +52,7 @@ detach() {
 
 # share_usb ID: takes the guest's own device of that vendor and product from its drivers and offers it as 1-1.
 share_usb() {
-  shared=$(basename "$(usb_device "$1")") || fail "no device $1 in the guest"
+  shared=$(basename "$(near_device "$1")") || fail "no device $1 in the guest"
   farbus share --list || fail "share --list"
   farbus share "usb:$1" --listen "127.0.0.1:$PORT" >/run/share.log 2>&1 &
   share_pid=$!
@@ -85,6 +85,10 @@ usb_device() {
     [ "$(cat "$folder/idVendor" 2>/dev/null):$(cat "$folder/idProduct" 2>/dev/null)" = "$1" ] && echo "$folder"
   done | grep .
 }
+
+# Those of them that came through vhci, and those that are the guest's own.
+far_device() { for folder in $(usb_device "$1"); do case $(realpath "$folder") in *vhci*) echo "$folder" ;; esac done | grep .; }
+near_device() { for folder in $(usb_device "$1"); do case $(realpath "$folder") in *vhci*) ;; *) echo "$folder" ;; esac done | grep .; }
 
 # A folder's node for programs that want the device itself.
 usb_node() { printf '/dev/bus/usb/%03d/%03d' "$(cat "$1/busnum")" "$(cat "$1/devnum")"; }

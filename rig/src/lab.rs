@@ -130,6 +130,7 @@ impl Lab<'_> {
             name: &name,
             capture: boot.capture.clone(),
             hardware: &boot.hardware,
+            monitor: &self.scratch(&format!("{number}.qmp")),
         })
     }
 

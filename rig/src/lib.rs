@@ -25,6 +25,7 @@ pub mod farbus;
 pub mod image;
 pub mod lab;
 pub mod machine;
+mod monitor;
 pub mod prerequisites;
 pub mod run;
 pub mod tool;

@@ -3,7 +3,7 @@
 //! The first line is the kernel's console and only kept for the post-mortem. The second carries the case's
 //! output, one line at a time; lines that begin with `@rig ` are for the host: `up T`, `say WORDS`, `exit N`.
 
-use crate::{Error, Result, tool};
+use crate::{Error, Result, monitor, tool};
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::path::{Path, PathBuf};
@@ -34,6 +34,8 @@ pub struct Spec<'a> {
     pub capture: Option<PathBuf>,
     /// What else is plugged in, as QEMU's own arguments.
     pub hardware: &'a [String],
+    /// Where to make the socket that commands the machine.
+    pub monitor: &'a Path,
 }
 
 /// A running machine. Dropping it cuts its power.
@@ -47,6 +49,7 @@ pub struct Guest {
     patience: Duration,
     booted_in: Option<f64>,
     heard: String,
+    monitor: PathBuf,
 }
 
 /// What a script left behind when it ended with status zero.
@@ -89,7 +92,13 @@ impl Guest {
             patience: spec.patience,
             booted_in: None,
             heard: String::new(),
+            monitor: spec.monitor.to_owned(),
         })
+    }
+
+    /// Tells the machine something in the words of QEMU's own monitor: press a key, pull a device.
+    pub fn command(&self, line: &str) -> Result<()> {
+        monitor::command(&self.monitor, line)
     }
 
     /// Waits until the script says `word`; what follows the word on the line is returned.
@@ -219,6 +228,7 @@ fn qemu(spec: &Spec) -> Command {
         .args(["-chardev", "file,id=console,path=/dev/fd/2", "-device", "isa-serial,chardev=console"])
         .args(["-chardev", "stdio,id=case,signal=off", "-device", "isa-serial,chardev=case"])
         .args(["-netdev", "user,id=net", "-device", "virtio-net-device,netdev=net"])
+        .args(["-qmp", &format!("unix:{},server=on,wait=off", spec.monitor.display())])
         .args(spec.hardware);
     if let Some(file) = &spec.capture {
         qemu.args(["-object", &format!("filter-dump,id=capture,netdev=net,maxlen=1048576,file={}", file.display())]);

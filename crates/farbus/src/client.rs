@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::io;
+use std::net::ToSocketAddrs;
 use std::str::FromStr;
 use std::time::Duration;
 
 use farbus_host::{Enumerate, IdSource, Port, run};
+use farbus_io::discovery::{self, Kind};
 use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::{HandshakeError, Protocol};
 use farbus_model::{Device, Limits};
@@ -23,6 +25,9 @@ pub use crate::session_record::name_of;
 
 /// How long an exporter may take to answer before it counts as unreachable.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long a host that announces itself is looked for.
+const FIND_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// How long a host is asked what became of a device whose link has ended.
 const AFTERWARDS_TIME_MAX: Duration = Duration::from_secs(1);
@@ -356,7 +361,7 @@ fn connect(address: &str) -> Result<Link, ClientError> {
 fn connect_within(address: &str, time_max: Duration) -> Result<Link, ClientError> {
     let link = match KnownHost::find(address)? {
         Some(known) => known.connect(Protocol::UsbIp, time_max)?,
-        None => Link::connect(address, time_max).map_err(ClientError::Link)?,
+        None => connect_plain(address, time_max)?,
     };
     link.set_receive_timeout(Some(time_max)).map_err(|source| lost(address, source))?;
     Ok(link)
@@ -374,6 +379,27 @@ fn lost(address: &str, source: io::Error) -> ClientError {
         Some(error) => ClientError::Untrusted { address, what: error.to_string() },
         None => ClientError::Lost { address, source },
     }
+}
+
+fn connect_plain(address: &str, time_max: Duration) -> Result<Link, ClientError> {
+    Link::connect(address, time_max).or_else(|error| {
+        announced(address).and_then(|at| Link::connect(&at, time_max).ok()).ok_or(ClientError::Link(error))
+    })
+}
+
+/// Where a host is that no name service knows and that announces itself nearby. Its own port, unless another was asked for.
+fn announced(address: &str) -> Option<String> {
+    let (host, port) = address.rsplit_once(':')?;
+    let port: u16 = port.parse().ok()?;
+    if host.starts_with('[') || host.parse::<std::net::IpAddr>().is_ok() || address.to_socket_addrs().is_ok() {
+        return None;
+    }
+    let found = discovery::find(Kind::Plain, host, FIND_TIME_MAX, discovery::PORT);
+    let mut at = *found.ok()??.addresses.first()?;
+    if port != crate::address::DEFAULT_PORT {
+        at.set_port(port);
+    }
+    Some(at.to_string())
 }
 
 /// Sends a handshake's question and waits for its answer.

@@ -26,6 +26,7 @@ mod engine;
 mod guest;
 mod known_host;
 pub mod meters;
+pub mod neighbours;
 pub mod pairing;
 pub mod port;
 pub mod questions;

@@ -5,13 +5,14 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Connection, Link, Listener};
+use farbus_io::link::{Clock, Connection, Interest, Link, Listener, Wake, wait};
 use farbus_io::trust::Protocol;
 use farbus_model::{BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
 use farbus_session::claims::Claims;
@@ -68,12 +69,14 @@ struct Listening {
     /// Who may connect; `None` is everybody.
     allowed: Mutex<Option<Vec<Network>>>,
     is_closed: AtomicBool,
+    wake: Wake,
 }
 
 impl Listening {
     fn new(listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<Self> {
         let address = listener.address()?;
-        Ok(Self { listener, address, allowed: Mutex::new(allowed), is_closed: AtomicBool::new(false) })
+        let (allowed, is_closed, wake) = (Mutex::new(allowed), AtomicBool::new(false), Wake::new()?);
+        Ok(Self { listener, address, allowed, is_closed, wake })
     }
 
     fn is_closed(&self) -> bool {
@@ -88,6 +91,7 @@ impl Listening {
     fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.listener.shut_down();
+        self.wake.wake();
     }
 }
 
@@ -167,6 +171,14 @@ impl Share {
         registry.add(kind, Box::new(device)).cloned().ok_or(ShareError::BusFull)
     }
 
+    /// Takes a device off the list that is gone, by its bus id on the wire. One that somebody uses goes with its session, which
+    /// notices by itself. Says whether it is off the list.
+    pub fn remove_gone(&self, bus_id: &str) -> bool {
+        let mut registry = self.shared.registry();
+        registry.remove_idle(bus_id);
+        registry.find(bus_id).is_none()
+    }
+
     /// Serves USB/IP at `address` from now on; says where (port 0 takes a free one).
     ///
     /// # Errors
@@ -180,6 +192,7 @@ impl Share {
     /// # Errors
     /// What the system says of the socket, or of a thread more.
     pub fn listen_on(&self, listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<SocketAddr> {
+        listener.never_wait()?;
         let listening = Arc::new(Listening::new(listener, allowed)?);
         let address = listening.address;
         let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&listening));
@@ -300,7 +313,12 @@ impl Shared {
 
     fn accept_all(self: &Arc<Self>, listening: &Listening) {
         while !self.is_stopping() && !listening.is_closed() {
+            let mut interests =
+                [Interest::new(listening.listener.as_fd(), false), Interest::new(listening.wake.as_fd(), false)];
+            // Whatever is wrong with the socket, the next call says.
+            let _ = wait(&mut interests, None);
             match listening.listener.accept() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(connection) if !listening.admits(connection.from.ip()) => {
                     warn!(from = %connection.from, at = %listening.address, "not on the list of those allowed here");
                 }

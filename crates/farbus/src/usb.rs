@@ -1,10 +1,18 @@
 //! This machine's own USB devices, shared.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use farbus_io::usb::{Found, Inventory, Obstacle, OpenError, Selector, UsbDevice};
+use farbus_io::link::{Interest, Wake, wait};
+use farbus_io::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
 use farbus_session::DeviceRecord;
+use tracing::{info, warn};
 
 use crate::share::{Share, ShareError};
 
@@ -53,19 +61,152 @@ impl fmt::Display for UsbError {
 
 impl std::error::Error for UsbError {}
 
-/// Shares every device that `selector` means. All or none: the first that cannot be had ends it.
-///
-/// # Errors
-/// [`UsbError`].
-pub fn share(share: &Share, selector: &Selector) -> Result<Vec<DeviceRecord>, UsbError> {
-    let all = Inventory::default().devices().map_err(UsbError::System)?;
-    let meant: Vec<Found> = all.into_iter().filter(|found| selector.matches(found)).collect();
-    if meant.is_empty() {
-        return Err(UsbError::NoneFound(selector.clone()));
+/// Which of this machine's devices are meant, and which of them are shared.
+#[derive(Debug, Default)]
+pub struct Shared {
+    selectors: Vec<Selector>,
+    devices: Vec<Tracked>,
+    /// What was said of one that cannot be had, so that it is said once.
+    complaints: BTreeMap<String, String>,
+}
+
+/// A device that is shared.
+#[derive(Debug)]
+struct Tracked {
+    /// Where it is plugged in, and its number there, which another one at the same place has not.
+    plugged: (String, u32),
+    /// Its bus id on the wire.
+    export: String,
+}
+
+impl Shared {
+    /// Shares every device that `selector` means, and remembers it. All or none: the first that cannot be had ends it.
+    ///
+    /// # Errors
+    /// [`UsbError`].
+    pub fn add(&mut self, share: &Share, selector: &Selector) -> Result<Vec<DeviceRecord>, UsbError> {
+        let all = Inventory::default().devices().map_err(UsbError::System)?;
+        let is_new = |found: &Found| self.devices.iter().all(|tracked| tracked.plugged.0 != found.bus_id);
+        let meant: Vec<Found> = all.into_iter().filter(|found| selector.matches(found) && is_new(found)).collect();
+        if meant.is_empty() {
+            return Err(UsbError::NoneFound(selector.clone()));
+        }
+        let opened: Vec<UsbDevice> = meant.iter().map(open).collect::<Result<_, UsbError>>()?;
+        self.selectors.push(selector.clone());
+        meant.iter().zip(opened).map(|(found, device)| self.offer(share, found, device)).collect()
     }
-    let opened: Vec<(String, UsbDevice)> =
-        meant.iter().map(|found| Ok((name(found), open(found)?))).collect::<Result<_, UsbError>>()?;
-    opened.into_iter().map(|(name, device)| share.add(&name, device).map_err(UsbError::Share)).collect()
+
+    /// Whether any device is meant.
+    pub fn is_empty(&self) -> bool {
+        self.selectors.is_empty()
+    }
+
+    fn offer(&mut self, share: &Share, found: &Found, device: UsbDevice) -> Result<DeviceRecord, UsbError> {
+        let record = share.add(&name(found), device).map_err(UsbError::Share)?;
+        let plugged = (found.bus_id.clone(), found.number);
+        self.devices.push(Tracked { plugged, export: record.bus_id.clone() });
+        Ok(record)
+    }
+
+    /// Makes what is shared what is plugged in. Says whether there is something that may become possible by waiting: a device
+    /// whose session has not noticed yet that it is gone, a node that udev has not given to us yet.
+    fn reconcile(&mut self, share: &Share) -> io::Result<bool> {
+        let all = Inventory::default().devices()?;
+        let is_there = |plugged: &(String, u32)| all.iter().any(|f| (&f.bus_id, f.number) == (&plugged.0, plugged.1));
+        self.devices.retain(|tracked| {
+            let stays = is_there(&tracked.plugged) || !share.remove_gone(&tracked.export);
+            if !stays {
+                info!(device = %tracked.export, usb = %tracked.plugged.0, "unplugged");
+            }
+            stays
+        });
+        self.complaints.retain(|bus_id, _| all.iter().any(|found| found.bus_id == *bus_id));
+        let mut is_waiting = self.devices.iter().any(|tracked| !is_there(&tracked.plugged));
+        let meant = all.iter().filter(|found| self.selectors.iter().any(|selector| selector.matches(found)));
+        // One at the same place as another that is still being let go of waits for it.
+        let new = meant.filter(|found| self.devices.iter().all(|tracked| tracked.plugged.0 != found.bus_id));
+        for found in new.collect::<Vec<_>>() {
+            match open(found).and_then(|device| self.offer(share, found, device)) {
+                Ok(record) => {
+                    self.complaints.remove(&found.bus_id);
+                    info!(device = %record.bus_id, usb = %found.bus_id, "plugged in");
+                }
+                Err(error) => {
+                    is_waiting = true;
+                    let said = error.to_string();
+                    if self.complaints.get(&found.bus_id) != Some(&said) {
+                        warn!("{said}");
+                        self.complaints.insert(found.bus_id.clone(), said);
+                    }
+                }
+            }
+        }
+        Ok(is_waiting)
+    }
+}
+
+/// Follows what is plugged in and pulled out, on a thread of its own, until it is dropped.
+pub struct Follower {
+    stop: Arc<(AtomicBool, Wake)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How often what may become possible is tried again, and how many times in a row.
+const RETRY: Duration = Duration::from_millis(100);
+const RETRIES: u32 = 50;
+
+impl Follower {
+    /// Begins to follow for `share` what `shared` means.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn start(share: Arc<Share>, mut shared: Shared) -> io::Result<Self> {
+        let hotplug = Hotplug::new()?;
+        let stop = Arc::new((AtomicBool::new(false), Wake::new()?));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::Builder::new().name("hotplug".into()).spawn(move || {
+            if let Err(error) = follow(&share, &mut shared, &hotplug, &stopped) {
+                warn!(%error, "devices that are plugged in from now on are not shared");
+            }
+        })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.stop.0.store(true, Ordering::Release);
+        self.stop.1.wake();
+        if let Some(thread) = self.thread.take() {
+            // It has no answer to give; a panic was reported on its way.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn follow(share: &Share, shared: &mut Shared, hotplug: &Hotplug, stop: &(AtomicBool, Wake)) -> io::Result<()> {
+    // What happened before we listened shows now.
+    let mut retries = RETRIES;
+    while !stop.0.load(Ordering::Acquire) {
+        let is_waiting = shared.reconcile(share)?;
+        retries = if is_waiting { retries } else { 0 };
+        loop {
+            let mut interests = [Interest::new(hotplug.as_fd(), false), Interest::new(stop.1.as_fd(), false)];
+            wait(&mut interests, (retries > 0).then_some(RETRY))?;
+            if stop.0.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            if hotplug.has_changed()? {
+                retries = RETRIES;
+                break;
+            }
+            if retries > 0 {
+                retries -= 1;
+                break;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Opens one, if nothing stands against it.
@@ -124,6 +265,7 @@ mod tests {
             speed: Speed::High,
             configuration: 1,
             interfaces: Vec::new(),
+            is_imported: false,
             node: "/dev/null".into(),
             obstacle: None,
         }

@@ -14,6 +14,7 @@
 //! **Why** one room: everything a test cannot make up is behind one door, so all other rooms run in a
 //! simulator as they are.
 
+pub mod discovery;
 pub mod frontend;
 pub mod link;
 pub mod service;

@@ -1,5 +1,7 @@
 //! What is on offer and who holds it: exclusive use by default (U13).
 
+use std::collections::BTreeMap;
+
 use farbus_model::{Device, Instant};
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
@@ -9,8 +11,10 @@ use crate::claims::{Claims, Ending, Holder, Refusal};
 #[derive(Default)]
 pub struct Registry {
     exports: Vec<Export>,
-    /// Numbers given so far: one that was withdrawn is not given again.
-    numbers: u32,
+    /// Numbers given so far, by name: a device that comes back under its name has its number again, and no other gets it.
+    numbers: BTreeMap<String, u32>,
+    /// The first number that was never given.
+    fresh: u32,
 }
 
 struct Export {
@@ -75,9 +79,9 @@ impl Registry {
         if self.exports.len() >= DEVICES_MAX {
             return None;
         }
-        let at = self.free_number();
-        let (bus, number) = (1 + at / DEVICES_PER_BUS, 1 + at % DEVICES_PER_BUS);
         let name = self.free_name(kind);
+        let at = self.number_of(&name);
+        let (bus, number) = (1 + at / DEVICES_PER_BUS, 1 + at % DEVICES_PER_BUS);
         let all = device.descriptors();
         let first = all.configurations.first();
         let interfaces: Vec<_> = first.map(|c| c.interfaces().map(|i| i.class).collect()).unwrap_or_default();
@@ -102,18 +106,23 @@ impl Registry {
         self.exports.last().map(|export| &export.record)
     }
 
-    /// A fresh number as long as there are any: a peer that remembers one that was withdrawn finds nothing.
-    fn free_number(&mut self) -> u32 {
-        let numbers = BUSES_MAX * DEVICES_PER_BUS;
-        if self.numbers < numbers {
-            self.numbers += 1;
-            return self.numbers - 1;
+    /// The number that this name had before, or a fresh one as long as there are any: a peer that remembers a device that was
+    /// withdrawn finds that one or nothing.
+    fn number_of(&mut self, name: &str) -> u32 {
+        if let Some(&at) = self.numbers.get(name) {
+            return at;
         }
-        let used = |at: &u32| {
-            let (bus, device) = (1 + at / DEVICES_PER_BUS, 2 + at % DEVICES_PER_BUS);
-            self.exports.iter().any(|export| (export.record.bus, export.record.device) == (bus, device))
+        let at = if self.fresh < BUSES_MAX * DEVICES_PER_BUS {
+            self.fresh += 1;
+            self.fresh - 1
+        } else {
+            let exports = &self.exports;
+            self.numbers.retain(|name, _| exports.iter().any(|export| export.name == *name));
+            let is_free = |at: &u32| !self.numbers.values().any(|used| used == at);
+            (0..self.fresh).find(is_free).expect("there are fewer devices than numbers")
         };
-        (0..numbers).find(|at| !used(at)).expect("there are fewer devices than numbers")
+        self.numbers.insert(name.to_owned(), at);
+        at
     }
 
     /// `kind`, or `kind2`, `kind3`, …
@@ -143,7 +152,9 @@ impl Registry {
                 let mut record = export.record.clone();
                 if let Some(holder) = export.claims.holder() {
                     let use_ = format!(";user={};used_s={}", holder.who, (now - holder.since).as_secs());
-                    if record.path.len() + use_.len() <= PATH_BYTES_MAX {
+                    // A name with our own mark in it would be read as something else.
+                    let is_plain = !holder.who.contains([';', '=']);
+                    if is_plain && record.path.len() + use_.len() <= PATH_BYTES_MAX {
                         record.path.push_str(&use_);
                     }
                 }

@@ -18,6 +18,8 @@ pub struct Properties {
     pub product: u16,
     /// Its serial number, if it has one.
     pub serial: Option<String>,
+    /// Whether it is another machine's and only attached here: then only a rule that names its port matches.
+    pub is_imported: bool,
     /// Class, subclass, protocol of the device.
     pub class: [u8; 3],
     /// The same of each interface of its configurations.
@@ -99,7 +101,8 @@ impl Rule {
     /// Whether all that it names is true of the device.
     fn matches(&self, device: &Properties) -> bool {
         let serial = device.serial.as_deref().unwrap_or_default();
-        self.class.is_none_or(|class| device.has(class))
+        (!device.is_imported || self.port.is_some())
+            && self.class.is_none_or(|class| device.has(class))
             && self.vendor.is_none_or(|vendor| vendor == device.vendor)
             && self.product.is_none_or(|product| product == device.product)
             && self.serial.as_ref().is_none_or(|pattern| !serial.is_empty() && pattern.matches(serial))
@@ -225,6 +228,7 @@ mod tests {
             vendor: 0x0781,
             product: 0x5567,
             serial: Some("4C5300".into()),
+            is_imported: false,
             class: [0; 3],
             interfaces: vec![[8, 6, 0x50]],
         }

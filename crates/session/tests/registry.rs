@@ -38,13 +38,23 @@ fn devices_that_come_and_go_for_ever_never_run_out_of_numbers() {
     let mut registry = Registry::default();
     let first = registry.add("zero", zero()).unwrap().bus_id.clone();
     let mut last = String::new();
-    for _ in 0..255 * 126 + 3 {
-        let bus_id = registry.add("disk", zero()).unwrap().bus_id.clone();
+    for n in 0..255 * 126 + 3 {
+        let bus_id = registry.add(&format!("disk-{n}"), zero()).unwrap().bus_id.clone();
         assert_ne!((&bus_id, &last), (&first, &bus_id));
         assert_eq!(registry.retire(&bus_id), Some(true));
         last = bus_id;
     }
     assert_eq!(last, "1-2", "the lowest that is free");
+}
+
+#[test]
+fn a_device_that_comes_back_has_its_number_again() {
+    let mut registry = Registry::default();
+    let stick = registry.add("stick", zero()).unwrap().bus_id.clone();
+    registry.retire(&stick);
+    assert_ne!(registry.add("disk", zero()).unwrap().bus_id, stick, "it is kept for it");
+    assert_eq!(registry.add("stick", zero()).unwrap().bus_id, stick);
+    assert_ne!(registry.add("stick", zero()).unwrap().bus_id, stick, "this is another");
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn typing(lab: &Lab, client: Client) -> Result<String> {
 }
 
 /// `struct input_event` of a 64-bit kernel, without its time.
-struct Event {
+pub(super) struct Event {
     kind: u16,
     code: u16,
     value: i32,
@@ -54,7 +54,7 @@ struct Event {
 
 impl Event {
     /// Reads a line `event HEX`; 16 bytes of time, then kind, code and value, little endian.
-    fn parse(line: &str) -> Option<Self> {
+    pub(super) fn parse(line: &str) -> Option<Self> {
         let hex = line.strip_prefix("event ")?;
         let bytes: Vec<u8> =
             (0..24).map(|i| u8::from_str_radix(hex.get(2 * i..2 * i + 2)?, 16).ok()).collect::<Option<_>>()?;
@@ -67,7 +67,7 @@ impl Event {
 }
 
 /// What a person at the screen would have read, and the keys that nobody let go.
-fn read_back(events: &[Event]) -> (String, BTreeSet<u16>) {
+pub(super) fn read_back(events: &[Event]) -> (String, BTreeSet<u16>) {
     const EV_KEY: u16 = 1;
     const SHIFTS: [u16; 2] = [42, 54];
     let mut text = String::new();

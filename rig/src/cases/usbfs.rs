@@ -3,10 +3,16 @@
 //! Exporter and importer are one guest, over its loopback: the device's own driver sees it twice, once before farbus took it
 //! and once behind vhci.
 
-use super::case::Case;
-use super::storage;
-use crate::Result;
+use super::case::{Case, expect};
+use super::keyboard::{Event, read_back};
+use super::{storage, testusb};
 use crate::lab::{Boot, Client, Lab};
+use crate::{Error, Result, disk, tool};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -19,12 +25,60 @@ pub(super) const CASES: &[Case] = &[
         purpose: "the same through `farbus attach --via kernel`",
         run: |lab| stick(lab, Client::Farbus),
     },
+    Case {
+        name: "usbfs-lsusb",
+        purpose: "keyboard, stick, sound card, serial and network adapter: `lsusb -v` is identical on both sides",
+        run: same_to_lsusb,
+    },
+    Case {
+        name: "usbfs-keyboard-stock",
+        purpose: "keys pressed on the machine's own keyboard arrive at /dev/input by way of usbfs",
+        run: typing,
+    },
+    Case {
+        name: "usbfs-serial-stock",
+        purpose: "text both ways through an FTDI adapter and usbfs",
+        run: |lab| serial(lab, Client::Stock),
+    },
+    Case {
+        name: "usbfs-serial-farbus",
+        purpose: "the same through `farbus attach --via kernel`",
+        run: |lab| serial(lab, Client::Farbus),
+    },
+    Case {
+        name: "usbfs-audio-stock",
+        purpose: "`aplay` of a tone through isochronous usbfs: all of it sounds at the sound card",
+        run: audio,
+    },
+    Case {
+        name: "usbfs-testusb-farbus",
+        purpose: "testusb on the kernel's own gadget through usbfs: all that the gadget supports, unlink tests included",
+        run: gadget,
+    },
+    Case {
+        name: "usbfs-unplug-stock",
+        purpose: "a stick pulled in mid-read is gone from both sides and from the list; plugged in again it is shared again",
+        run: |lab| unplug(lab, Client::Stock),
+    },
+    Case {
+        name: "usbfs-unplug-farbus",
+        purpose: "the same through `farbus attach --via kernel`",
+        run: |lab| unplug(lab, Client::Farbus),
+    },
 ];
 
-/// A SuperSpeed controller with one device on it.
-fn xhci(device: &str) -> Vec<String> {
-    ["-device", "qemu-xhci,id=hc", "-device", device].map(str::to_owned).into()
+/// A SuperSpeed controller with these devices on it.
+fn xhci(devices: &[&str]) -> Vec<String> {
+    let all = std::iter::once(&"qemu-xhci,id=hc,p2=8,p3=8").chain(devices);
+    all.flat_map(|device| ["-device".to_owned(), (*device).to_owned()]).collect()
 }
+
+/// The image as something that a stick may be pulled from and given to again.
+fn medium(image: &Path) -> [String; 2] {
+    ["-blockdev".into(), format!("driver=raw,node-name=medium,file.driver=file,file.filename={}", image.display())]
+}
+
+const STICK: &str = "usb-storage,bus=hc.0,port=1,drive=medium,removable=on,id=stick";
 
 fn stick(lab: &Lab, client: Client) -> Result<String> {
     lab.farbus()?;
@@ -34,10 +88,171 @@ fn stick(lab: &Lab, client: Client) -> Result<String> {
         include_str!("../../guest/storage.sh"),
         include_str!("../../guest/usbfs-storage-after.sh")
     );
-    let mut hardware = xhci("usb-storage,bus=hc.0,drive=stick,removable=on");
-    hardware.extend(["-drive".to_owned(), format!("if=none,id=stick,format=raw,file={}", image.display())]);
+    let hardware = [xhci(&[STICK]), medium(&image).into()].concat();
     let modules = [storage::MODULES, &["xhci_pci"]].concat();
     let report = lab.boot(&Boot { script, modules: &modules, client, hardware, ..Boot::default() })?.finish()?;
     storage::judge_guests_tree(lab, &image)?;
     Ok(storage::note(&report.output))
+}
+
+fn same_to_lsusb(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let image = lab.scratch("disk");
+    disk::noise(&image, 1 << 20)?;
+    let devices = [
+        STICK,
+        "usb-kbd,bus=hc.0",
+        "usb-audio,bus=hc.0,audiodev=none",
+        "usb-serial,bus=hc.0,chardev=nobody",
+        "usb-net,bus=hc.0,netdev=far",
+    ];
+    let others = ["-audiodev", "none,id=none", "-chardev", "file,id=nobody,path=/dev/null", "-netdev", "user,id=far"];
+    let hardware = [medium(&image).into(), others.map(str::to_owned).into(), xhci(&devices)].concat();
+    let report = lab
+        .boot(&Boot {
+            script: include_str!("../../guest/usbfs-lsusb.sh"),
+            modules: &["xhci_pci", "vhci_hcd", "usb_storage", "usbhid", "hid_generic", "ftdi_sio", "snd_usb_audio"],
+            client: Client::Stock,
+            variables: &[("DEVICES", devices.len().to_string())],
+            hardware,
+            ..Boot::default()
+        })?
+        .finish()?;
+    let same = report.output.lines().filter(|line| line.starts_with("same: ")).count();
+    expect(same == devices.len(), || format!("only {same} devices were compared:\n{}", report.output))?;
+    Ok(format!("{same} devices"))
+}
+
+fn typing(lab: &Lab) -> Result<String> {
+    const KEYS: [(&str, &str); 12] = [
+        ("f", "f"),
+        ("shift-a", "A"),
+        ("r", "r"),
+        ("b", "b"),
+        ("u", "u"),
+        ("s", "s"),
+        ("spc", " "),
+        ("1", "1"),
+        ("shift-1", "!"),
+        ("minus", "-"),
+        ("l", "l"),
+        ("l", "l"),
+    ];
+    lab.farbus()?;
+    let script = concat!(
+        include_str!("../../guest/usbfs-keyboard.sh"),
+        include_str!("../../guest/keyboard.sh"),
+        include_str!("../../guest/usbfs-keyboard-after.sh")
+    );
+    let modules = ["xhci_pci", "vhci_hcd", "usbhid", "hid_generic", "evdev"];
+    let hardware = xhci(&["usb-kbd,bus=hc.0"]);
+    let mut guest = lab.boot(&Boot { script, modules: &modules, hardware, ..Boot::default() })?;
+    guest.await_word("ready")?;
+    for (key, _) in KEYS {
+        guest.command(&format!("sendkey {key} 40"))?;
+        std::thread::sleep(Duration::from_millis(120));
+    }
+    guest.tell("typed")?;
+    let report = guest.finish()?;
+    let events: Vec<Event> = report.output.lines().filter_map(Event::parse).collect();
+    let (typed, still_down) = read_back(&events);
+    let expected: String = KEYS.iter().map(|(_, character)| *character).collect();
+    expect(typed == expected && still_down.is_empty(), || {
+        format!("typed {expected}, arrived {typed}, {still_down:?} down")
+    })?;
+    Ok(format!("{} characters in {} events", typed.len(), events.len()))
+}
+
+fn serial(lab: &Lab, client: Client) -> Result<String> {
+    lab.farbus()?;
+    let socket = lab.scratch("tty");
+    let listener = UnixListener::bind(&socket).map_err(Error::io("listen for the serial line"))?;
+    // What is at the line's other end answers in capitals, until the machine is gone.
+    std::thread::spawn(move || -> std::io::Result<()> {
+        let (mut line, _) = listener.accept()?;
+        for said in BufReader::new(line.try_clone()?).lines() {
+            line.write_all(format!("{}\n", said?.to_uppercase()).as_bytes())?;
+        }
+        Ok(())
+    });
+    let chardev = ["-chardev".to_owned(), format!("socket,id=line,path={}", socket.display())];
+    let report = lab
+        .boot(&Boot {
+            script: include_str!("../../guest/usbfs-serial.sh"),
+            modules: &["xhci_pci", "vhci_hcd", "ftdi_sio"],
+            client,
+            hardware: [chardev.into(), xhci(&["usb-serial,bus=hc.0,chardev=line"])].concat(),
+            ..Boot::default()
+        })?
+        .finish()?;
+    Ok(storage::note(&report.output))
+}
+
+fn audio(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let heard = lab.scratch("wav");
+    let audiodev = ["-audiodev".to_owned(), format!("wav,id=room,path={}", heard.display())];
+    let report = lab
+        .boot(&Boot {
+            script: include_str!("../../guest/usbfs-audio.sh"),
+            modules: &["xhci_pci", "vhci_hcd", "snd_usb_audio"],
+            hardware: [audiodev.into(), xhci(&["usb-audio,bus=hc.0,audiodev=room"])].concat(),
+            ..Boot::default()
+        })?
+        .finish()?;
+    let bytes = std::fs::read(&heard).map_err(Error::io("read what the sound card played"))?;
+    // Behind a header of 44 bytes 16-bit samples, whatever their rate and channels: how much of it is not silence?
+    let samples = bytes.get(44..).unwrap_or_default().chunks_exact(4).map(|s| i16::from_le_bytes([s[0], s[1]]));
+    let loud = samples.filter(|sample| sample.unsigned_abs() > 256).count();
+    let share = loud as f64 / f64::from(3 * 44_100);
+    expect(share >= 0.95, || format!("only {loud} samples of the tone sounded:\n{}", report.output))?;
+    Ok(format!("{}, {loud} samples of it at the sound card", storage::note(&report.output)))
+}
+
+fn gadget(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let report = lab
+        .boot(&Boot {
+            script: include_str!("../../guest/usbfs-testusb.sh"),
+            modules: &["dummy_hcd", "usb_f_ss_lb", "vhci_hcd", "usbtest"],
+            client: Client::Farbus,
+            ..Boot::default()
+        })?
+        .finish()?;
+    let passed = testusb::passed(&report.output);
+    // As `kernel-testusb`: the gadget and its controller have neither isochronous nor interrupt endpoints.
+    expect((0..=14).chain(17..=21).all(|test| passed.contains(&test)), || {
+        format!("only {passed:?} passed:\n{}", report.output)
+    })?;
+    Ok(format!("{} tests, {}", passed.len(), storage::note(&report.output)))
+}
+
+fn unplug(lab: &Lab, client: Client) -> Result<String> {
+    const READ_BYTES: usize = 16 * (128 << 10);
+    lab.farbus()?;
+    let image = lab.scratch("disk");
+    disk::noise(&image, 32 << 20)?;
+    let head = lab.scratch("head");
+    let bytes = std::fs::read(&image).map_err(Error::io("read the image"))?;
+    std::fs::write(&head, &bytes[..READ_BYTES]).map_err(Error::io("write the image's beginning"))?;
+    let sum = tool::text(Command::new("sh").arg("-c").arg(format!("sha256sum <{}", head.display())))?;
+    let modules = [storage::MODULES, &["xhci_pci"]].concat();
+    let mut guest = lab.boot(&Boot {
+        script: include_str!("../../guest/usbfs-unplug.sh"),
+        modules: &modules,
+        client,
+        variables: &[("SUM", sum.trim().to_owned())],
+        hardware: [medium(&image).into(), xhci(&[STICK])].concat(),
+        ..Boot::default()
+    })?;
+    guest.await_word("reading")?;
+    std::thread::sleep(Duration::from_millis(200));
+    guest.command("device_del stick")?;
+    let pulled = Instant::now();
+    guest.await_word("pulled")?;
+    let gone = pulled.elapsed();
+    guest.command(&format!("device_add {STICK}"))?;
+    guest.tell("plugged")?;
+    guest.finish()?;
+    Ok(format!("gone everywhere after {} ms", gone.as_millis()))
 }

@@ -41,7 +41,7 @@ const MODULES: &[&str] = &[
 ];
 
 /// Host programs that go along, with their libraries.
-const TOOLS: &[&str] = &["usbip", "usbipd", "usbreset", "eject", "e2fsck", "mkfs.ext4", "lsusb"];
+const TOOLS: &[&str] = &["usbip", "usbipd", "usbreset", "eject", "e2fsck", "mkfs.ext4", "lsusb", "aplay", "amixer"];
 
 /// The base of every root file system, built once in a run of the rig.
 pub struct Base {
@@ -55,7 +55,7 @@ impl Base {
     pub fn build(kernel: &Kernel, testusb: &Path, farbus: Option<&Path>) -> Result<Self> {
         let mut base =
             Self { archive: Archive::new(), modules: Modules::read(&kernel.modules)?, libraries: BTreeSet::new() };
-        base.skeleton();
+        base.skeleton()?;
         base.tool("busybox", "/bin")?;
         for tool in TOOLS {
             base.tool(tool, "/usr/bin")?;
@@ -80,7 +80,7 @@ impl Base {
         Ok(archive.finish())
     }
 
-    fn skeleton(&mut self) {
+    fn skeleton(&mut self) -> Result<()> {
         for folder in ["/proc", "/sys", "/dev", "/run", "/tmp", "/mnt", "/root", "/etc", "/usr/sbin", "/sbin"] {
             self.archive.folder(folder);
         }
@@ -95,6 +95,10 @@ impl Base {
         self.archive.file("/init", 0o755, include_bytes!("../../guest/init.sh"));
         self.archive.file("/rig/prelude", 0o644, include_bytes!("../../guest/prelude.sh"));
         self.archive.symlink("/bin/sh", "busybox");
+        // Without its first file of settings the sound library opens nothing, not even what is named by its number.
+        let sound = "/usr/share/alsa/alsa.conf";
+        self.archive.file(sound, 0o644, &read(Path::new(sound))?);
+        Ok(())
     }
 
     fn tool(&mut self, name: &str, folder: &str) -> Result<()> {

@@ -90,6 +90,7 @@ mod tests {
             speed: Speed::Full,
             configuration: 1,
             interfaces: vec![interface(0, "snd-usb-audio"), interface(1, "snd-usb-audio")],
+            is_imported: false,
             node: "/dev/bus/usb/002/009".into(),
             obstacle: Some(Obstacle::InUse { by: "usbfs".into() }),
         };

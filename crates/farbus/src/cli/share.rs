@@ -145,8 +145,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
         return super::inventory::run(args.json);
     }
     let share = Arc::new(Share::default());
-    let offered: Vec<Vec<DeviceRecord>> =
-        args.what.iter().map(|what| offer(&share, what.kind(), what)).collect::<Result<_, _>>()?;
+    let mut real = usb::Shared::default();
+    let offer_one = |what: &What| offer(&share, &mut real, what.kind(), what);
+    let offered: Vec<Vec<DeviceRecord>> = args.what.iter().map(offer_one).collect::<Result<_, _>>()?;
     for record in offered.iter().flatten() {
         println!(
             "{:<10} {}  {:04x}:{:04x}  {} speed",
@@ -172,7 +173,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     // All that needs rights is open: they are given away before the first thread that may hear a stranger.
     let state = secure.as_ref().map(|secure| secure.trust.folder().path());
-    let _broker = if args.no_sandbox { None } else { Some(confined(&door, state)?) };
+    // Following what is plugged in takes sysfs, uevents and device nodes, which a confined process has not.
+    let is_confined = !args.no_sandbox && real.is_empty();
+    if !is_confined && !args.no_sandbox {
+        warn!("real devices are followed as they come and go: this process keeps its rights");
+    }
+    let _broker = if is_confined { Some(confined(&door, state)?) } else { None };
     let for_door = Arc::clone(&share);
     door.open(knocks, move |question| answer(&for_door, address, question)).map_err(Failure::local)?;
     if let Some((listener, address)) = plain {
@@ -183,7 +189,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
         share.listen_secure_on(listener, trust).map_err(Failure::local)?;
         say(format!("listening on {address} for paired hosts, encrypted   (Ctrl-C ends)"));
     }
+    let follower = (!real.is_empty()).then(|| usb::Follower::start(Arc::clone(&share), real)).transpose();
+    let follower = follower.map_err(|error| Failure::local(format!("cannot hear what is plugged in: {error}")))?;
     signals.forever().next();
+    drop(follower);
     if share.stop() {
         Ok(())
     } else {
@@ -258,10 +267,10 @@ impl What {
 }
 
 /// Offers a device under a name that begins with `name`; real devices have names of their own, and may be several.
-pub fn offer(share: &Share, name: &str, what: &What) -> Result<Vec<DeviceRecord>, Failure> {
+pub fn offer(share: &Share, real: &mut usb::Shared, name: &str, what: &What) -> Result<Vec<DeviceRecord>, Failure> {
     let one = match *what {
         What::Usb(ref selector) => {
-            return usb::share(share, selector).map_err(|error| Failure::new(attribute_of(&error), error));
+            return real.add(share, selector).map_err(|error| Failure::new(attribute_of(&error), error));
         }
         What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
         What::Keyboard => share.add(name, Keyboard::device()),

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -182,10 +183,13 @@ fn a_service_manager_is_told_and_its_socket_is_used() {
     let path = write(&house, &format!("plain.listen = ['{address}']\nshare = [{{what='zero'}}]"));
     let farbus = env!("CARGO_BIN_EXE_farbus");
     let script = format!("exec 3<&0 </dev/null; LISTEN_PID=$$ exec {farbus} daemon --config {}", path.display());
-    let mut command = house.command_of(Path::new("sh"), &["-c", &script]);
-    command.stdin(Stdio::from(std::os::fd::OwnedFd::from(socket)));
-    command.env("NOTIFY_SOCKET", &at_manager).env("LISTEN_FDS", "1").env("WATCHDOG_USEC", "200000");
-    let mut daemon = Share::follow(Running::start(command));
+    let start = || {
+        let mut command = house.command_of(Path::new("sh"), &["-c", &script]);
+        command.stdin(Stdio::from(OwnedFd::from(socket.try_clone().unwrap())));
+        command.env("NOTIFY_SOCKET", &at_manager).env("LISTEN_FDS", "1").env("WATCHDOG_USEC", "200000");
+        Share::follow(Running::start(command))
+    };
+    let mut daemon = start();
     // Bound by somebody else already: it could not have bound it itself.
     assert_eq!(daemon.address, address.to_string());
     assert_eq!(names(&daemon), ["zero"]);
@@ -197,4 +201,5 @@ fn a_service_manager_is_told_and_its_socket_is_used() {
     daemon.process.signal(Signal::TERM);
     hear("STOPPING=1");
     assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0));
+    assert_eq!(names(&start()), ["zero"], "the socket is still its owner's, and listens for the next");
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
-use super::harness::{House, PATIENCE, Running, Share, has, has_fuse, is_mounted, wait_until};
+use super::harness::{House, PATIENCE, Running, Share, finish, has, has_fuse, is_mounted, wait_until};
 
 const MIB: u64 = 1 << 20;
 /// How long a silent peer is waited for (U11), and what a busy machine may add.
@@ -134,6 +134,51 @@ fn a_network_that_goes_silent_ends_both_sides_within_seconds_whether_bytes_pass_
             reader.join().unwrap();
         }
     }
+}
+
+#[test]
+fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
+    let network = Network::lay("found");
+    if !has("network namespaces", network.is_some()) {
+        return;
+    }
+    let network = network.expect("looked at just now");
+    let house = House::new();
+    let config = house.path("farbus.toml");
+    // The router is on the near host's own link; who is behind it is not.
+    let text = "plain = { listen = ['10.111.2.1:0'], allow = ['10.111.2.0/24'] }\nshare = [{what='zero'}]";
+    std::fs::write(&config, text).unwrap();
+    let arguments = ["daemon", "--config", config.to_str().unwrap()];
+    let mut daemon = Share::follow(Running::start(command_in(&house, &network.router, &arguments)));
+    let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let name = own_name.split('.').next().unwrap();
+
+    // Another user's, who sees no process of ours.
+    let ask = |namespace: &str, arguments: &[&str]| {
+        let mut command = command_in(&house, namespace, arguments);
+        command.env("XDG_RUNTIME_DIR", house.path("elsewhere"));
+        finish(command, PATIENCE)
+    };
+    let mut listed = serde_json::Value::Null;
+    wait_until(PATIENCE, "it is found", || {
+        let outcome = ask(&network.near, &["list", "--json"]);
+        listed = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
+        !listed[0].is_null()
+    });
+    assert_eq!(listed[0]["target"], format!("{name}/zero"), "{listed}");
+    assert_eq!(listed[0]["state"], "available");
+    let by_name = ask(&network.near, &["list", &format!("{name}.local")]);
+    assert!(by_name.code == Some(0) && by_name.stdout.contains("zero"), "{by_name:?}");
+
+    // Who is not on the list of those allowed learns nothing, not even that there is a farbus.
+    let stranger = ask(&network.far, &["list", &daemon.address]);
+    assert_eq!(stranger.code, Some(5), "{stranger:?}");
+    assert!(daemon.process.log().contains("not on the list of those allowed here"), "{}", daemon.process.log());
+
+    daemon.process.signal(rustix::process::Signal::TERM);
+    assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0));
+    let after = ask(&network.near, &["list", "--json"]);
+    assert_eq!(after.stdout, "[]", "it said farewell: {after:?}");
 }
 
 /// Reads past the kernel's cache until it is told that the disk is gone.

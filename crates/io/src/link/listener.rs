@@ -10,6 +10,8 @@ use super::stream::Link;
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
+    /// Somebody else listens at it too, and goes on when we end.
+    is_passed: bool,
 }
 
 /// A peer that has arrived.
@@ -27,12 +29,12 @@ impl Listener {
     /// # Errors
     /// What the system says.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
-        Ok(Self { socket: TcpListener::bind(address)? })
+        Ok(Self { socket: TcpListener::bind(address)?, is_passed: false })
     }
 
-    /// A socket that listens already.
-    pub fn over(socket: TcpListener) -> Self {
-        Self { socket }
+    /// A socket that listens already and that whoever passed it keeps.
+    pub fn passed(socket: TcpListener) -> Self {
+        Self { socket, is_passed: true }
     }
 
     /// Where it really listens.
@@ -48,13 +50,24 @@ impl Listener {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self { socket: self.socket.try_clone()? })
+        Ok(Self { socket: self.socket.try_clone()?, is_passed: self.is_passed })
     }
 
-    /// Listens no more; whoever waits in [`Listener::accept`] wakes up with an error.
+    /// Listens no more; whoever waits in [`Listener::accept`] wakes up with an error. A socket that was passed is left as it
+    /// is: its owner has it for whoever comes after us.
     pub fn shut_down(&self) {
-        // A socket that is down already is what was asked for.
-        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        if !self.is_passed {
+            // A socket that is down already is what was asked for.
+            let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// Lets [`Listener::accept`] fail with `WouldBlock` instead of waiting, for whoever waits on more than this.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn never_wait(&self) -> io::Result<()> {
+        self.socket.set_nonblocking(true)
     }
 
     /// Waits for the next peer.

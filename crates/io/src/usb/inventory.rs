@@ -43,6 +43,8 @@ pub struct Found {
     pub configuration: u8,
     /// Its interfaces in that configuration.
     pub interfaces: Vec<Interface>,
+    /// Whether it is another machine's, attached here through vhci.
+    pub is_imported: bool,
     /// What to open.
     pub node: PathBuf,
     /// What stands against sharing it.
@@ -124,11 +126,13 @@ pub enum Selector {
 }
 
 impl Selector {
-    /// Whether it means `found`.
+    /// Whether it means `found`. Another machine's device is meant only by its place: shared on by its kind, a device that
+    /// this machine both offers and uses would be shared without end.
     pub fn matches(&self, found: &Found) -> bool {
         let device = &found.descriptors.device;
         match self {
             Selector::BusId(bus_id) => found.bus_id == *bus_id,
+            _ if found.is_imported => false,
             Selector::Ids(vendor, product) => (device.vendor, device.product) == (*vendor, *product),
             Selector::Serial(serial) => found.serial.as_ref() == Some(serial),
         }
@@ -239,6 +243,7 @@ impl Inventory {
             speed: speed(&text("speed").unwrap_or_default()),
             configuration: number("bConfigurationValue").and_then(|value| u8::try_from(value).ok()).unwrap_or(0),
             interfaces,
+            is_imported: fs::canonicalize(&folder).is_ok_and(|path| is_below_vhci(&path)),
             node: self.nodes.join(format!("{bus:03}/{device_number:03}")),
             obstacle: None,
             descriptors: descriptors.clone().unwrap_or_default(),
@@ -300,6 +305,10 @@ fn obstacle(found: &Found, folder: &Path, held: &[HeldBlock]) -> Option<Obstacle
     }
     let may_open = rustix::fs::access(&found.node, Access::READ_OK | Access::WRITE_OK).is_ok();
     (!may_open).then(|| Obstacle::NoPermission { node: found.node.clone() })
+}
+
+fn is_below_vhci(path: &Path) -> bool {
+    path.iter().any(|part| part.to_str().is_some_and(|part| part.starts_with("vhci_hcd")))
 }
 
 fn interface(folder: &Path) -> Option<Interface> {
@@ -487,6 +496,9 @@ mod tests {
         {
             assert_eq!(read(text).unwrap().matches(&found[0]), expected, "{text}");
         }
+        let imported = Found { is_imported: true, ..found[0].clone() };
+        assert!(read("3-1").unwrap().matches(&imported) && !read("serial=S7").unwrap().matches(&imported));
+        assert!(is_below_vhci(Path::new("/sys/devices/platform/vhci_hcd.0/usb3/3-1")));
     }
 
     #[test]

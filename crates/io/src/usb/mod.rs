@@ -4,6 +4,7 @@
 //! No library serves: a USB/IP exporter needs each URB cancelled by itself, isochronous transfers, and the client's flags.
 
 mod device;
+mod hotplug;
 mod inventory;
 mod iso;
 mod kernel;
@@ -12,4 +13,5 @@ mod slab;
 mod tests;
 
 pub use device::{OpenError, UsbDevice};
+pub use hotplug::Hotplug;
 pub use inventory::{Found, Interface, Inventory, Obstacle, Selector};

@@ -228,6 +228,7 @@ fn found() -> Found {
             Interface { number: 0, class: [255, 0, 0], driver: driver("usb-storage") },
             Interface { number: 1, class: [255, 0, 0], driver: None },
         ],
+        is_imported: false,
         node: "/dev/null".into(),
         obstacle: None,
     }

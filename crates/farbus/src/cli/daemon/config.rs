@@ -26,6 +26,8 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// Who may connect there besides this machine.
     pub allow: Vec<Network>,
+    /// Whether hosts nearby are told of addresses off the loopback.
+    pub announce: bool,
     /// Devices that are shared, each under a name of its own.
     pub shares: Vec<Shared>,
     /// Which real devices are shared, and under which name.
@@ -92,6 +94,7 @@ struct File {
 struct Plain {
     listen: Option<Vec<Spanned<String>>>,
     allow: Vec<Spanned<String>>,
+    announce: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -147,6 +150,7 @@ impl Config {
     /// Reads a text.
     pub fn parse(text: &str) -> Result<Self, Wrong> {
         let file: File = toml::from_str(text).map_err(|error| (error.span(), error.message().to_owned()))?;
+        let announce = file.plain.announce.unwrap_or(true);
         let (listen, allow) = plain_from(file.plain)?;
         let mut names = BTreeSet::new();
         let shares = file.share.into_iter().map(|table| share_from(table, &mut names)).collect::<Result<_, _>>()?;
@@ -160,7 +164,7 @@ impl Config {
                 false => Err((Some(span), format!("{} is attached twice", attach.target))),
             }
         });
-        Ok(Self { listen, allow, shares, rules, attachments: attachments.collect::<Result<_, _>>()? })
+        Ok(Self { listen, allow, announce, shares, rules, attachments: attachments.collect::<Result<_, _>>()? })
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
 
+use farbus_io::discovery::{self, Announcement, Announcer, Kind};
 use farbus_io::link::Listener;
 use farbus_io::service::Manager;
 use serde_json::{Value, json};
@@ -20,6 +21,7 @@ use crate::allow::Network;
 use crate::client::{FailureReport, Target, name_of};
 use crate::control::{Answer, Question};
 use crate::share::Share;
+use crate::usb;
 
 /// Addresses that may always connect to a plain listener: this machine's own.
 const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
@@ -39,6 +41,7 @@ struct Has {
     passed: Vec<Listener>,
     /// As the configuration says, and as it is (port 0 takes a free one).
     listeners: Vec<(SocketAddr, SocketAddr)>,
+    announcer: Option<Announcer>,
     shares: BTreeMap<String, Offered>,
     real: Real,
     attachments: BTreeMap<String, Kept>,
@@ -61,11 +64,19 @@ pub struct Changes {
 impl Desk {
     /// Nothing runs yet; [`Desk::apply`] begins.
     pub fn new(path: PathBuf, share: Share, manager: Manager, passed: Vec<Listener>) -> Self {
-        let config = Config { listen: vec![], allow: vec![], shares: vec![], rules: vec![], attachments: vec![] };
+        let config = Config {
+            listen: vec![],
+            allow: vec![],
+            announce: true,
+            shares: vec![],
+            rules: vec![],
+            attachments: vec![],
+        };
         let has = Has {
             config,
             passed,
             listeners: vec![],
+            announcer: None,
             shares: BTreeMap::new(),
             real: Real::default(),
             attachments: BTreeMap::new(),
@@ -80,6 +91,11 @@ impl Desk {
     /// The way to the service manager.
     pub fn manager(&self) -> &Manager {
         &self.manager
+    }
+
+    /// Sockets that were passed and that the configuration does not name: whoever connects there waits for ever.
+    pub fn unused(&self) -> Vec<SocketAddr> {
+        self.has().passed.iter().filter_map(|listener| listener.address().ok()).collect()
     }
 
     /// Where it listens.
@@ -110,6 +126,7 @@ impl Desk {
         let mut has = self.has();
         let mut changes = Changes::default();
         self.listen(&mut has, &config, &mut changes)?;
+        announce(&mut has, &config);
         self.offer_all(&mut has, &config.shares, &mut changes);
         has.real.look(&self.share, &config);
         attach_all(&mut has, &config, &mut changes);
@@ -168,7 +185,8 @@ impl Desk {
     }
 
     fn offer(&self, shared: &Shared) -> Result<String, FailureReport> {
-        let offered = offer(&self.share, &shared.name, &shared.what).map_err(|failure| failure.report())?;
+        let offered = offer(&self.share, &mut usb::Shared::default(), &shared.name, &shared.what)
+            .map_err(|failure| failure.report())?;
         Ok(offered.first().map(|record| name_of(record).to_owned()).unwrap_or_default())
     }
 
@@ -241,11 +259,45 @@ impl Desk {
 
     /// Ends everything in good order. Says whether all devices became durable in time.
     pub fn stop(&self) -> bool {
+        self.has().announcer = None;
         let attachments = std::mem::take(&mut self.has().attachments);
         // All begin to end before the first is waited for.
         attachments.values().for_each(Kept::end);
         drop(attachments);
         self.share.stop()
+    }
+}
+
+/// Tells hosts nearby where plain USB/IP is served, as far as it is not for this machine alone.
+fn announce(has: &mut Has, config: &Config) {
+    let mut wanted: Vec<Announcement> = Vec::new();
+    for (_, address) in has.listeners.iter().filter(|(_, at)| config.announce && !at.ip().is_loopback()) {
+        let port = address.port();
+        let known = wanted.iter().position(|announcement| announcement.port == port);
+        let at = known.unwrap_or_else(|| {
+            let version = env!("CARGO_PKG_VERSION").to_owned();
+            let addresses = Vec::new();
+            wanted.push(Announcement { kind: Kind::Plain, port, addresses, version, fingerprint: None });
+            wanted.len() - 1
+        });
+        // No address means all of them.
+        let is_all = address.ip().is_unspecified() || (known.is_some() && wanted[at].addresses.is_empty());
+        match is_all {
+            true => wanted[at].addresses.clear(),
+            false => wanted[at].addresses.push(address.ip()),
+        }
+    }
+    if wanted.is_empty() {
+        has.announcer = None;
+        return;
+    }
+    let result = match &mut has.announcer {
+        Some(announcer) => announcer.announce(&wanted),
+        none => Announcer::new(&discovery::own_name(), discovery::PORT)
+            .and_then(|announcer| none.insert(announcer).announce(&wanted)),
+    };
+    if let Err(error) = result {
+        warn!(%error, "not announced");
     }
 }
 

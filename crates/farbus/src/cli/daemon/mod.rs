@@ -5,19 +5,20 @@ mod config;
 mod desk;
 mod real;
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::Listener;
+use farbus_io::link::{Interest, Listener, wait};
 use farbus_io::service::Manager;
 use farbus_io::sys::activation;
 use farbus_io::sys::writeback::protect_writeback_path;
+use farbus_io::usb::Hotplug;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::Failure;
 use super::attach::report_protection;
@@ -112,7 +113,7 @@ fn serve(path: PathBuf, config: Config) -> Result<(), Failure> {
     }
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).map_err(Failure::local)?;
     let manager = Manager::from_environment().map_err(Failure::local)?;
-    let passed = activation::listeners().map_err(Failure::local)?.into_iter().map(Listener::over).collect();
+    let passed = activation::listeners().map_err(Failure::local)?.into_iter().map(Listener::passed).collect();
     let desk = Arc::new(Desk::new(path, Share::default(), manager, passed));
     let result = desk.apply(config);
     if let Err(failure) = result {
@@ -122,7 +123,10 @@ fn serve(path: PathBuf, config: Config) -> Result<(), Failure> {
     let for_door = Arc::clone(&desk);
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
-    let _ticking = tick(&desk).map_err(Failure::local)?;
+    tick(&desk).map_err(Failure::local)?;
+    for address in desk.unused() {
+        warn!(%address, "a socket was passed that [plain] listen does not name: nobody answers there");
+    }
     for address in desk.addresses() {
         say(format!("listening on {address}   (Ctrl-C ends)"));
     }
@@ -142,17 +146,28 @@ fn serve(path: PathBuf, config: Config) -> Result<(), Failure> {
     }
 }
 
-/// Looks after things until the returned handle is dropped.
-fn tick(desk: &Arc<Desk>) -> std::io::Result<SyncSender<()>> {
-    let (handle, dropped) = sync_channel::<()>(0);
+/// Looks after things, at once when something is plugged in or pulled out, as long as the process lives.
+fn tick(desk: &Arc<Desk>) -> std::io::Result<()> {
+    let hotplug = Hotplug::new().inspect_err(|error| info!(%error, "what is plugged in is seen a little later")).ok();
     let desk = Arc::clone(desk);
     let pause = desk.manager().watchdog().map_or(TICK, |watchdog| (watchdog / 2).min(TICK));
     thread::Builder::new().name("tick".into()).spawn(move || {
-        while dropped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        loop {
+            wait_for_news(hotplug.as_ref(), pause);
             // Takes the locks that a question takes: a daemon that is stuck does not say that it lives.
             desk.try_again();
             desk.manager().alive();
         }
     })?;
-    Ok(handle)
+    Ok(())
+}
+
+fn wait_for_news(hotplug: Option<&Hotplug>, pause: Duration) {
+    let Some(hotplug) = hotplug else { return thread::sleep(pause) };
+    let mut interests = [Interest::new(hotplug.as_fd(), false)];
+    let has_news = wait(&mut interests, Some(pause)).and_then(|()| hotplug.has_changed());
+    if has_news.is_err() {
+        // Not at once again, whatever is wrong.
+        thread::sleep(pause);
+    }
 }

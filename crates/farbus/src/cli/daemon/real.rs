@@ -131,6 +131,7 @@ fn properties_of(found: &Found) -> Properties {
         product: device.product,
         serial: found.serial.clone(),
         class: device.class,
+        is_imported: found.is_imported,
         interfaces: described.chain(found.interfaces.iter().map(|interface| interface.class)).collect(),
     }
 }
@@ -153,6 +154,7 @@ mod tests {
             speed: Speed::High,
             configuration: 1,
             interfaces: vec![Interface { number: 0, class, driver: None }],
+            is_imported: false,
             node: "/dev/null".into(),
             obstacle: None,
         }
@@ -182,5 +184,9 @@ mod tests {
             "a share means what it names, an input device too"
         );
         assert_eq!(named("share = [{what='zero'}]"), []);
+        let imported = [Found { is_imported: true, ..found("9-1", "Far stick", [8, 6, 0x50]) }];
+        let config = |text: &str| Config::parse(text).map_err(|(_, message)| message).unwrap();
+        assert_eq!(wanted(&imported, &config("usb = [{class='storage'}]")).len(), 0, "what is not this machine's");
+        assert_eq!(wanted(&imported, &config("usb = [{port='9-1'}]")).len(), 1);
     }
 }

@@ -1,0 +1,298 @@
+//! Who is there (U5): hosts announce themselves by mDNS and DNS-SD (RFC 6762, 6763) and are found by name.
+//!
+//! An announcement carries host, port, version and key fingerprint, and nothing of the devices: what is on offer is for
+//! those to see who may connect. What comes in is a stranger's word; it is bounded here, and whoever connects to what
+//! it says finds out whether it is true.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo, UnregisterStatus};
+
+/// mDNS's own port (RFC 6762 §3).
+pub const PORT: u16 = 5353;
+/// Hosts that are remembered in one search.
+const HOSTS_MAX: usize = 256;
+/// How long a farewell may take.
+const FAREWELL_TIME_MAX: Duration = Duration::from_millis(500);
+/// A version or a fingerprint is a word.
+const WORD_BYTES_MAX: usize = 128;
+
+/// What is spoken at a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// USB/IP as it is: `_usbip._tcp`.
+    Plain,
+    /// Encrypted, for paired hosts: `_farbus._tcp`.
+    Secure,
+}
+
+impl Kind {
+    const fn service(self) -> &'static str {
+        match self {
+            Kind::Plain => "_usbip._tcp.local.",
+            Kind::Secure => "_farbus._tcp.local.",
+        }
+    }
+
+    const fn word(self) -> &'static str {
+        match self {
+            Kind::Plain => "usbip",
+            Kind::Secure => "farbus",
+        }
+    }
+}
+
+/// What a host says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// What is spoken.
+    pub kind: Kind,
+    /// At which port.
+    pub port: u16,
+    /// At which addresses; none means all of this machine's, as they come and go.
+    pub addresses: Vec<IpAddr>,
+    /// farbus's version.
+    pub version: String,
+    /// The fingerprint of its key.
+    pub fingerprint: Option<String>,
+}
+
+/// A host that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// The name it goes by: unique on its network, which its finder and it see to (RFC 6762 §9).
+    pub name: String,
+    /// What is spoken.
+    pub kind: Kind,
+    /// Its addresses, those to be tried first first; at least one.
+    pub addresses: Vec<SocketAddr>,
+    /// farbus's version, if it is one.
+    pub version: Option<String>,
+    /// The fingerprint of its key, as it says.
+    pub fingerprint: Option<String>,
+}
+
+/// Why nobody can be announced or found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiscoveryError(String);
+
+impl fmt::Display for DiscoveryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "mDNS: {}", self.0)
+    }
+}
+
+impl std::error::Error for DiscoveryError {}
+
+impl From<mdns_sd::Error> for DiscoveryError {
+    fn from(error: mdns_sd::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// This machine's announcements. Dropping it says farewell.
+pub struct Announcer {
+    daemon: ServiceDaemon,
+    name: String,
+    announced: Vec<(Announcement, String)>,
+}
+
+impl Announcer {
+    /// Announces nothing yet. `name` is this machine's; `port` is [`PORT`] but in tests.
+    ///
+    /// # Errors
+    /// [`DiscoveryError`].
+    pub fn new(name: &str, port: u16) -> Result<Self, DiscoveryError> {
+        let label = name.split('.').next().unwrap_or_default();
+        if !is_name(label) {
+            return Err(DiscoveryError(format!("'{name}' is no host name to announce")));
+        }
+        Ok(Self { daemon: ServiceDaemon::new_with_port(port)?, name: label.to_owned(), announced: Vec::new() })
+    }
+
+    /// Announces `wanted` and nothing else; what stays is not announced anew.
+    ///
+    /// # Errors
+    /// [`DiscoveryError`]; those before it are announced.
+    pub fn announce(&mut self, wanted: &[Announcement]) -> Result<(), DiscoveryError> {
+        for (_, name) in self.announced.extract_if(.., |(announcement, _)| !wanted.contains(announcement)) {
+            take_leave(&self.daemon, &name);
+        }
+        for announcement in wanted {
+            if !self.announced.iter().any(|(known, _)| known == announcement) {
+                let info = self.info(announcement, wanted)?;
+                let name = info.get_fullname().to_owned();
+                self.daemon.register(info)?;
+                self.announced.push((announcement.clone(), name));
+            }
+        }
+        Ok(())
+    }
+
+    fn info(&self, announcement: &Announcement, wanted: &[Announcement]) -> Result<ServiceInfo, DiscoveryError> {
+        let mut words = vec![("v", announcement.version.as_str())];
+        words.extend(announcement.fingerprint.as_deref().map(|fingerprint| ("fp", fingerprint)));
+        let Announcement { kind, port, .. } = *announcement;
+        // The first of a kind has the host's name to itself.
+        let is_first = wanted.iter().find(|other| other.kind == kind) == Some(announcement);
+        let name = if is_first { self.name.clone() } else { format!("{}-{port}", self.name) };
+        // A farewell takes the host's addresses along: each announcement has a host name of its own.
+        let host = format!("{name}-{}.local.", kind.word());
+        let ips: Vec<String> = announcement.addresses.iter().map(IpAddr::to_string).collect();
+        let info = ServiceInfo::new(kind.service(), &name, &host, &ips[..], port, &words[..])?;
+        Ok(if ips.is_empty() { info.enable_addr_auto() } else { info })
+    }
+}
+
+impl Drop for Announcer {
+    fn drop(&mut self) {
+        for (_, name) in &self.announced {
+            take_leave(&self.daemon, name);
+        }
+        let _ = self.daemon.shutdown();
+    }
+}
+
+/// Whoever does not hear it finds out when the announcement has aged.
+fn take_leave(daemon: &ServiceDaemon, name: &str) {
+    if let Ok(done) = daemon.unregister(name) {
+        let _: Result<UnregisterStatus, _> = done.recv_timeout(FAREWELL_TIME_MAX);
+    }
+}
+
+/// The hosts that answer within `span`, by name. `port` is [`PORT`] but in tests.
+///
+/// # Errors
+/// [`DiscoveryError`].
+pub fn browse(kinds: &[Kind], span: Duration, port: u16) -> Result<Vec<Host>, DiscoveryError> {
+    search(kinds, span, port, |_| false)
+}
+
+/// The host called `name`, as soon as it answers, or nobody within `span`.
+///
+/// # Errors
+/// [`DiscoveryError`].
+pub fn find(kind: Kind, name: &str, span: Duration, port: u16) -> Result<Option<Host>, DiscoveryError> {
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let name = name.strip_suffix(".local").unwrap_or(name);
+    if !is_name(name) {
+        return Ok(None);
+    }
+    let is_it = |host: &Host| host.name.eq_ignore_ascii_case(name);
+    Ok(search(&[kind], span, port, is_it)?.into_iter().find(is_it))
+}
+
+fn search(
+    kinds: &[Kind],
+    span: Duration,
+    port: u16,
+    is_enough: impl Fn(&Host) -> bool,
+) -> Result<Vec<Host>, DiscoveryError> {
+    let daemon = ServiceDaemon::new_with_port(port)?;
+    let until = Instant::now() + span;
+    let events = kinds.iter().map(|&kind| Ok((kind, daemon.browse(kind.service())?)));
+    let events = events.collect::<Result<Vec<_>, DiscoveryError>>()?;
+    let mut found = BTreeMap::new();
+    'all: while Instant::now() < until {
+        for (kind, events) in &events {
+            // A share of the time each: what one has not heard waits in its queue meanwhile.
+            let slice = Instant::now() + SLICE;
+            while let Ok(event) = events.recv_deadline(slice.min(until)) {
+                let ServiceEvent::ServiceResolved(service) = event else { continue };
+                let Some(host) = host_of(*kind, &service) else { continue };
+                let is_enough = is_enough(&host);
+                if found.len() < HOSTS_MAX || found.contains_key(&(host.name.clone(), *kind)) {
+                    found.insert((host.name.clone(), *kind), host);
+                }
+                if is_enough {
+                    break 'all;
+                }
+            }
+        }
+    }
+    let _ = daemon.shutdown();
+    Ok(found.into_values().collect())
+}
+
+/// How long one kind is listened to before the next.
+const SLICE: Duration = Duration::from_millis(20);
+
+/// What an announcement means, if it can be meant.
+fn host_of(kind: Kind, service: &ResolvedService) -> Option<Host> {
+    let label = service.get_fullname().strip_suffix(kind.service())?.strip_suffix('.')?;
+    let is_reachable = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_multicast(),
+        // One of a link's own needs the link's name, which an address of ours has no place for.
+        IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_multicast() && !ip.is_unicast_link_local(),
+    };
+    let mut ips: Vec<IpAddr> = service.get_addresses().iter().map(|ip| ip.to_ip_addr()).filter(is_reachable).collect();
+    ips.sort_unstable();
+    let addresses: Vec<_> = ips.into_iter().map(|ip| SocketAddr::new(ip, service.get_port())).collect();
+    let first = *addresses.first()?;
+    let word = |key: &str| {
+        let value = service.get_property_val_str(key)?;
+        let is_word = value.bytes().all(|byte| byte.is_ascii_graphic()) && (1..=WORD_BYTES_MAX).contains(&value.len());
+        is_word.then(|| value.to_owned())
+    };
+    // What cannot be typed or printed is called by its address.
+    let name = if is_name(label) { label.to_owned() } else { first.ip().to_string() };
+    Some(Host { name, kind, addresses, version: word("v"), fingerprint: word("fp") })
+}
+
+/// One label that can be typed: letters, digits, `-` and `_` (RFC 1123 §2.1, and what people use).
+fn is_name(label: &str) -> bool {
+    (1..=63).contains(&label.len()) && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+}
+
+/// This machine's name.
+pub fn own_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn announcement(kind: Kind, port: u16) -> Announcement {
+        let fingerprint = (kind == Kind::Secure).then(|| "ab:cd".to_owned());
+        Announcement { kind, port, addresses: vec![[127, 0, 0, 1].into()], version: "1.2.3".into(), fingerprint }
+    }
+
+    #[test]
+    fn who_announces_itself_is_found_and_who_leaves_is_not() {
+        let port = 15_353 + (std::process::id() % 10_000) as u16;
+        let mut announcer = Announcer::new("lab3.example.org", port).unwrap();
+        announcer.announce(&[announcement(Kind::Plain, 3240), announcement(Kind::Secure, 3241)]).unwrap();
+        let plain = find(Kind::Plain, "LAB3.local", LONG, port).unwrap().expect("it is announced");
+        assert_eq!(
+            (plain.name.as_str(), plain.version.as_deref(), plain.fingerprint.as_deref()),
+            ("lab3", Some("1.2.3"), None)
+        );
+        assert_eq!(plain.addresses, ["127.0.0.1:3240".parse().unwrap()]);
+        let secure = find(Kind::Secure, "lab3", LONG, port).unwrap().expect("it is announced");
+        assert_eq!((secure.addresses[0].port(), secure.fingerprint.as_deref()), (3241, Some("ab:cd")));
+        assert_eq!(find(Kind::Plain, "not a name", LONG, port), Ok(None), "and no time is lost on it");
+
+        announcer.announce(&[announcement(Kind::Secure, 3241)]).unwrap();
+        // An answer is not given twice within a second (RFC 6762 §6): time enough for the next.
+        let left = browse(&[Kind::Plain, Kind::Secure], Duration::from_secs(5), port).unwrap();
+        let kinds: Vec<_> = left.iter().map(|host| (host.name.as_str(), host.kind)).collect();
+        assert_eq!(kinds, [("lab3", Kind::Secure)]);
+    }
+
+    #[test]
+    fn a_name_is_one_label() {
+        for name in ["lab3", "a", "my-host_2"] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in ["", "a.b", "a b", "é", "a/b", "\u{1b}[31m", &"a".repeat(64)] {
+            assert!(!is_name(name), "{name}");
+        }
+        assert!(Announcer::new("", PORT).is_err());
+    }
+}

@@ -1,0 +1,1 @@
+unshare_usb usbhid

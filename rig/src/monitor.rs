@@ -1,0 +1,62 @@
+//! QEMU's monitor (QMP): a line of JSON asks, a line answers.
+
+use crate::{Error, Result};
+use serde_json::{Value, json};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// Says one line of the human monitor's language to the machine whose socket this is.
+pub fn command(socket: &Path, line: &str) -> Result<()> {
+    let doing = "command the machine";
+    let mut stream = UnixStream::connect(socket).map_err(Error::io(doing))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(Error::io(doing))?;
+    let mut answers = BufReader::new(stream.try_clone().map_err(Error::io(doing))?).lines();
+    let asked = [
+        json!({"execute": "qmp_capabilities"}),
+        json!({"execute": "human-monitor-command", "arguments": {"command-line": line}}),
+    ];
+    for question in asked {
+        stream.write_all(format!("{question}\n").as_bytes()).map_err(Error::io(doing))?;
+        let said = loop {
+            let Some(answer) = answers.next() else {
+                return Err(Error::Expectation(format!("the machine closed its monitor at \"{line}\"")));
+            };
+            let answer = answer.map_err(Error::io(doing))?;
+            if let Some(said) = verdict(&answer) {
+                break said;
+            }
+        };
+        if !said.is_empty() {
+            return Err(Error::Expectation(format!("the machine answered \"{line}\" with: {said}")));
+        }
+    }
+    Ok(())
+}
+
+/// What an answer complains of, nothing if it is content; `None` if it is a greeting or an event.
+fn verdict(answer: &str) -> Option<String> {
+    let answer: Value = serde_json::from_str(answer).ok()?;
+    if let Some(error) = answer.get("error") {
+        return Some(error.to_string());
+    }
+    let said = answer.get("return")?;
+    // The human monitor complains in words; silence is consent.
+    Some(said.as_str().map(|words| words.trim().to_owned()).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_are_told_from_consent_and_events() {
+        assert_eq!(verdict(r#"{"return": {}}"#), Some(String::new()));
+        assert_eq!(verdict(r#"{"return": ""}"#), Some(String::new()));
+        assert_eq!(verdict(r#"{"return": "Error: no such device\r\n"}"#), Some("Error: no such device".into()));
+        assert!(verdict(r#"{"error": {"class": "GenericError"}}"#).unwrap().contains("GenericError"));
+        assert_eq!(verdict(r#"{"event": "DEVICE_DELETED"}"#), None);
+        assert_eq!(verdict(r#"{"QMP": {"version": {}}}"#), None);
+    }
+}
