@@ -1,6 +1,6 @@
 //! What every benchmark is given: the servers, the rules and the client's own place.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -47,15 +47,20 @@ impl Lab {
         }
     }
 
-    /// `farbus share WHAT`.
-    pub fn farbus(&self, what: &str) -> Result<Server> {
+    /// The farbus command, built.
+    pub fn farbus_program(&self) -> Result<&Path> {
         if !self.farbus.exists() {
             bail!(
                 "{} does not exist: build it (cargo build --release -p farbus) or name it with --farbus",
                 self.farbus.display()
             );
         }
-        Server::farbus(&self.farbus, what, self.placement)
+        Ok(&self.farbus)
+    }
+
+    /// `farbus share WHAT`.
+    pub fn farbus(&self, what: &str) -> Result<Server> {
+        Server::farbus(self.farbus_program()?, what, self.placement)
     }
 
     pub fn peer(&self, kind: Kind) -> Result<Server> {

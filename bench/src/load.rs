@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    io::{IoSlice, Write},
+    io::{IoSlice, Read, Write},
     net::{Shutdown, SocketAddr, TcpStream},
     sync::mpsc,
     thread,
@@ -66,8 +66,8 @@ impl Tally {
 }
 
 /// An imported and configured device.
-pub struct Client {
-    stream: TcpStream,
+pub struct Client<S = TcpStream> {
+    stream: S,
     devid: u32,
     next_seqnum: u32,
     receive: Vec<u8>,
@@ -76,9 +76,17 @@ pub struct Client {
 
 impl Client {
     pub fn attach(address: SocketAddr, busid: &str) -> Result<Self> {
-        let mut stream = TcpStream::connect(address).with_context(|| format!("no server at {address}"))?;
+        let stream = TcpStream::connect(address).with_context(|| format!("no server at {address}"))?;
         stream.set_nodelay(true)?;
-        let watchdog = Watchdog::over(stream.try_clone()?);
+        let socket = stream.try_clone()?;
+        Self::attach_over(stream, socket, busid)
+    }
+}
+
+impl<S: Read + Write> Client<S> {
+    /// Over a stream of any kind; `socket` is what it runs on.
+    pub fn attach_over(mut stream: S, socket: TcpStream, busid: &str) -> Result<Self> {
+        let watchdog = Watchdog::over(socket);
         let devid = usbip::import(&mut stream, busid)?;
         let mut client = Self { stream, devid, next_seqnum: 1, receive: vec![0; RECEIVE_BYTES], watchdog };
         client
@@ -215,7 +223,7 @@ impl Submissions {
         Self { headers, payload: vec![0; transfer.bytes_out()] }
     }
 
-    fn send(&mut self, stream: &mut TcpStream, first_seqnum: u32, count: usize) -> Result<()> {
+    fn send(&mut self, stream: &mut impl Write, first_seqnum: u32, count: usize) -> Result<()> {
         let headers = &mut self.headers[..count * HEADER_BYTES];
         for (header, seqnum) in headers.chunks_exact_mut(HEADER_BYTES).zip((0..).map(|n| first_seqnum.wrapping_add(n)))
         {
@@ -236,7 +244,7 @@ impl Submissions {
 }
 
 /// `Write::write_all_vectored`, which the standard library does not offer on stable yet.
-pub fn write_all_vectored(stream: &mut TcpStream, mut slices: &mut [IoSlice<'_>]) -> Result<()> {
+pub fn write_all_vectored(stream: &mut impl Write, mut slices: &mut [IoSlice<'_>]) -> Result<()> {
     while !slices.is_empty() {
         let written = stream.write_vectored(slices)?;
         IoSlice::advance_slices(&mut slices, written);

@@ -2,6 +2,7 @@
 
 mod cpu;
 mod deep;
+mod encrypted;
 mod memory;
 mod naming;
 mod round_trip;
@@ -22,7 +23,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 8] = [
+pub const ALL: [Benchmark; 9] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -46,6 +47,12 @@ pub const ALL: [Benchmark; 8] = [
         target: "128 KiB x 32: at least 0.80 of one bare TCP stream with 128 KiB writes",
         by_default: true,
         run: throughput::run,
+    },
+    Benchmark {
+        name: encrypted::NAME,
+        target: "128 KiB x 32 between paired hosts: at least 0.85 of one bare rustls stream",
+        by_default: true,
+        run: encrypted::run,
     },
     Benchmark {
         name: cpu::NAME,

@@ -10,6 +10,7 @@ pub mod ping;
 mod reference;
 mod server;
 pub mod stream;
+pub mod tls;
 mod usbip_crate;
 
 use anyhow::Result;
@@ -22,6 +23,7 @@ pub fn serve(kind: Kind) -> Result<()> {
     match kind {
         Kind::Ping => ping::serve(listen::announce()?),
         Kind::Stream => stream::serve(listen::announce()?),
+        Kind::Tls => tls::serve(listen::announce()?),
         Kind::Ref => reference::serve(listen::announce()?),
         Kind::Crate => usbip_crate::serve(),
     }

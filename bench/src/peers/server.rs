@@ -26,6 +26,8 @@ pub enum Kind {
     Ping,
     /// One bare TCP stream, sending or receiving.
     Stream,
+    /// One bare TLS 1.3 stream, sending or receiving.
+    Tls,
     /// A single-threaded, batching USB/IP source/sink: the practical ceiling.
     Ref,
     /// A source/sink device on the `usbip` crate 0.9.0.
@@ -53,6 +55,7 @@ impl Server {
         let (name, busid) = match kind {
             Kind::Ping => ("ping", ""),
             Kind::Stream => ("stream", ""),
+            Kind::Tls => ("TLS stream", ""),
             Kind::Ref => ("ref", reference::BUSID),
             Kind::Crate => ("usbip crate", usbip_crate::BUSID),
         };
@@ -63,6 +66,13 @@ impl Server {
     pub fn farbus(program: &Path, what: &str, placement: Placement) -> Result<Self> {
         let mut command = Command::new(program);
         command.args(["share", what, "--listen", "127.0.0.1:0"]);
+        Self::start(command, "farbus", "1-1", placement)
+    }
+
+    /// `farbus share WHAT --secure`, as the host whose key is in the folder `state`.
+    pub fn farbus_secure(program: &Path, what: &str, state: &Path, placement: Placement) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(["share", what, "--listen", "none", "--secure", "127.0.0.1:0"]).env("FARBUS_STATE", state);
         Self::start(command, "farbus", "1-1", placement)
     }
 

@@ -22,33 +22,36 @@ const BURST_BYTES: u64 = 128 << 20;
 /// client), the size of a piece, and how many bytes in all. One that was sent to the server is
 /// answered with one byte when the last of it has been read.
 pub fn serve(listener: TcpListener) -> Result<()> {
-    serve_each(&listener, |mut stream| {
-        let mut piece = Vec::new();
-        loop {
-            let mut order = [0; 24];
-            stream.read_exact(&mut order)?;
-            let [to_client, piece_bytes, bytes] =
-                [0, 8, 16].map(|at| u64::from_le_bytes(order[at..at + 8].try_into().expect("eight bytes")));
-            piece.resize(piece_bytes as usize, 0);
-            let mut left = bytes;
-            while left > 0 {
-                let next = left.min(piece_bytes) as usize;
-                left -= if to_client == 1 {
-                    stream.write_all(&piece[..next])?;
-                    next as u64
-                } else {
-                    read_some(&mut stream, &mut piece[..next])? as u64
-                };
-            }
-            if to_client == 0 {
-                stream.write_all(&[1])?;
-            }
-        }
-    })
+    serve_each(&listener, |mut stream| serve_bursts(&mut stream))
 }
 
-pub struct Stream {
-    stream: TcpStream,
+/// The same over a stream of any kind.
+pub fn serve_bursts(stream: &mut (impl Read + Write)) -> Result<()> {
+    let mut piece = Vec::new();
+    loop {
+        let mut order = [0; 24];
+        stream.read_exact(&mut order)?;
+        let [to_client, piece_bytes, bytes] =
+            [0, 8, 16].map(|at| u64::from_le_bytes(order[at..at + 8].try_into().expect("eight bytes")));
+        piece.resize(piece_bytes as usize, 0);
+        let mut left = bytes;
+        while left > 0 {
+            let next = left.min(piece_bytes) as usize;
+            left -= if to_client == 1 {
+                stream.write_all(&piece[..next])?;
+                next as u64
+            } else {
+                read_some(stream, &mut piece[..next])? as u64
+            };
+        }
+        if to_client == 0 {
+            stream.write_all(&[1])?;
+        }
+    }
+}
+
+pub struct Stream<S = TcpStream> {
+    stream: S,
     direction: Direction,
     piece_bytes: usize,
     /// The server's side of a burst uses pieces of the given size; ours is the load generator's
@@ -60,8 +63,14 @@ impl Stream {
     pub fn connect(address: SocketAddr, direction: Direction, piece_bytes: usize) -> Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
+        Ok(Self::over(stream, direction, piece_bytes))
+    }
+}
+
+impl<S: Read + Write> Stream<S> {
+    pub fn over(stream: S, direction: Direction, piece_bytes: usize) -> Self {
         let buffer = vec![0; if direction == Direction::In { crate::load::RECEIVE_BYTES } else { piece_bytes }];
-        Ok(Self { stream, direction, piece_bytes, buffer })
+        Self { stream, direction, piece_bytes, buffer }
     }
 
     pub fn run(&mut self, limit: Duration) -> Result<Tally> {
