@@ -18,6 +18,7 @@ pub mod cli;
 pub mod client;
 pub mod control;
 mod engine;
+mod guardian;
 pub mod meters;
 pub mod port;
 mod session_record;

@@ -49,6 +49,9 @@ enum Verb {
     Completions(docs::CompletionsArgs),
     #[command(hide = true)]
     Man(docs::ManArgs),
+    /// Wait for the end of the input, then hand the interfaces that it left to their drivers.
+    #[command(hide = true)]
+    GiveBack,
 }
 
 impl Cli {
@@ -76,5 +79,6 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Plan(args) => plan::run(&args),
         Verb::Completions(args) => docs::completions(&args, Cli::command()),
         Verb::Man(args) => docs::man(&args, Cli::command()),
+        Verb::GiveBack => crate::guardian::run().map_err(Failure::local),
     }
 }

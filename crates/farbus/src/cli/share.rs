@@ -162,8 +162,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let follower = follower.map_err(|error| Failure::local(format!("cannot hear what is plugged in: {error}")))?;
     say(format!("listening on {address}   (Ctrl-C ends)"));
     signals.forever().next();
-    drop(follower);
-    if share.stop() {
+    let real = follower.map(usb::Follower::stop);
+    let is_durable = share.stop();
+    // Each device went back to its drivers as it was dropped.
+    real.into_iter().for_each(|mut real| real.dismiss());
+    if is_durable {
         Ok(())
     } else {
         Err(Failure::local("a device did not become durable in time; its last writes may be lost"))
