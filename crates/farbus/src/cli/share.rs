@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "what")]
     list: bool,
     /// With --list: for programs.
-    #[arg(long, requires = "list")]
+    #[arg(long, requires = "list", conflicts_with = "what")]
     json: bool,
     /// Address to listen at; the default is this machine alone.
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1")]
