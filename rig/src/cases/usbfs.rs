@@ -51,9 +51,19 @@ pub(super) const CASES: &[Case] = &[
         run: audio,
     },
     Case {
-        name: "usbfs-testusb-farbus",
+        name: "usbfs-testusb-stock",
         purpose: "testusb on the kernel's own gadget through usbfs: all that the gadget supports, unlink tests included",
-        run: gadget,
+        run: |lab| gadget(lab, Client::Stock),
+    },
+    Case {
+        name: "usbfs-testusb-farbus",
+        purpose: "the same through `farbus attach --via kernel`",
+        run: |lab| gadget(lab, Client::Farbus),
+    },
+    Case {
+        name: "usbfs-zero",
+        purpose: "`zero` attached, exported again through usbfs and attached again: all 30 tests, isochronous both ways",
+        run: twice,
     },
     Case {
         name: "usbfs-reset-stock",
@@ -219,13 +229,28 @@ fn audio(lab: &Lab) -> Result<String> {
     Ok(format!("{}, {loud} samples of it at the sound card", storage::note(&report.output)))
 }
 
-fn gadget(lab: &Lab) -> Result<String> {
+fn twice(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let report = lab
+        .boot(&Boot {
+            script: include_str!("../../guest/usbfs-zero.sh"),
+            modules: &["vhci_hcd", "usbtest"],
+            patience: Duration::from_secs(400),
+            ..Boot::default()
+        })?
+        .finish()?;
+    let passed = testusb::passed(&report.output);
+    expect(passed.len() == 30, || format!("only {passed:?} passed:\n{}", report.output))?;
+    Ok(format!("{} tests, {}", passed.len(), storage::note(&report.output)))
+}
+
+fn gadget(lab: &Lab, client: Client) -> Result<String> {
     lab.farbus()?;
     let report = lab
         .boot(&Boot {
             script: include_str!("../../guest/usbfs-testusb.sh"),
             modules: &["dummy_hcd", "usb_f_ss_lb", "vhci_hcd", "usbtest"],
-            client: Client::Farbus,
+            client,
             ..Boot::default()
         })?
         .finish()?;
