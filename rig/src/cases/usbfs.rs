@@ -61,11 +61,6 @@ pub(super) const CASES: &[Case] = &[
         run: |lab| gadget(lab, Client::Farbus),
     },
     Case {
-        name: "usbfs-zero",
-        purpose: "`zero` attached, exported again through usbfs and attached again: all 30 tests, isochronous both ways",
-        run: twice,
-    },
-    Case {
         name: "usbfs-reset-stock",
         purpose: "USB resets of a stick behind usbfs during a big read: the real port is reset, the read has the right data",
         run: resets,
@@ -227,21 +222,6 @@ fn audio(lab: &Lab) -> Result<String> {
     let share = loud as f64 / f64::from(3 * 44_100);
     expect(share >= 0.95, || format!("only {loud} samples of the tone sounded:\n{}", report.output))?;
     Ok(format!("{}, {loud} samples of it at the sound card", storage::note(&report.output)))
-}
-
-fn twice(lab: &Lab) -> Result<String> {
-    lab.farbus()?;
-    let report = lab
-        .boot(&Boot {
-            script: include_str!("../../guest/usbfs-zero.sh"),
-            modules: &["vhci_hcd", "usbtest"],
-            patience: Duration::from_secs(400),
-            ..Boot::default()
-        })?
-        .finish()?;
-    let passed = testusb::passed(&report.output);
-    expect(passed.len() == 30, || format!("only {passed:?} passed:\n{}", report.output))?;
-    Ok(format!("{} tests, {}", passed.len(), storage::note(&report.output)))
 }
 
 fn gadget(lab: &Lab, client: Client) -> Result<String> {
