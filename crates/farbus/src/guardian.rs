@@ -8,6 +8,8 @@ use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tracing::warn;
 
@@ -15,6 +17,11 @@ use tracing::warn;
 pub const VERB: &str = "give-back";
 /// Where the kernel is told to look for a driver.
 const PROBE: &str = "/sys/bus/usb/drivers_probe";
+/// Where it says which driver an interface has.
+const DEVICES: &str = "/sys/bus/usb/devices";
+/// How long a dead process may be in the kernel's hands.
+const FREE_TIME_MAX: Duration = Duration::from_secs(10);
+const FREE_POLL: Duration = Duration::from_millis(20);
 
 /// The exporter's end. Dropping it after all was given back ends the child with nothing to do.
 #[derive(Debug)]
@@ -89,8 +96,18 @@ fn left_over(input: impl BufRead) -> io::Result<BTreeSet<String>> {
     Ok(left)
 }
 
+/// The end of the input comes while the kernel still takes the dead process apart; what usbfs has until then is not probed.
+fn wait_until_free(interface: &str) {
+    let driver = Path::new(DEVICES).join(interface).join("driver");
+    let until = Instant::now() + FREE_TIME_MAX;
+    while std::fs::read_link(&driver).is_ok_and(|driver| driver.ends_with("usbfs")) && Instant::now() < until {
+        thread::sleep(FREE_POLL);
+    }
+}
+
 fn give_back(interfaces: &BTreeSet<String>, probe: &Path) {
     for interface in interfaces {
+        wait_until_free(interface);
         // Without the right to it, or after an unplugging, there is nothing to be done and nobody to be told.
         let _ = std::fs::OpenOptions::new()
             .write(true)
