@@ -40,6 +40,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "kmod", steps: &["rig"] },
     Package { name: "usbip", steps: &["rig"] },
     Package { name: "usbutils", steps: &["rig"] },
+    Package { name: "alsa-utils", steps: &["rig"] },
     Package { name: "eject", steps: &["rig"] },
     Package { name: "usb.ids", steps: &["rig"] },
     Package { name: "tshark", steps: &["test", "machine", "rig"] },

@@ -23,6 +23,7 @@ pub mod control;
 mod device_status;
 mod door;
 mod engine;
+mod guardian;
 mod guest;
 mod known_host;
 pub mod meters;

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::guardian::Guardian;
 use farbus_io::link::{Interest, Wake, wait};
-use farbus_io::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
+use farbus_io::usb::{Found, Hotplug, Interface, Inventory, Obstacle, OpenError, Selector, UsbDevice};
 use farbus_session::DeviceRecord;
 use tracing::{info, warn};
 
@@ -68,6 +69,8 @@ pub struct Shared {
     devices: Vec<Tracked>,
     /// What was said of one that cannot be had, so that it is said once.
     complaints: BTreeMap<String, String>,
+    /// Who gives them back should we be killed.
+    guardian: Option<Guardian>,
 }
 
 /// A device that is shared.
@@ -77,6 +80,8 @@ struct Tracked {
     plugged: (String, u32),
     /// Its bus id on the wire.
     export: String,
+    /// Its interfaces, as the kernel names them.
+    interfaces: Vec<String>,
 }
 
 impl Shared {
@@ -104,8 +109,31 @@ impl Shared {
     fn offer(&mut self, share: &Share, found: &Found, device: UsbDevice) -> Result<DeviceRecord, UsbError> {
         let record = share.add(&name(found), device).map_err(UsbError::Share)?;
         let plugged = (found.bus_id.clone(), found.number);
-        self.devices.push(Tracked { plugged, export: record.bus_id.clone() });
+        let interfaces = interfaces(found);
+        self.guard(&interfaces);
+        self.devices.push(Tracked { plugged, export: record.bus_id.clone(), interfaces });
         Ok(record)
+    }
+
+    fn guard(&mut self, interfaces: &[String]) {
+        if self.guardian.is_none() {
+            match Guardian::start() {
+                Ok(guardian) => self.guardian = Some(guardian),
+                Err(error) => warn!(%error, "should farbus be killed, nobody gives its devices back to their drivers"),
+            }
+        }
+        if let Some(guardian) = &mut self.guardian {
+            guardian.taken(interfaces);
+        }
+    }
+
+    /// Everything was given back: the guardian may go.
+    pub fn dismiss(&mut self) {
+        if let Some(mut guardian) = self.guardian.take() {
+            for device in &self.devices {
+                guardian.given_back(&device.interfaces);
+            }
+        }
     }
 
     /// Makes what is shared what is plugged in. Says whether there is something that may become possible by waiting: a device
@@ -116,6 +144,9 @@ impl Shared {
         self.devices.retain(|tracked| {
             let stays = is_there(&tracked.plugged) || !share.remove_gone(&tracked.export);
             if !stays {
+                if let Some(guardian) = &mut self.guardian {
+                    guardian.given_back(&tracked.interfaces);
+                }
                 info!(device = %tracked.export, usb = %tracked.plugged.0, "unplugged");
             }
             stays
@@ -126,6 +157,11 @@ impl Shared {
         // One at the same place as another that is still being let go of waits for it.
         let new = meant.filter(|found| self.devices.iter().all(|tracked| tracked.plugged.0 != found.bus_id));
         for found in new.collect::<Vec<_>>() {
+            if found.configuration == 0 {
+                // The kernel is about to choose one, and to look for drivers; what is taken before is taken from nobody.
+                is_waiting = true;
+                continue;
+            }
             match open(found).and_then(|device| self.offer(share, found, device)) {
                 Ok(record) => {
                     self.complaints.remove(&found.bus_id);
@@ -148,7 +184,7 @@ impl Shared {
 /// Follows what is plugged in and pulled out, on a thread of its own, until it is dropped.
 pub struct Follower {
     stop: Arc<(AtomicBool, Wake)>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Shared>>,
 }
 
 /// How often what may become possible is tried again, and how many times in a row.
@@ -168,19 +204,27 @@ impl Follower {
             if let Err(error) = follow(&share, &mut shared, &hotplug, &stopped) {
                 warn!(%error, "devices that are plugged in from now on are not shared");
             }
+            shared
         })?;
         Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Follows no more; what is shared stays so. Says what that is, to be kept until all of it was given back.
+    pub fn stop(mut self) -> Shared {
+        self.join().unwrap_or_default()
+    }
+
+    fn join(&mut self) -> Option<Shared> {
+        self.stop.0.store(true, Ordering::Release);
+        self.stop.1.wake();
+        // A panic was reported on its way.
+        self.thread.take()?.join().ok()
     }
 }
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        self.stop.0.store(true, Ordering::Release);
-        self.stop.1.wake();
-        if let Some(thread) = self.thread.take() {
-            // It has no answer to give; a panic was reported on its way.
-            let _ = thread.join();
-        }
+        self.join();
     }
 }
 
@@ -207,6 +251,12 @@ fn follow(share: &Share, shared: &mut Shared, hotplug: &Hotplug, stop: &(AtomicB
         }
     }
     Ok(())
+}
+
+/// Its interfaces, as the kernel names them. All of them: one that has just been plugged in has no driver yet.
+fn interfaces(found: &Found) -> Vec<String> {
+    let name = |interface: &Interface| format!("{}:{}.{}", found.bus_id, found.configuration, interface.number);
+    found.interfaces.iter().map(name).collect()
 }
 
 /// Opens one, if nothing stands against it.

@@ -266,13 +266,15 @@ impl<D: Device> Exporter<D> {
 
     /// vhci resets its port without telling anybody. What follows is telling: nobody but a host
     /// that has just reset a device asks for 8 or 64 bytes of its descriptor (hub_port_init in
-    /// Linux); tools ask for 18.
+    /// Linux); tools ask for 18. And a reset leaves no other request to the device itself behind: one of several that are
+    /// queued is somebody who tries things out (`testusb` test 10), and a reset would cost it the others.
     fn shows_port_reset(&self, urb: &Urb) -> bool {
         let setup = urb.setup;
         urb.endpoint.is_control()
             && setup.is_standard(request::GET_DESCRIPTOR, Recipient::Device)
             && setup.value == u16::from(kind::DEVICE) << 8
             && matches!(setup.length, 8 | 64)
+            && self.conn.is_alone_on_control(urb.id)
             && self.device.as_ref().is_some_and(|device| device.selection().configuration() != 0)
     }
 

@@ -543,6 +543,23 @@ mod reset_sign {
         assert_eq!(desk.checker.open(), [102, 103, 104]);
     }
 
+    /// `testusb` test 10 queues sixteen requests, such a read among them.
+    #[test]
+    fn one_of_several_queued_requests_is_no_sign() {
+        let late = Manners { cancels_late: true, answers_control_late: true };
+        let mut desk = busy(late, OnReset::ResetDevice);
+        desk.submit(&Submit::control(200, setup::GET_DEVICE_18));
+        desk.submit(&Submit::control(201, setup::GET_DEVICE_64));
+        for _ in 0..2 {
+            assert!(desk.device(|device, done| device.complete(EpAddr::CONTROL, done)));
+        }
+        let order: Vec<_> = desk.read().iter().map(|reply| (reply.seqnum(), reply.status())).collect();
+        assert_eq!(order, [(200, 0), (201, 0)]);
+        assert_eq!(desk.exporter.counters().resets, 0);
+        desk.submit(&Submit::control(202, setup::GET_DEVICE_64));
+        assert_eq!(desk.exporter.counters().resets, 1, "alone it is one");
+    }
+
     #[test]
     fn before_configuration_it_is_enumeration_and_no_reset() {
         let mut desk = Desk::imported(scripted(), LIMITS);

@@ -51,9 +51,24 @@ pub(super) const CASES: &[Case] = &[
         run: audio,
     },
     Case {
-        name: "usbfs-testusb-farbus",
+        name: "usbfs-testusb-stock",
         purpose: "testusb on the kernel's own gadget through usbfs: all that the gadget supports, unlink tests included",
-        run: gadget,
+        run: |lab| gadget(lab, Client::Stock),
+    },
+    Case {
+        name: "usbfs-testusb-farbus",
+        purpose: "the same through `farbus attach --via kernel`",
+        run: |lab| gadget(lab, Client::Farbus),
+    },
+    Case {
+        name: "usbfs-reset-stock",
+        purpose: "USB resets of a stick behind usbfs during a big read: the real port is reset, the read has the right data",
+        run: resets,
+    },
+    Case {
+        name: "usbfs-killed",
+        purpose: "an exporter that is killed leaves nothing to clean: the importer's device goes, the stick has its driver again",
+        run: killed,
     },
     Case {
         name: "usbfs-unplug-stock",
@@ -209,13 +224,13 @@ fn audio(lab: &Lab) -> Result<String> {
     Ok(format!("{}, {loud} samples of it at the sound card", storage::note(&report.output)))
 }
 
-fn gadget(lab: &Lab) -> Result<String> {
+fn gadget(lab: &Lab, client: Client) -> Result<String> {
     lab.farbus()?;
     let report = lab
         .boot(&Boot {
             script: include_str!("../../guest/usbfs-testusb.sh"),
             modules: &["dummy_hcd", "usb_f_ss_lb", "vhci_hcd", "usbtest"],
-            client: Client::Farbus,
+            client,
             ..Boot::default()
         })?
         .finish()?;
@@ -225,6 +240,50 @@ fn gadget(lab: &Lab) -> Result<String> {
         format!("only {passed:?} passed:\n{}", report.output)
     })?;
     Ok(format!("{} tests, {}", passed.len(), storage::note(&report.output)))
+}
+
+fn resets(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let image = lab.scratch("disk");
+    disk::noise(&image, 16 << 20)?;
+    let script = concat!(
+        include_str!("../../guest/usbfs-storage.sh"),
+        "dmesg -c >/dev/null\n",
+        include_str!("../../guest/reset.sh"),
+        include_str!("../../guest/usbfs-storage-after.sh")
+    );
+    let modules = [storage::MODULES, &["xhci_pci"]].concat();
+    let report = lab
+        .boot(&Boot {
+            script,
+            modules: &modules,
+            variables: &[("SUM", disk::sha256(&image)?)],
+            hardware: [medium(&image).into(), xhci(&[STICK])].concat(),
+            ..Boot::default()
+        })?
+        .finish()?;
+    let by = |controller: &str| {
+        report.output.lines().filter(|l| l.contains("reset SuperSpeed") && l.contains(controller)).count()
+    };
+    let (far, near) = (by("vhci_hcd"), by("xhci_hcd"));
+    expect(far >= 3 && near >= far, || format!("{far} resets asked for, {near} made:\n{}", report.output))?;
+    Ok(format!("{far} resets asked for, {near} made"))
+}
+
+fn killed(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let image = lab.scratch("disk");
+    disk::noise(&image, 16 << 20)?;
+    let modules = [storage::MODULES, &["xhci_pci"]].concat();
+    let report = lab
+        .boot(&Boot {
+            script: concat!(include_str!("../../guest/usbfs-storage.sh"), include_str!("../../guest/usbfs-killed.sh")),
+            modules: &modules,
+            hardware: [medium(&image).into(), xhci(&[STICK])].concat(),
+            ..Boot::default()
+        })?
+        .finish()?;
+    Ok(storage::note(&report.output))
 }
 
 fn unplug(lab: &Lab, client: Client) -> Result<String> {

@@ -65,6 +65,9 @@ enum Verb {
     /// The half of a confined process that kept its rights; started by it alone.
     #[command(hide = true)]
     Broker,
+    /// Wait for the end of the input, then hand the interfaces that it left to their drivers.
+    #[command(hide = true)]
+    GiveBack,
 }
 
 impl Cli {
@@ -111,5 +114,6 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Completions(args) => docs::completions(&args, Cli::command()),
         Verb::Broker => crate::broker::run().map_err(Failure::local),
         Verb::Man(args) => docs::man(&args, Cli::command()),
+        Verb::GiveBack => crate::guardian::run().map_err(Failure::local),
     }
 }

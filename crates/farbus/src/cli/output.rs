@@ -58,10 +58,17 @@ pub fn report(failure: &Failure, as_json: bool) -> ExitCode {
     ExitCode::from(failure.attribute.exit_code())
 }
 
+/// What a terminal has at least.
+const COLUMNS_MIN: u16 = 40;
+
 /// A table without lines; headings are bold on a terminal.
 pub fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Dynamic);
+    // A serial line says that it is a terminal and has no width: wrapping to that would put each letter on its own line.
+    if table.width().is_some_and(|columns| columns < COLUMNS_MIN) {
+        table.set_content_arrangement(ContentArrangement::Disabled);
+    }
     let styled = io::stdout().is_terminal();
     table.set_header(headings.iter().map(|heading| {
         let cell = Cell::new(heading);

@@ -55,7 +55,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "what")]
     list: bool,
     /// With --list: for programs.
-    #[arg(long, requires = "list")]
+    #[arg(long, requires = "list", conflicts_with = "what")]
     json: bool,
     /// Address to listen at without encryption, 'none' for nowhere; the default is this machine alone.
     #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1")]
@@ -192,8 +192,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let follower = (!real.is_empty()).then(|| usb::Follower::start(Arc::clone(&share), real)).transpose();
     let follower = follower.map_err(|error| Failure::local(format!("cannot hear what is plugged in: {error}")))?;
     signals.forever().next();
-    drop(follower);
-    if share.stop() {
+    let real = follower.map(usb::Follower::stop);
+    let is_durable = share.stop();
+    // Each device went back to its drivers as it was dropped.
+    real.into_iter().for_each(|mut real| real.dismiss());
+    if is_durable {
         Ok(())
     } else {
         Err(Failure::local("a device did not become durable in time; its last writes may be lost"))

@@ -43,6 +43,10 @@ fn what_cannot_be_meant_is_a_usage_error() {
         &["share"][..],
         &["share", "tape"],
         &["share", "disk:"],
+        &["share", "usb:"],
+        &["share", "usb:1-1:1.0"],
+        &["share", "--list", "zero"],
+        &["share", "zero", "--json"],
         &["attach", "no-device"],
         &["attach", "host/disk", "--via", "magic"],
         &["plan", "bandwidth", "--speed", "warp"],
@@ -84,4 +88,16 @@ fn each_shell_gets_a_script_of_its_own() {
         let outcome = house.run(&["completions", shell]);
         assert!(outcome.code == Some(0) && outcome.stdout.contains(mark), "{shell}: {outcome:?}");
     }
+}
+
+#[test]
+fn a_real_device_that_is_not_there_is_gone_and_the_list_is_for_programs_too() {
+    let house = House::new();
+    let outcome = house.run(&["share", "usb:ffff:fffe"]);
+    assert_eq!(outcome.code, Some(4), "{outcome:?}");
+    assert!(outcome.stderr.contains("no USB device is usb:ffff:fffe\n  'farbus share --list'"), "{outcome:?}");
+    assert!(house.json(&["share", "--list", "--json"]).is_array());
+    let outcome = house.run(&["share", "--list"]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(!outcome.stdout.is_empty());
 }

@@ -49,8 +49,6 @@ pub struct UsbDevice<K: Kernel = Usbfs> {
     /// The one it had when it was taken.
     original: u8,
     claimed: Vec<u8>,
-    /// Interfaces that had a driver when they were taken.
-    driven: Vec<u8>,
     /// Endpoints that stalled and were not cleared, by [`EpAddr::index`].
     halted: u32,
     requests: Slab<Request>,
@@ -151,7 +149,6 @@ impl<K: Kernel> UsbDevice<K> {
     pub(super) fn take(kernel: K, readiness: Option<Readiness>, found: &Found) -> Result<Self, OpenError> {
         // vhci knows no faster than SuperSpeed, and to a device's drivers the difference is none.
         let speed = found.speed.min(Speed::Super);
-        let with_driver = found.interfaces.iter().filter(|interface| interface.driver.is_some());
         let mut device = Self {
             kernel,
             readiness,
@@ -161,7 +158,6 @@ impl<K: Kernel> UsbDevice<K> {
             active: found.configuration,
             original: found.configuration,
             claimed: Vec::new(),
-            driven: with_driver.map(|interface| interface.number).collect(),
             halted: 0,
             requests: Slab::new(),
             pieces: Slab::new(),
@@ -617,12 +613,14 @@ impl<K: Kernel> Drop for UsbDevice<K> {
             return;
         }
         // Whoever drops a device that owes answers has a bug, which its requests report.
+        let interfaces = self.claimed.clone();
         self.release_all();
         if self.active != self.original && self.kernel.set_configuration(self.original).is_ok() {
             // The kernel looks for drivers of a new configuration by itself.
             return;
         }
-        for &interface in &self.driven {
+        // All of them: one that was taken as it was plugged in had no driver yet.
+        for interface in interfaces {
             match self.kernel.connect(interface) {
                 Ok(()) => {}
                 // A driver of several interfaces has taken this one with another.

@@ -222,7 +222,8 @@ impl Inventory {
     }
 
     fn device(&self, bus_id: &str, names: &BTreeSet<String>, held: &[HeldBlock]) -> Option<Found> {
-        let folder = self.devices.join(bus_id);
+        // Where it hangs; a link that leads nowhere is one that is being unplugged.
+        let folder = fs::canonicalize(self.devices.join(bus_id)).ok()?;
         let text = |name: &str| fs::read_to_string(folder.join(name)).ok().map(|text| text.trim_end().to_owned());
         let number = |name: &str| text(name)?.trim().parse::<u32>().ok();
         let (bus, device_number) = (number("busnum")?, number("devnum")?);
@@ -243,7 +244,7 @@ impl Inventory {
             speed: speed(&text("speed").unwrap_or_default()),
             configuration: number("bConfigurationValue").and_then(|value| u8::try_from(value).ok()).unwrap_or(0),
             interfaces,
-            is_imported: fs::canonicalize(&folder).is_ok_and(|path| is_below_vhci(&path)),
+            is_imported: is_below_vhci(&folder),
             node: self.nodes.join(format!("{bus:03}/{device_number:03}")),
             obstacle: None,
             descriptors: descriptors.clone().unwrap_or_default(),
@@ -295,8 +296,7 @@ fn obstacle(found: &Found, folder: &Path, held: &[HeldBlock]) -> Option<Obstacle
     if found.descriptors.device.class[0] == CLASS_HUB {
         return Some(Obstacle::Hub);
     }
-    let folder = fs::canonicalize(folder).ok()?;
-    if let Some(block) = held.iter().find(|block| block.folder.starts_with(&folder)) {
+    if let Some(block) = held.iter().find(|block| block.folder.starts_with(folder)) {
         return Some(Obstacle::Mounted { device: block.name.clone(), at: block.at.clone() });
     }
     let taken = |driver: &&String| matches!(driver.as_str(), "usbfs" | "usbip-host");

@@ -612,6 +612,6 @@ fn a_device_is_taken_whole_or_not_at_all_and_given_back() {
     assert_eq!(bench.device.speed(), Speed::Super, "vhci knows no faster");
     let kernel = bench.kernel.clone();
     drop(bench);
-    // Interface 1 had no driver.
-    assert_eq!(kernel.calls(), ["release 0", "release 1", "connect 0"]);
+    // Interface 1 had no driver then, which may have been too early for one.
+    assert_eq!(kernel.calls(), ["release 0", "release 1", "connect 0", "connect 1"]);
 }

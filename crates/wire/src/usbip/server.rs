@@ -403,6 +403,12 @@ impl ServerConn {
         self.flights.iter().map(|(seqnum, _)| UrbId(u64::from(seqnum)))
     }
 
+    /// Whether `id` is the only request to the device itself that owes an answer.
+    pub fn is_alone_on_control(&self, id: UrbId) -> bool {
+        let mut control = self.flights.iter().filter(|(_, flight)| flight.endpoint.is_control());
+        control.all(|(seqnum, _)| u64::from(seqnum) == id.0)
+    }
+
     /// A URB to answer in the place of one in flight that its device lost: as large, with as many packets.
     pub fn stand_in(&self, id: UrbId) -> Option<Urb> {
         let flight = self.flights.get(u32::try_from(id.0).ok()?)?;
