@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use farbus_io::sys::passing::Passage;
+use farbus_io::usb::{Found, Inventory, Selector};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -27,14 +28,14 @@ use tracing::warn;
 pub struct Mandate {
     /// Sockets to remove when the other half is gone, however it went.
     pub remove: Vec<PathBuf>,
-    /// Whether USB devices may be opened.
-    pub usb: bool,
+    /// Which USB devices may be opened, in the words of `farbus share` (`usb:1-1.4`).
+    pub usb: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 enum Question {
-    OpenUsb { bus: u8, device: u8 },
+    OpenUsb { bus: u32, device: u32 },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,7 +70,7 @@ impl Broker {
     ///
     /// # Errors
     /// What the system or the mandate says against it.
-    pub fn open_usb(&self, bus: u8, device: u8) -> io::Result<OwnedFd> {
+    pub fn open_usb(&self, bus: u32, device: u32) -> io::Result<OwnedFd> {
         self.passage.send(&to_json(&Question::OpenUsb { bus, device })?, None)?;
         let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that opens devices has ended");
         let parcel = self.passage.receive()?.ok_or_else(ended)?;
@@ -127,12 +128,25 @@ fn serve(passage: &Passage, mandate: &Mandate) -> io::Result<()> {
 
 fn carry_out(question: Question, mandate: &Mandate) -> io::Result<OwnedFd> {
     match question {
-        Question::OpenUsb { .. } if !mandate.usb => Err(io::Error::other("no USB device is shared here")),
-        Question::OpenUsb { bus, device } => open_node(&usb_node(bus, device)),
+        Question::OpenUsb { .. } if mandate.usb.is_empty() => Err(io::Error::other("no USB device is shared here")),
+        Question::OpenUsb { bus, device } => {
+            let all = Inventory::default().devices()?;
+            let found = all.iter().find(|found| (found.bus, found.number) == (bus, device));
+            let found = found.ok_or_else(|| io::Error::other("there is no such device"))?;
+            if !mandate.usb.iter().any(|meant| is_meant(meant, found)) {
+                return Err(io::Error::other(format!("usb:{} is not to be shared", found.bus_id)));
+            }
+            open_node(&usb_node(bus, device))
+        }
     }
 }
 
-fn usb_node(bus: u8, device: u8) -> PathBuf {
+fn is_meant(meant: &str, found: &Found) -> bool {
+    let selector = meant.strip_prefix("usb:").and_then(|words| words.parse::<Selector>().ok());
+    selector.is_some_and(|selector| selector.matches(found))
+}
+
+fn usb_node(bus: u32, device: u32) -> PathBuf {
     format!("/dev/bus/usb/{bus:03}/{device:03}").into()
 }
 
@@ -162,8 +176,8 @@ mod tests {
         let question = to_json(&Question::OpenUsb { bus: 1, device: 2 }).unwrap();
         let refused = (Answer::Refused("no USB device is shared here".into()), false);
         assert_eq!(asked(&Mandate::default(), &question), refused);
-        let (answer, has_fd) =
-            asked(&Mandate { usb: true, ..Mandate::default() }, b"{\"ask\":\"open\",\"path\":\"/etc/shadow\"}");
+        let mandate = Mandate { usb: vec!["usb:1-1".into()], ..Mandate::default() };
+        let (answer, has_fd) = asked(&mandate, b"{\"ask\":\"open\",\"path\":\"/etc/shadow\"}");
         assert!(matches!(answer, Answer::Refused(why) if why.starts_with("not a question")) && !has_fd);
     }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::broker::Broker;
 use crate::guardian::Guardian;
 use farbus_io::link::{Interest, Wake, wait};
 use farbus_io::usb::{Found, Hotplug, Interface, Inventory, Obstacle, OpenError, Selector, UsbDevice};
@@ -71,6 +72,8 @@ pub struct Shared {
     complaints: BTreeMap<String, String>,
     /// Who gives them back should we be killed.
     guardian: Option<Guardian>,
+    /// Who opens those that come later, where we may not.
+    broker: Option<Arc<Broker>>,
 }
 
 /// A device that is shared.
@@ -99,6 +102,29 @@ impl Shared {
         let opened: Vec<UsbDevice> = meant.iter().map(open).collect::<Result<_, UsbError>>()?;
         self.selectors.push(selector.clone());
         meant.iter().zip(opened).map(|(found, device)| self.offer(share, found, device)).collect()
+    }
+
+    /// Which devices are meant, in the words of `farbus share`.
+    pub fn meant(&self) -> Vec<String> {
+        self.selectors.iter().map(Selector::to_string).collect()
+    }
+
+    /// From now on this process may open no node, and `broker` does.
+    pub fn open_through(&mut self, broker: Arc<Broker>) {
+        self.broker = Some(broker);
+    }
+
+    fn open(&self, found: &Found) -> Result<UsbDevice, UsbError> {
+        let Some(broker) = &self.broker else { return open(found) };
+        let bus_id = found.bus_id.clone();
+        match &found.obstacle {
+            // What this process may not, the broker may.
+            None | Some(Obstacle::NoPermission { .. }) => {}
+            Some(obstacle) => return Err(UsbError::Obstacle { bus_id, obstacle: obstacle.clone() }),
+        }
+        let node = broker.open_usb(found.bus, found.number);
+        let opened = node.map_err(|error| OpenError::Os { doing: "opening it", error });
+        opened.and_then(|node| UsbDevice::open_through(node, found)).map_err(|error| UsbError::Open { bus_id, error })
     }
 
     /// Whether any device is meant.
@@ -162,7 +188,7 @@ impl Shared {
                 is_waiting = true;
                 continue;
             }
-            match open(found).and_then(|device| self.offer(share, found, device)) {
+            match self.open(found).and_then(|device| self.offer(share, found, device)) {
                 Ok(record) => {
                     self.complaints.remove(&found.bus_id);
                     info!(device = %record.bus_id, usb = %found.bus_id, "plugged in");
@@ -196,8 +222,7 @@ impl Follower {
     ///
     /// # Errors
     /// What the system says.
-    pub fn start(share: Arc<Share>, mut shared: Shared) -> io::Result<Self> {
-        let hotplug = Hotplug::new()?;
+    pub fn start(share: Arc<Share>, mut shared: Shared, hotplug: Hotplug) -> io::Result<Self> {
         let stop = Arc::new((AtomicBool::new(false), Wake::new()?));
         let stopped = Arc::clone(&stop);
         let thread = thread::Builder::new().name("hotplug".into()).spawn(move || {

@@ -13,7 +13,7 @@ use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_io::link::Listener;
 use farbus_io::store::FileStore;
 use farbus_io::sys::confine::{Needs, confine};
-use farbus_io::usb::{Obstacle, OpenError, Selector};
+use farbus_io::usb::{Hotplug, Obstacle, OpenError, Selector};
 use farbus_model::{BlockStore, Command, Speed};
 use farbus_session::DeviceRecord;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -173,12 +173,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     // All that needs rights is open: they are given away before the first thread that may hear a stranger.
     let state = secure.as_ref().map(|secure| secure.trust.folder().path());
-    // Following what is plugged in takes sysfs, uevents and device nodes, which a confined process has not.
-    let is_confined = !args.no_sandbox && real.is_empty();
-    if !is_confined && !args.no_sandbox {
-        warn!("real devices are followed as they come and go: this process keeps its rights");
+    let deaf = |error| Failure::local(format!("cannot hear what is plugged in: {error}"));
+    let hotplug = (!real.is_empty()).then(Hotplug::new).transpose().map_err(deaf)?;
+    let broker = if args.no_sandbox { None } else { Some(Arc::new(confined(&door, state, real.meant())?)) };
+    if let Some(broker) = &broker {
+        real.open_through(Arc::clone(broker));
     }
-    let _broker = if is_confined { Some(confined(&door, state)?) } else { None };
     let for_door = Arc::clone(&share);
     door.open(knocks, move |question| answer(&for_door, address, question)).map_err(Failure::local)?;
     if let Some((listener, address)) = plain {
@@ -189,8 +189,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         share.listen_secure_on(listener, trust).map_err(Failure::local)?;
         say(format!("listening on {address} for paired hosts, encrypted   (Ctrl-C ends)"));
     }
-    let follower = (!real.is_empty()).then(|| usb::Follower::start(Arc::clone(&share), real)).transpose();
-    let follower = follower.map_err(|error| Failure::local(format!("cannot hear what is plugged in: {error}")))?;
+    let follower = hotplug.map(|hotplug| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
+    let follower = follower.map_err(deaf)?;
     signals.forever().next();
     let real = follower.map(usb::Follower::stop);
     let is_durable = share.stop();
@@ -205,11 +205,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 /// Leaves this process without rights; what it still needs is done by the other half.
 /// A share for paired hosts reads whom it knows and writes its audit log in the folder `state`.
-fn confined(door: &Door, state: Option<&Path>) -> Result<Broker, Failure> {
-    let mandate = Mandate { remove: vec![door.path().to_owned()], usb: false };
+/// One that follows real devices reads what there is in sysfs.
+fn confined(door: &Door, state: Option<&Path>, usb: Vec<String>) -> Result<Broker, Failure> {
+    let readable = if usb.is_empty() { Vec::new() } else { vec!["/sys".into()] };
+    let mandate = Mandate { remove: vec![door.path().to_owned()], usb };
     let broker =
         Broker::start(&mandate).map_err(|error| Failure::local(format!("cannot start a second half: {error}")))?;
-    let confinement = confine(&Needs { state: state.map(Path::to_owned), ..Needs::default() })
+    let confinement = confine(&Needs { readable, state: state.map(Path::to_owned) })
         .map_err(|error| Failure::local(format!("{error}\n  --no-sandbox shares without giving rights away")))?;
     if confinement.files.is_ok() {
         debug!("{confinement}")

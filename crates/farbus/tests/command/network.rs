@@ -143,7 +143,7 @@ fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
         return;
     }
     let network = network.expect("looked at just now");
-    let house = House::new();
+    let house = House::alone();
     let config = house.path("farbus.toml");
     // The router is on the near host's own link; who is behind it is not.
     let text = "plain = { listen = ['10.111.2.1:0'], allow = ['10.111.2.0/24'] }\nshare = [{what='zero'}]";

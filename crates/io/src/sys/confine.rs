@@ -205,6 +205,8 @@ const CALLS: &[u32] = &[
     nr::__NR_openat,
     nr::__NR_getdents64,
     nr::__NR_readlinkat,
+    nr::__NR_faccessat,
+    nr::__NR_faccessat2,
     // Memory.
     nr::__NR_mmap,
     nr::__NR_munmap,
@@ -230,6 +232,9 @@ const CALLS: &[u32] = &[
     nr::__NR_sigaltstack,
     nr::__NR_restart_syscall,
     nr::__NR_membarrier,
+    // Children that it had before.
+    nr::__NR_wait4,
+    nr::__NR_waitid,
     // Time, chance, and who we are.
     nr::__NR_clock_gettime,
     nr::__NR_clock_nanosleep,
@@ -256,7 +261,8 @@ const STATE_CALLS: &[u32] = &[
 
 /// Calls that newer systems have under another number only.
 #[cfg(target_arch = "x86_64")]
-const OLD_CALLS: &[u32] = &[nr::__NR_poll, nr::__NR_epoll_wait];
+const OLD_CALLS: &[u32] =
+    &[nr::__NR_poll, nr::__NR_epoll_wait, nr::__NR_readlink, nr::__NR_access, nr::__NR_stat, nr::__NR_lstat];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_CALLS: &[u32] = &[];
 /// The same of those for files of its own.

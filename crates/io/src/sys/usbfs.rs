@@ -196,8 +196,12 @@ impl Usbfs {
     /// # Errors
     /// What the system says; `PermissionDenied` and `NotFound` among it.
     pub fn open(node: &Path) -> io::Result<Self> {
-        let fd = rustix::fs::open(node, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Self { fd: Arc::new(fd), slots: Vec::new() })
+        Ok(Self::over(rustix::fs::open(node, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?))
+    }
+
+    /// A device's node that somebody else opened, for reading and writing.
+    pub fn over(node: OwnedFd) -> Self {
+        Self { fd: Arc::new(node), slots: Vec::new() }
     }
 
     /// The descriptor: writable when there is something to reap, hung up when the device is gone.

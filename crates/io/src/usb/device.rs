@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant as Clock};
 
@@ -139,6 +140,18 @@ impl UsbDevice {
             io::ErrorKind::PermissionDenied => OpenError::NotAllowed { node: found.node.clone() },
             _ => OpenError::of("opening it", error),
         })?;
+        Self::over(usbfs, found)
+    }
+
+    /// Takes `found`, whose node somebody else opened who may.
+    ///
+    /// # Errors
+    /// [`OpenError`]; its drivers have it again then.
+    pub fn open_through(node: OwnedFd, found: &Found) -> Result<Self, OpenError> {
+        Self::over(Usbfs::over(node), found)
+    }
+
+    fn over(usbfs: Usbfs, found: &Found) -> Result<Self, OpenError> {
         let readiness = Watched::readiness(usbfs.descriptor());
         Self::take(usbfs, Some(readiness), found)
     }
