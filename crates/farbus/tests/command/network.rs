@@ -149,7 +149,11 @@ fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
     let text = "plain = { listen = ['10.111.2.1:0'], allow = ['10.111.2.0/24'] }\nshare = [{what='zero'}]";
     std::fs::write(&config, text).unwrap();
     let arguments = ["daemon", "--config", config.to_str().unwrap()];
+    // It begins before its network is up, as at boot.
+    assert!(ip(&format!("-n {} link set cable down", network.near)));
     let mut daemon = Share::follow(Running::start(command_in(&house, &network.router, &arguments)));
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(ip(&format!("-n {} link set cable up", network.near)));
     let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let name = own_name.split('.').next().unwrap();
 

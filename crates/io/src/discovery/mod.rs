@@ -4,7 +4,7 @@
 //! those to see who may connect. What comes in is a stranger's word; it is bounded here, and whoever connects to what
 //! it says finds out whether it is true.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -98,6 +98,8 @@ pub struct Announcer {
     daemon: ServiceDaemon,
     name: String,
     announced: Vec<(Announcement, String)>,
+    port: u16,
+    networks: BTreeSet<(String, IpAddr)>,
 }
 
 impl Announcer {
@@ -110,14 +112,23 @@ impl Announcer {
         if !is_name(label) {
             return Err(DiscoveryError(format!("'{name}' is no host name to announce")));
         }
-        Ok(Self { daemon: ServiceDaemon::new_with_port(port)?, name: label.to_owned(), announced: Vec::new() })
+        let daemon = ServiceDaemon::new_with_port(port)?;
+        Ok(Self { daemon, name: label.to_owned(), announced: Vec::new(), port, networks: networks() })
     }
 
-    /// Announces `wanted` and nothing else; what stays is not announced anew.
+    /// Announces `wanted` and nothing else; what stays is not announced anew, unless a network came or went. Call it now
+    /// and then: what begins before its network is up would be heard by nobody (as seen with mdns-sd 0.21.7).
     ///
     /// # Errors
     /// [`DiscoveryError`]; those before it are announced.
     pub fn announce(&mut self, wanted: &[Announcement]) -> Result<(), DiscoveryError> {
+        let networks = networks();
+        if networks != self.networks {
+            let before = std::mem::replace(&mut self.daemon, ServiceDaemon::new_with_port(self.port)?);
+            let _ = before.shutdown();
+            self.announced.clear();
+            self.networks = networks;
+        }
         for (_, name) in self.announced.extract_if(.., |(announcement, _)| !wanted.contains(announcement)) {
             take_leave(&self.daemon, &name);
         }
@@ -154,6 +165,12 @@ impl Drop for Announcer {
         }
         let _ = self.daemon.shutdown();
     }
+}
+
+/// The interfaces that are up, with their addresses.
+fn networks() -> BTreeSet<(String, IpAddr)> {
+    let all = if_addrs::get_if_addrs().unwrap_or_default();
+    all.into_iter().filter(|network| network.is_oper_up()).map(|network| (network.name.clone(), network.ip())).collect()
 }
 
 /// Whoever does not hear it finds out when the announcement has aged.

@@ -42,6 +42,8 @@ struct Has {
     /// As the configuration says, and as it is (port 0 takes a free one).
     listeners: Vec<(SocketAddr, SocketAddr)>,
     announcer: Option<Announcer>,
+    /// Why it is not announced.
+    unannounced: Option<String>,
     shares: BTreeMap<String, Offered>,
     real: Real,
     attachments: BTreeMap<String, Kept>,
@@ -77,6 +79,7 @@ impl Desk {
             passed,
             listeners: vec![],
             announcer: None,
+            unannounced: None,
             shares: BTreeMap::new(),
             real: Real::default(),
             attachments: BTreeMap::new(),
@@ -126,7 +129,7 @@ impl Desk {
         let mut has = self.has();
         let mut changes = Changes::default();
         self.listen(&mut has, &config, &mut changes)?;
-        announce(&mut has, &config);
+        announce(&mut has, config.announce);
         self.offer_all(&mut has, &config.shares, &mut changes);
         has.real.look(&self.share, &config);
         attach_all(&mut has, &config, &mut changes);
@@ -201,6 +204,9 @@ impl Desk {
                 info!(name, "shared at last");
             }
         }
+        // Its network may have come up.
+        let is_wished = has.config.announce;
+        announce(&mut has, is_wished);
     }
 
     /// Answers its owner.
@@ -269,9 +275,9 @@ impl Desk {
 }
 
 /// Tells hosts nearby where plain USB/IP is served, as far as it is not for this machine alone.
-fn announce(has: &mut Has, config: &Config) {
+fn announce(has: &mut Has, is_wished: bool) {
     let mut wanted: Vec<Announcement> = Vec::new();
-    for (_, address) in has.listeners.iter().filter(|(_, at)| config.announce && !at.ip().is_loopback()) {
+    for (_, address) in has.listeners.iter().filter(|(_, at)| is_wished && !at.ip().is_loopback()) {
         let port = address.port();
         let known = wanted.iter().position(|announcement| announcement.port == port);
         let at = known.unwrap_or_else(|| {
@@ -296,9 +302,12 @@ fn announce(has: &mut Has, config: &Config) {
         none => Announcer::new(&discovery::own_name(), discovery::PORT)
             .and_then(|announcer| none.insert(announcer).announce(&wanted)),
     };
-    if let Err(error) = result {
-        warn!(%error, "not announced");
+    let trouble = result.err().map(|error| error.to_string());
+    // The same trouble again is no news.
+    if let Some(error) = trouble.as_ref().filter(|_| trouble != has.unannounced) {
+        warn!(error, "not announced");
     }
+    has.unannounced = trouble;
 }
 
 fn attach_all(has: &mut Has, config: &Config, changes: &mut Changes) {
