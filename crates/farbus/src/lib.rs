@@ -2,7 +2,8 @@
 //!
 //! **This room is** where pure rooms get an outside: [`Share`] puts devices on a listening socket,
 //! [`client`] takes a device from another machine, [`attach`] hands it to this machine's kernel or
-//! shows its disk as a file, [`trust`] decides with whom, [`control`] lets the `farbus` command find what runs.
+//! shows its disk as a file, [`trust`] decides with whom, [`neighbours`] finds who is
+//! there, [`control`] lets the `farbus` command find what runs, [`broker`] keeps the rights that a share gives away.
 //!
 //! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
 //!

@@ -2,7 +2,8 @@
 //!
 //! **This room is** where a device and a connection meet. [`Exporter`] joins an incoming
 //! connection to a device; [`RemoteDevice`] makes an outgoing connection look like one;
-//! [`Registry`] knows what is offered and who holds it.
+//! [`Registry`] knows what is offered; [`claims`] who holds a device, waits for it, had it; [`rules`] which
+//! real devices are to be shared at all.
 //!
 //! **It may touch** nothing: bytes and moments are handed in, what is to be sent is asked for.
 //!

@@ -39,6 +39,18 @@ fn a_share_gives_its_rights_away_before_it_hears_anybody() {
     }
 }
 
+/// It reads whom it knows and writes its log, as whoever owns that folder; nothing else is left to it either.
+#[test]
+fn a_share_for_paired_hosts_keeps_its_folder_and_no_capability() {
+    let house = House::new();
+    let _share = house.share(&["zero", "--secure", "127.0.0.1:0"]);
+    let pid = &house.json(&["status", "--json"])[0]["pid"];
+    assert_eq!((of_process(pid, "NoNewPrivs"), of_process(pid, "Seccomp")), ("1".into(), "2".into()));
+    for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+        assert_eq!(of_process(pid, set), "0000000000000000", "{set}");
+    }
+}
+
 #[test]
 fn a_share_that_is_killed_leaves_no_socket_behind() {
     let house = House::new();
