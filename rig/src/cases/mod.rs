@@ -5,6 +5,7 @@
 
 mod capture;
 mod case;
+mod daemon;
 mod kernel;
 mod keyboard;
 mod link;
@@ -25,6 +26,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         keyboard::CASES,
         testusb::CASES,
         usbfs::CASES,
+        daemon::CASES,
         reset::CASES,
         link::CASES,
         capture::CASES,
