@@ -5,7 +5,6 @@
 
 mod capture;
 mod case;
-mod daemon;
 mod kernel;
 mod keyboard;
 mod link;
@@ -26,7 +25,6 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         keyboard::CASES,
         testusb::CASES,
         usbfs::CASES,
-        daemon::CASES,
         reset::CASES,
         link::CASES,
         capture::CASES,
