@@ -42,7 +42,8 @@ pub trait Device: Send {
 
     /// Port reset (USB 2.0 §7.1.7.5): withdraws every request and forgets configuration,
     /// alternate settings and halts. Every request is finished before this returns: whoever gives a
-    /// device back after it counts on that.
+    /// device back after it counts on that. A device that lives outside may itself still be on its way back: what is
+    /// submitted meanwhile waits for it.
     fn reset(&mut self, now: Instant, done: &mut Completions);
 
     /// When [`Device::handle_timeout`] wants to be called, if at all.

@@ -2,7 +2,8 @@
 //!
 //! A transfer is *lent* to the kernel ([`Usbfs::submit`]) and *reaped* from it later ([`Usbfs::reap`]); between the two the
 //! kernel may be told to give it up ([`Usbfs::discard`]), which makes it reapable at once. It is named by a slot, a small
-//! number that the caller chooses.
+//! number that the caller chooses. The calls that wait for the device ([`Calls`]) hold its lock in the kernel, and any other
+//! call on the descriptor waits for them: only `poll` does not (`usbdev_do_ioctl`, `usbdev_poll`).
 //!
 //! **What the kernel does with lent memory**: it reads OUT data while it takes the transfer, never later, and writes results
 //! only while it is being reaped (`drivers/usb/core/devio.c`: `proc_do_submiturb`, `processcompl`). So OUT data need not be
@@ -340,6 +341,17 @@ impl Usbfs {
         asked != Err(Errno::NODEV)
     }
 
+    /// The calls that wait for the device, for another thread.
+    pub fn calls(&self) -> Calls {
+        Calls(Arc::clone(&self.fd))
+    }
+}
+
+/// The calls on an open device that wait for it. Whoever makes one keeps the descriptor open meanwhile.
+#[derive(Clone, Debug)]
+pub struct Calls(Arc<OwnedFd>);
+
+impl Calls {
     /// Takes an interface, sending its driver away; it may be taken already.
     ///
     /// # Errors
@@ -351,7 +363,7 @@ impl Usbfs {
         }
         let claim = RawDisconnectClaim { interface: interface.into(), flags: EXCEPT_DRIVER, driver };
         // SAFETY: the kernel reads the structure and keeps nothing of it.
-        Ok(unsafe { ioctl(&self.fd, Setter::<DISCONNECT_CLAIM, _>::new(claim)) }?)
+        Ok(unsafe { ioctl(&self.0, Setter::<DISCONNECT_CLAIM, _>::new(claim)) }?)
     }
 
     /// Lets go of an interface. The kernel gives up its transfers and puts it into setting 0.
@@ -360,7 +372,7 @@ impl Usbfs {
     /// What the system says; one that is not held is an error.
     pub fn release(&self, interface: u8) -> io::Result<()> {
         // SAFETY: the kernel reads one word.
-        Ok(unsafe { ioctl(&self.fd, Setter::<RELEASE_INTERFACE, c_uint>::new(interface.into())) }?)
+        Ok(unsafe { ioctl(&self.0, Setter::<RELEASE_INTERFACE, c_uint>::new(interface.into())) }?)
     }
 
     /// Lets the kernel's drivers have an interface that was released.
@@ -370,7 +382,7 @@ impl Usbfs {
     pub fn connect(&self, interface: u8) -> io::Result<()> {
         let inner = RawIoctl { interface: interface.into(), code: CONNECT as c_int, data: ptr::null_mut() };
         // SAFETY: the kernel reads the structure; CONNECT has no data.
-        Ok(unsafe { ioctl(&self.fd, Setter::<IOCTL, _>::new(inner)) }?)
+        Ok(unsafe { ioctl(&self.0, Setter::<IOCTL, _>::new(inner)) }?)
     }
 
     /// SET_INTERFACE, waited for. The kernel gives up the interface's transfers before.
@@ -380,7 +392,7 @@ impl Usbfs {
     pub fn set_interface(&self, interface: u8, alternate: u8) -> Result<(), Status> {
         let set = RawSetInterface { interface: interface.into(), alternate: alternate.into() };
         // SAFETY: the kernel reads the structure.
-        unsafe { ioctl(&self.fd, Setter::<SET_INTERFACE, _>::new(set)) }.map_err(errno::of_call)
+        unsafe { ioctl(&self.0, Setter::<SET_INTERFACE, _>::new(set)) }.map_err(errno::of_call)
     }
 
     /// SET_CONFIGURATION, waited for. Fails while an interface is claimed, by anybody.
@@ -389,7 +401,7 @@ impl Usbfs {
     /// How the request ended.
     pub fn set_configuration(&self, value: u8) -> Result<(), Status> {
         // SAFETY: the kernel reads one word.
-        unsafe { ioctl(&self.fd, Setter::<SET_CONFIGURATION, c_uint>::new(value.into())) }.map_err(errno::of_call)
+        unsafe { ioctl(&self.0, Setter::<SET_CONFIGURATION, c_uint>::new(value.into())) }.map_err(errno::of_call)
     }
 
     /// CLEAR_FEATURE(ENDPOINT_HALT), waited for; the controller's data toggle is cleared with it.
@@ -398,7 +410,7 @@ impl Usbfs {
     /// How the request ended.
     pub fn clear_halt(&self, endpoint: u8) -> Result<(), Status> {
         // SAFETY: the kernel reads one word.
-        unsafe { ioctl(&self.fd, Setter::<CLEAR_HALT, c_uint>::new(endpoint.into())) }.map_err(errno::of_call)
+        unsafe { ioctl(&self.0, Setter::<CLEAR_HALT, c_uint>::new(endpoint.into())) }.map_err(errno::of_call)
     }
 
     /// Resets the port and restores address and configuration, waited for. An interface that is claimed meanwhile would lose
@@ -408,7 +420,7 @@ impl Usbfs {
     /// [`Status::Gone`] when the device came back as another one.
     pub fn reset(&self) -> Result<(), Status> {
         // SAFETY: the call has no argument.
-        unsafe { ioctl(&self.fd, NoArg::<RESET>::new()) }.map_err(errno::of_call)
+        unsafe { ioctl(&self.0, NoArg::<RESET>::new()) }.map_err(errno::of_call)
     }
 }
 
@@ -566,7 +578,8 @@ mod tests {
         let memory = usbfs.slots[3].urb.as_ref().unwrap();
         assert_eq!((memory.head().packets, memory.head().flags, memory.packets(2)[1].length), (2, ISO_ASAP, 8));
         usbfs.discard(3);
-        assert!(usbfs.claim(0).is_err() && usbfs.reset().is_err() && usbfs.set_interface(0, 1).is_err());
+        let calls = usbfs.calls();
+        assert!(calls.claim(0).is_err() && calls.reset().is_err() && calls.set_interface(0, 1).is_err());
         assert!(Usbfs::open(Path::new("/dev/bus/usb/none")).is_err());
     }
 }
