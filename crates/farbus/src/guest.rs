@@ -19,6 +19,11 @@ impl Guest {
         Self { trust, fingerprint, name, address }
     }
 
+    /// Its key.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
     /// What it may use, as of now: nothing, once it is unpaired.
     pub fn allowed(&self) -> Grant {
         self.trust.peer(&self.fingerprint).map(|peer| peer.allow).unwrap_or_default()

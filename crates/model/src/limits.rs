@@ -24,6 +24,9 @@ pub struct Limits {
     pub receive_bytes: usize,
     /// Idle buffers kept for reuse.
     pub pool_bytes: usize,
+    /// What an encrypted link keeps by itself: received and not decrypted, decrypted and not taken, encrypted and not sent.
+    /// A bare link keeps nothing.
+    pub link_bytes: usize,
 }
 
 impl Limits {
@@ -35,6 +38,7 @@ impl Limits {
         reply_header_bytes_max: 2 << 20,
         receive_bytes: 256 << 10,
         pool_bytes: 4 << 20,
+        link_bytes: 512 << 10,
     };
 
     /// The most memory a session's payloads can take: every holder, line by line.
@@ -45,6 +49,8 @@ impl Limits {
             + self.payload_bytes_max + URB_BYTES_MAX as usize + self.reply_header_bytes_max
             // Idle buffers.
             + self.pool_bytes
+            // TLS.
+            + self.link_bytes
     }
 }
 

@@ -16,4 +16,5 @@ mod network;
 mod owner;
 mod rights;
 mod sessions;
+mod siege;
 mod trust;
