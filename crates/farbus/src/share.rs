@@ -433,6 +433,9 @@ impl Shared {
                 return warn!(%error, "the trace is not complete");
             }
         }
+        if let Err(error) = out.flush() {
+            warn!(%error, "the trace is not complete");
+        }
     }
 
     /// The name of the device with this bus id.

@@ -31,7 +31,7 @@ impl<'a> Host<'a> {
         command
     }
 
-    fn run(&self, arguments: &[&str]) -> Outcome {
+    pub fn run(&self, arguments: &[&str]) -> Outcome {
         finish(self.command(arguments), PATIENCE)
     }
 
@@ -41,7 +41,7 @@ impl<'a> Host<'a> {
         outcome.stdout
     }
 
-    fn json(&self, arguments: &[&str]) -> Value {
+    pub fn json(&self, arguments: &[&str]) -> Value {
         serde_json::from_str(&self.ok(arguments)).unwrap()
     }
 
