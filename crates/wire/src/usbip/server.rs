@@ -8,6 +8,7 @@
 //! | the URB ended, then an unlink comes | RET_SUBMIT (sent before), RET_UNLINK 0 |
 //! | an unlink comes before its submit, which then comes | RET_UNLINK −104 then, never a RET_SUBMIT |
 //! | an unlink for something unknown, and later submits come | RET_UNLINK 0 with the first of them |
+//! | an unlink for something unknown below them, whose submit comes after all | RET_UNLINK 0 at once, never a RET_SUBMIT |
 //! | a second unlink of the same URB | both are answered alike |
 //!
 //! **Why an unlink can come first.** Linux's `vhci_tx` sends all submits, then all unlinks, then looks
@@ -15,9 +16,12 @@
 //! submitted. Answered with 0 at once, as an exporter does for what it does not know, the client
 //! completes the URB; the submit's own answer then finds nobody and the client cuts the connection
 //! (`testusb` tests 11 and 12 hit this now and then). Numbers ascend on one connection, so an unlink of
-//! a number above all submitted ones waits for its submit.
+//! a number above all submitted ones waits for its submit. A client whose numbers do not ascend gets that right, too: what it was
+//! told is over is not begun, as far back as [`ANSWERED_MAX`] unlinks.
 //!
 //! Every unlink is answered: the client's kernel may be waiting for it uninterruptibly.
+
+use std::collections::VecDeque;
 
 use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Status, TransferType, Urb, UrbId};
 
@@ -55,7 +59,12 @@ pub struct ServerConn {
     highest: Option<u32>,
     /// Unlinks that came before their submit: (its number, their own).
     early: Vec<(u32, u32)>,
+    /// Numbers below the highest that were unlinked and not in flight, the last ones: nearly all had been answered before.
+    answered: VecDeque<u32>,
 }
+
+/// Unknown unlinks remembered, in case their submits are on their way yet. A client has a few such in a race, never many.
+const ANSWERED_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -92,6 +101,14 @@ enum Submitted {
     Urb(Urb),
 }
 
+/// Notes a number that its client takes for done.
+fn remember(answered: &mut VecDeque<u32>, victim: u32) {
+    if answered.len() == ANSWERED_MAX {
+        answered.pop_front();
+    }
+    answered.push_back(victim);
+}
+
 /// Whether a number comes after the highest so far; they wrap.
 fn is_above(number: u32, highest: Option<u32>) -> bool {
     highest.is_none_or(|highest| number.wrapping_sub(highest).cast_signed() > 0)
@@ -115,6 +132,7 @@ impl ServerConn {
             unlinks_owed: 0,
             highest: None,
             early: Vec::new(),
+            answered: VecDeque::new(),
         }
     }
 
@@ -275,22 +293,28 @@ impl ServerConn {
     }
 
     /// Answers the unlinks that came before this submit: those of it, and those of numbers below it,
-    /// which will not come any more. Says whether it was among them.
+    /// which should have come by now. Says whether it was among them, or was so answered before.
     fn is_withdrawn_early(&mut self, seqnum: u32) -> bool {
         if is_above(seqnum, self.highest) {
             self.highest = Some(seqnum);
+        } else if let Some(at) = self.answered.iter().position(|&answered| answered == seqnum) {
+            self.answered.remove(at);
+            return true;
         }
         if self.early.is_empty() {
             return false;
         }
         let mut is_withdrawn = false;
-        let (outgoing, unlinks_owed) = (&mut self.outgoing, &mut self.unlinks_owed);
+        let (outgoing, unlinks_owed, answered) = (&mut self.outgoing, &mut self.unlinks_owed, &mut self.answered);
         self.early.retain(|&(victim, unlink)| {
             if is_above(victim, Some(seqnum)) {
                 return true;
             }
             let status = if victim == seqnum { Status::Cancelled } else { Status::Ok };
             is_withdrawn |= victim == seqnum;
+            if victim != seqnum {
+                remember(answered, victim);
+            }
             outgoing.put(&message::encode_unlink_reply(unlink, status));
             *unlinks_owed -= 1;
             false
@@ -321,6 +345,7 @@ impl ServerConn {
                 None
             }
             None => {
+                remember(&mut self.answered, victim);
                 self.outgoing.put(&message::encode_unlink_reply(seqnum, Status::Ok));
                 None
             }
