@@ -23,7 +23,7 @@
 
 use std::collections::VecDeque;
 
-use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Status, TransferType, Urb, UrbId};
+use farbus_model::{BufferPool, Direction, Done, EpAddr, Limits, Payload, Status, TransferType, Urb, UrbId};
 
 use super::message::{
     self, BUS_ID_BYTES, DeviceRecord, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, OpStatus, RawHeader,
@@ -86,8 +86,6 @@ struct Flight {
     length: u32,
     /// The client's number, echoed; on an endpoint without packets it means nothing.
     number_of_packets: u32,
-    is_iso: bool,
-    start_frame: u32,
     unlinks: Vec<u32>,
 }
 
@@ -273,8 +271,6 @@ impl ServerConn {
                 direction: submit.direction,
                 length: submit.length,
                 number_of_packets: submit.number_of_packets,
-                is_iso,
-                start_frame: submit.start_frame,
                 unlinks: Vec::new(),
             },
         )?;
@@ -434,14 +430,9 @@ impl ServerConn {
         control.all(|(seqnum, _)| u64::from(seqnum) == id.0)
     }
 
-    /// A URB to answer in the place of one in flight that its device lost: as large, with as many packets.
-    pub fn stand_in(&self, id: UrbId) -> Option<Urb> {
-        let flight = self.flights.get(u32::try_from(id.0).ok()?)?;
-        let mut urb = Urb::data_in(id, flight.endpoint, flight.length);
-        urb.direction = flight.direction;
-        urb.start_frame = flight.start_frame;
-        urb.iso = vec![IsoPacket::default(); if flight.is_iso { flight.number_of_packets as usize } else { 0 }];
-        Some(urb)
+    /// Whether `id` owes an answer.
+    pub fn is_in_flight(&self, id: UrbId) -> bool {
+        u32::try_from(id.0).is_ok_and(|seqnum| self.flights.contains(seqnum))
     }
 
     /// OUT bytes of the URBs that owe an answer.
