@@ -7,6 +7,10 @@ pub const ISO_PACKETS_MAX: u32 = 1024;
 /// Sixteen MiB is what the largest known client (a scanner driver's bulk read) asks for, doubled.
 pub const URB_BYTES_MAX: u32 = 16 << 20;
 
+/// Memory that a kernel lends for one real device's transfers. Linux counts it against the 16 MiB that it lends to all
+/// (`usbfs_memory_mb`), as long as it is mapped: enough for what a disk has in flight, and other devices have room too.
+pub const LENT_BYTES_MAX: usize = 4 << 20;
+
 /// What one session may hold. Summed by [`Limits::bytes_max`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -49,6 +53,8 @@ impl Limits {
             + self.payload_bytes_max + URB_BYTES_MAX as usize + self.reply_header_bytes_max
             // Idle buffers.
             + self.pool_bytes
+            // Mapped and idle.
+            + LENT_BYTES_MAX
             // TLS.
             + self.link_bytes
     }

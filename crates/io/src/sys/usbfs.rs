@@ -21,6 +21,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_model::limits::LENT_BYTES_MAX;
 use farbus_model::{Status, TransferType, UrbFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -28,9 +29,17 @@ use rustix::io::Errno;
 use rustix::ioctl::{Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl, opcode};
 
 use super::errno;
+use super::lease::{Filled, Lease, Leases};
 
 /// Most isochronous packets in one transfer (`proc_do_submiturb`, "arbitrary limit").
 pub const ISO_PACKETS_MAX: usize = 128;
+
+/// Shorter transfers are not worth a mapping: a page is copied in less time than a descriptor's lock takes.
+const LEASE_BYTES_MIN: usize = 16 << 10;
+/// And longer ones would want more memory in one piece than a kernel has after some days.
+const LEASE_BYTES_MAX: usize = 1 << 20;
+/// [`GET_CAPABILITIES`]: it can be mapped.
+const CAN_MAP: u32 = 0x20;
 
 const SHORT_NOT_OK: c_uint = 0x01;
 const ISO_ASAP: c_uint = 0x02;
@@ -115,6 +124,9 @@ const EXCEPT_DRIVER: c_uint = 2;
 pub struct Usbfs {
     fd: Arc<OwnedFd>,
     slots: Vec<Slot>,
+    leases: Leases,
+    /// Whether the kernel lends memory; asked at first need.
+    lends: Option<bool>,
 }
 
 #[derive(Default)]
@@ -123,6 +135,8 @@ struct Slot {
     is_lent: bool,
     /// Where IN data goes, and a control transfer's setup packet and data; held while it is lent.
     buffer: Vec<u8>,
+    /// The kernel's own memory in the buffer's place.
+    lease: Option<Lease>,
 }
 
 /// A transfer to lend.
@@ -150,10 +164,12 @@ pub enum Data<'a> {
     /// Room to fill, given back by [`Usbfs::reap`]. A control transfer's begins with its setup packet, and is filled
     /// behind it.
     In(Vec<u8>),
+    /// Room for so many bytes in the kernel's own memory; not for control transfers. See [`Usbfs::lease`].
+    Into(Lease, usize),
 }
 
 /// A transfer that came back.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Reaped {
     /// The caller's name for it.
     pub slot: usize,
@@ -161,8 +177,10 @@ pub struct Reaped {
     pub status: Status,
     /// Bytes moved, a setup packet not among them.
     pub actual: u32,
-    /// The buffer of [`Data::In`], as long as it was; empty for OUT.
+    /// The buffer of [`Data::In`], as long as it was; empty for others.
     pub buffer: Vec<u8>,
+    /// The memory of [`Data::Into`].
+    pub filled: Option<Filled>,
 }
 
 /// How one isochronous packet ended.
@@ -175,7 +193,7 @@ pub struct PacketResult {
 }
 
 /// What there was to reap.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Reap {
     /// This.
     Done(Reaped),
@@ -202,12 +220,35 @@ impl Usbfs {
 
     /// A device's node that somebody else opened, for reading and writing.
     pub fn over(node: OwnedFd) -> Self {
-        Self { fd: Arc::new(node), slots: Vec::new() }
+        Self { fd: Arc::new(node), slots: Vec::new(), leases: Leases::default(), lends: None }
     }
 
     /// The descriptor: writable when there is something to reap, hung up when the device is gone.
     pub fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.fd)
+    }
+
+    /// Memory of the kernel's for a transfer from the device of at most `bytes`: what it fills is neither copied nor allocated. `None`
+    /// where it lends none, has lent enough, or a copy costs less.
+    pub fn lease(&mut self, bytes: usize) -> Option<Lease> {
+        if !(LEASE_BYTES_MIN..=LEASE_BYTES_MAX).contains(&bytes) {
+            return None;
+        }
+        if !*self.lends.get_or_insert_with(|| capabilities(&self.fd).is_ok_and(|all| all & CAN_MAP != 0)) {
+            return None;
+        }
+        self.leases.take(Some(self.fd.as_fd()), bytes, LENT_BYTES_MAX).unwrap_or_else(|error| {
+            tracing::debug!(%error, "the kernel lends no more memory: data is copied");
+            // Not asked with every transfer; when its user has gone it is asked again.
+            self.lends = Some(false);
+            None
+        })
+    }
+
+    /// Gives back lent memory that nobody uses.
+    pub fn give_back_leases(&mut self) {
+        self.leases.give_back();
+        self.lends = None;
     }
 
     /// Lends the kernel a transfer under the name `slot`.
@@ -235,6 +276,10 @@ impl Usbfs {
                 place.buffer = room;
                 (place.buffer.as_mut_ptr(), place.buffer.len())
             }
+            Data::Into(lease, bytes) => {
+                assert!(bytes <= lease.bytes(), "a lease has room for its transfer");
+                (place.lease.insert(lease).address(), bytes)
+            }
         };
         let Ok(length) = c_int::try_from(length) else { return Err(Status::Invalid) };
         memory.fill(
@@ -260,7 +305,8 @@ impl Usbfs {
             transfer.packets,
         );
         // SAFETY: the structure is the kernel's own and lives, unmoved, until it was reaped or the descriptor closed (`Memory`
-        // is dropped with its slot, after `fd`). `buffer` is read now, or belongs to the slot until then.
+        // is dropped with its slot, after `fd`). `buffer` is read now, or belongs to the slot until then; lent memory is the
+        // kernel's own, which knows it by its address and length, and refuses what it does not know.
         let result = unsafe { ioctl(&self.fd, Pass::<SUBMIT_URB> { address: memory.at.as_ptr().cast() }) };
         match result {
             Ok(()) => {
@@ -268,7 +314,7 @@ impl Usbfs {
                 Ok(())
             }
             Err(errno) => {
-                place.buffer = Vec::new();
+                (place.buffer, place.lease) = (Vec::new(), None);
                 Err(errno::of_call(errno))
             }
         }
@@ -324,6 +370,8 @@ impl Usbfs {
             status: status_of(head.status),
             actual: u32::try_from(head.actual_length).unwrap_or_default(),
             buffer: std::mem::take(&mut place.buffer),
+            // The kernel has given the transfer back: its controller writes no more.
+            filled: place.lease.take().map(Lease::filled),
         })
     }
 
@@ -336,9 +384,7 @@ impl Usbfs {
 
     /// Whether the device is still there.
     pub fn is_connected(&self) -> bool {
-        // SAFETY: the call writes one 32-bit word.
-        let asked = unsafe { ioctl(&self.fd, Getter::<GET_CAPABILITIES, u32>::new()) };
-        asked != Err(Errno::NODEV)
+        capabilities(&self.fd) != Err(Errno::NODEV)
     }
 
     /// The calls that wait for the device, for another thread.
@@ -422,6 +468,11 @@ impl Calls {
         // SAFETY: the call has no argument.
         unsafe { ioctl(&self.0, NoArg::<RESET>::new()) }.map_err(errno::of_call)
     }
+}
+
+fn capabilities(fd: &OwnedFd) -> rustix::io::Result<u32> {
+    // SAFETY: the call writes one 32-bit word.
+    unsafe { ioctl(fd, Getter::<GET_CAPABILITIES, u32>::new()) }
 }
 
 fn raw_flags(flags: UrbFlags) -> c_uint {
@@ -578,6 +629,7 @@ mod tests {
         let memory = usbfs.slots[3].urb.as_ref().unwrap();
         assert_eq!((memory.head().packets, memory.head().flags, memory.packets(2)[1].length), (2, ISO_ASAP, 8));
         usbfs.discard(3);
+        assert!(usbfs.lease(1 << 16).is_none() && usbfs.lends == Some(false), "what lends nothing is not mapped");
         let calls = usbfs.calls();
         assert!(calls.claim(0).is_err() && calls.reset().is_err() && calls.set_interface(0, 1).is_err());
         assert!(Usbfs::open(Path::new("/dev/bus/usb/none")).is_err());

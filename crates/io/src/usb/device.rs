@@ -382,8 +382,12 @@ impl<K: Kernel> UsbDevice<K> {
             iso_asap: false,
         };
         if is_in {
-            let room = done.pool.take(urb.length as usize);
-            return self.begin(urb, kind, flags, Data::In(room), done);
+            let bytes = urb.length as usize;
+            let room = match self.kernel.lease(bytes) {
+                Some(lease) => Data::Into(lease, bytes),
+                None => Data::In(done.pool.take(bytes)),
+            };
+            return self.begin(urb, kind, flags, room, done);
         }
         let payload = urb.take_payload();
         // The kernel copies while it takes: not even a window on a receive buffer has to be kept.
@@ -624,6 +628,9 @@ fn single_done(urb: InFlight, status: Status, reaped: Reaped) -> farbus_model::D
     if urb.direction == Direction::Out {
         return urb.done(status, actual, Payload::Empty);
     }
+    if let Some(filled) = reaped.filled {
+        return urb.done(status, actual, Payload::lent(Arc::new(filled), actual as usize));
+    }
     let mut buffer = reaped.buffer;
     if urb.endpoint.is_control() {
         buffer.drain(..SETUP_BYTES.min(buffer.len()));
@@ -681,6 +688,8 @@ impl<K: Kernel> Device for UsbDevice<K> {
         }
         self.selection.clear();
         self.halted = 0;
+        // What is on its way to the client is kept until it is sent.
+        self.kernel.give_back_leases();
     }
 
     fn readiness(&self) -> Option<&Readiness> {

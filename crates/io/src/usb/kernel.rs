@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use farbus_model::Status;
 
+use crate::sys::lease::Lease;
 use crate::sys::usbfs::{self, PacketResult, Reap, Transfer, Usbfs};
 
 /// Transfers: the calls of [`Usbfs`], which answer at once; its documentation is theirs.
@@ -13,6 +14,8 @@ pub trait Kernel: Send {
     type Calls: Calls + Clone;
 
     fn calls(&self) -> Self::Calls;
+    fn lease(&mut self, bytes: usize) -> Option<Lease>;
+    fn give_back_leases(&mut self);
     fn submit(&mut self, slot: usize, transfer: Transfer<'_>) -> Result<(), Status>;
     fn discard(&mut self, slot: usize);
     fn reap(&mut self, packets: &mut Vec<PacketResult>) -> Reap;
@@ -36,6 +39,14 @@ impl Kernel for Usbfs {
 
     fn calls(&self) -> usbfs::Calls {
         Usbfs::calls(self)
+    }
+
+    fn lease(&mut self, bytes: usize) -> Option<Lease> {
+        Usbfs::lease(self, bytes)
+    }
+
+    fn give_back_leases(&mut self) {
+        Usbfs::give_back_leases(self);
     }
 
     fn submit(&mut self, slot: usize, transfer: Transfer<'_>) -> Result<(), Status> {

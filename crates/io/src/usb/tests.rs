@@ -17,6 +17,7 @@ use super::error::OpenError;
 use super::inventory::{Found, Interface};
 use super::kernel::{Calls, Kernel};
 use crate::link::{Watched, wait};
+use crate::sys::lease::{Lease, Leases};
 use crate::sys::usbfs::{Data, ISO_PACKETS_MAX, PacketResult, Reap, Reaped, Transfer};
 
 const NOW: Instant = Instant::ZERO;
@@ -44,6 +45,9 @@ struct World {
     stuck_call: Option<&'static str>,
     /// The real one has its lock meanwhile: whoever else asks anything waits.
     is_in_call: bool,
+    /// It lends memory, this much.
+    lends: Option<usize>,
+    leases: Leases,
 }
 
 struct Held {
@@ -54,6 +58,7 @@ struct Held {
     bytes: Vec<u8>,
     is_in: bool,
     packets: Vec<u32>,
+    lease: Option<Lease>,
 }
 
 #[derive(Clone, Default)]
@@ -124,18 +129,28 @@ impl Held {
         let mut buffer = self.bytes;
         let behind = if self.endpoint == 0 { 8 } else { 0 };
         let actual = if self.is_in { data.len() } else { buffer.len() };
-        if self.is_in {
+        let filled = self.lease.map(|lease| lease.fill(data));
+        if self.is_in && filled.is_none() {
             buffer[behind..behind + data.len()].copy_from_slice(data);
         } else {
             buffer.clear();
         }
         let actual = if status == Status::Cancelled { 0 } else { actual as u32 };
-        (Reaped { slot: self.slot, status, actual, buffer }, results)
+        (Reaped { slot: self.slot, status, actual, buffer, filled }, results)
     }
 }
 
 impl Kernel for Played {
     type Calls = Self;
+
+    fn lease(&mut self, bytes: usize) -> Option<Lease> {
+        let bytes_max = self.world().lends?;
+        self.world().leases.take(None, bytes, bytes_max).unwrap()
+    }
+
+    fn give_back_leases(&mut self) {
+        self.world().leases.give_back();
+    }
 
     fn calls(&self) -> Self {
         self.clone()
@@ -151,12 +166,13 @@ impl Kernel for Played {
         }
         assert!(transfer.packets.len() <= ISO_PACKETS_MAX);
         assert!(world.held.iter().all(|held| held.slot != slot), "a slot is lent once");
-        let (bytes, is_in) = match transfer.data {
-            Data::Out(bytes) => (bytes.to_vec(), false),
-            Data::In(room) => (room, true),
+        let (bytes, is_in, lease) = match transfer.data {
+            Data::Out(bytes) => (bytes.to_vec(), false, None),
+            Data::In(room) => (room, true, None),
+            Data::Into(lease, _) => (Vec::new(), true, Some(lease)),
         };
         let (endpoint, flags, packets) = (transfer.endpoint, transfer.flags, transfer.packets.to_vec());
-        world.held.push(Held { slot, endpoint, flags, bytes, is_in, packets });
+        world.held.push(Held { slot, endpoint, flags, bytes, is_in, packets, lease });
         Ok(())
     }
 
@@ -777,4 +793,39 @@ fn a_device_is_given_back_after_its_call_and_never_if_that_does_not_end() {
         assert!(calls.ends_with(&expected.iter().map(|call| (*call).to_owned()).collect::<Vec<_>>()), "{calls:?}");
         kernel.world().stuck_call = None;
     }
+}
+
+#[test]
+fn what_comes_in_lent_memory_is_sent_from_there_and_lent_again_after() {
+    let mut bench = Bench::configured();
+    bench.kernel.world().lends = Some(8192);
+    bench.read(1, 4096);
+    bench.read(2, 4096);
+    // It has lent what it lends: this one is copied, as ever.
+    bench.read(3, 4096);
+    let lent = |bench: &Bench| bench.kernel.world().held.iter().map(|held| held.lease.is_some()).collect::<Vec<_>>();
+    assert_eq!(lent(&bench), [true, true, false]);
+    bench.kernel.end(0, Status::Ok, b"first");
+    bench.kernel.end(0, Status::Stall, b"");
+    bench.kernel.end(0, Status::Ok, b"third");
+    bench.device.handle_ready(NOW, &mut bench.done);
+    let mut done = bench.all();
+    let bytes: Vec<_> = done.iter().map(|done| done.payload.contiguous().into_owned()).collect();
+    assert_eq!(bytes, [b"first".to_vec(), Vec::new(), b"third".to_vec()]);
+    assert!(matches!(done[0].payload, Payload::Lent(_)) && !matches!(done[2].payload, Payload::Lent(_)));
+    // The stalled one's is free; the first one's is not before it was sent.
+    let first = done.swap_remove(0).payload;
+    bench.read(4, 4096);
+    bench.read(5, 4096);
+    assert_eq!(lent(&bench), [true, false]);
+    assert_eq!(first.contiguous().as_ref(), b"first");
+    drop(first);
+    bench.read(6, 4096);
+    assert_eq!(lent(&bench), [true, false, true]);
+    // A reset gives all up, and back.
+    bench.device.reset(NOW, &mut bench.done);
+    bench.all();
+    bench.settle();
+    bench.kernel.world().lends = Some(4096);
+    assert!(bench.kernel.lease(4096).is_some(), "nothing of it was kept");
 }
