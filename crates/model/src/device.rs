@@ -15,7 +15,7 @@ use crate::usb::Speed;
 ///
 /// Sans-IO: it is told what happened and when; it leaves what it has finished in [`Completions`].
 /// Every request given to [`Device::submit`] comes back there exactly once, during that call or any
-/// later one. One endpoint's requests complete in the order in which they were submitted.
+/// later one. One endpoint's requests (one stream's, where it has streams) complete in the order in which they were submitted.
 ///
 /// | the race | what comes back |
 /// |---|---|

@@ -66,6 +66,8 @@ pub struct Urb {
     pub start_frame: u32,
     /// The polling interval that the asker states, in (micro)frames; 0 for control and bulk.
     pub interval: u32,
+    /// Bulk at an endpoint that was given streams (USB 3.2 §4.4.6.4): which, from 1; 0 elsewhere. USB/IP has no word for it.
+    pub stream: u16,
     /// Wishes.
     pub flags: UrbFlags,
 }
@@ -99,6 +101,7 @@ impl Urb {
             iso: Vec::new(),
             start_frame: 0,
             interval: 0,
+            stream: 0,
             flags: UrbFlags::default(),
         }
     }

@@ -56,7 +56,7 @@ struct RawUrb {
     buffer_length: c_int,
     actual_length: c_int,
     start_frame: c_int,
-    /// In C a union with the stream's number.
+    /// In C a union: bulk has the stream's number here.
     packets: c_int,
     error_count: c_int,
     signal: c_uint,
@@ -95,6 +95,20 @@ struct RawDisconnectClaim {
     driver: [c_char; 256],
 }
 
+/// `struct usbdevfs_streams`, without the endpoints behind it.
+#[repr(C)]
+struct RawStreams {
+    streams: c_uint,
+    endpoints: c_uint,
+}
+
+/// With room for as many endpoints as a device has.
+#[repr(C)]
+struct RawEndpointStreams {
+    head: RawStreams,
+    addresses: [u8; ENDPOINTS_MAX],
+}
+
 /// `struct usbdevfs_ioctl`.
 #[repr(C)]
 struct RawIoctl {
@@ -115,8 +129,12 @@ const RESET: Opcode = opcode::none(b'U', 20);
 const CLEAR_HALT: Opcode = opcode::read::<c_uint>(b'U', 21);
 const CONNECT: Opcode = opcode::none(b'U', 23);
 const GET_CAPABILITIES: Opcode = opcode::read::<u32>(b'U', 26);
+const ALLOC_STREAMS: Opcode = opcode::read::<RawStreams>(b'U', 28);
+const FREE_STREAMS: Opcode = opcode::read::<RawStreams>(b'U', 29);
 const DISCONNECT_CLAIM: Opcode = opcode::read::<RawDisconnectClaim>(b'U', 27);
 
+/// `USB_MAXENDPOINTS`.
+const ENDPOINTS_MAX: usize = 30;
 /// [`DISCONNECT_CLAIM`]: any driver is sent away, but not another program that uses usbfs.
 const EXCEPT_DRIVER: c_uint = 2;
 
@@ -154,6 +172,8 @@ pub struct Transfer<'a> {
     pub packets: &'a [u32],
     /// Isochronous without [`UrbFlags::iso_asap`]: the frame to start in.
     pub start_frame: u32,
+    /// Bulk: the stream, from 1, at an endpoint that has some; see [`Calls::alloc_streams`].
+    pub stream: u16,
 }
 
 /// What a transfer moves.
@@ -297,7 +317,10 @@ impl Usbfs {
                 buffer_length: length,
                 actual_length: 0,
                 start_frame: transfer.start_frame.cast_signed(),
-                packets: transfer.packets.len() as c_int,
+                packets: match transfer.kind {
+                    TransferType::Bulk => transfer.stream.into(),
+                    _ => transfer.packets.len() as c_int,
+                },
                 error_count: 0,
                 signal: 0,
                 context: ptr::without_provenance_mut(slot),
@@ -459,6 +482,29 @@ impl Calls {
         unsafe { ioctl(&self.0, Setter::<CLEAR_HALT, c_uint>::new(endpoint.into())) }.map_err(errno::of_call)
     }
 
+    /// Gives bulk endpoints of one claimed interface streams, as many for each; says how many, which may be fewer. What is queued at them
+    /// has to have ended. Another setting of the interface takes them away.
+    ///
+    /// # Errors
+    /// [`Status::Invalid`] if an endpoint or the controller has none, or `count` is below 2.
+    pub fn alloc_streams(&self, endpoints: &[u8], count: u16) -> Result<u16, Status> {
+        let streams = streams_of(endpoints, count)?;
+        // SAFETY: the kernel reads the structure, as many endpoints of it as it says.
+        let given = unsafe { ioctl(&self.0, Counting::<ALLOC_STREAMS>(streams)) }.map_err(errno::of_call)?;
+        u16::try_from(given).map_err(|_| Status::Other)
+    }
+
+    /// Takes their streams away again.
+    ///
+    /// # Errors
+    /// [`Status::Invalid`] if they have none.
+    pub fn free_streams(&self, endpoints: &[u8]) -> Result<(), Status> {
+        let streams = streams_of(endpoints, 0)?;
+        // SAFETY: as above.
+        unsafe { ioctl(&self.0, Counting::<FREE_STREAMS>(streams)) }.map_err(errno::of_call)?;
+        Ok(())
+    }
+
     /// Resets the port and restores address and configuration, waited for. An interface that is claimed meanwhile would lose
     /// its claim to the kernel's driver.
     ///
@@ -468,6 +514,13 @@ impl Calls {
         // SAFETY: the call has no argument.
         unsafe { ioctl(&self.0, NoArg::<RESET>::new()) }.map_err(errno::of_call)
     }
+}
+
+fn streams_of(endpoints: &[u8], count: u16) -> Result<RawEndpointStreams, Status> {
+    let mut addresses = [0; ENDPOINTS_MAX];
+    addresses.get_mut(..endpoints.len()).ok_or(Status::Invalid)?.copy_from_slice(endpoints);
+    let head = RawStreams { streams: count.into(), endpoints: endpoints.len() as c_uint };
+    Ok(RawEndpointStreams { head, addresses })
 }
 
 fn capabilities(fd: &OwnedFd) -> rustix::io::Result<u32> {
@@ -586,6 +639,28 @@ unsafe impl<const OPCODE: Opcode> Ioctl for Pass<OPCODE> {
     }
 }
 
+/// A call that reads a structure and answers with a number.
+struct Counting<const OPCODE: Opcode>(RawEndpointStreams);
+
+// SAFETY: the argument is the structure's address, which outlives the call; the kernel reads it and no more.
+unsafe impl<const OPCODE: Opcode> Ioctl for Counting<OPCODE> {
+    type Output = IoctlOutput;
+
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        OPCODE
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        ptr::from_mut(&mut self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(output: IoctlOutput, _: *mut c_void) -> rustix::io::Result<IoctlOutput> {
+        Ok(output)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -606,11 +681,14 @@ mod tests {
             (CONNECT, 0x5517),
             (GET_CAPABILITIES, 0x8004_551a),
             (DISCONNECT_CLAIM, 0x8108_551b),
+            (ALLOC_STREAMS, 0x8008_551c),
+            (FREE_STREAMS, 0x8008_551d),
         ];
         for (ours, kernels) in numbers {
             assert_eq!(ours, kernels, "{ours:#x} is not {kernels:#x}");
         }
         assert_eq!(std::mem::offset_of!(RawIsoUrb, packets), 56);
+        assert_eq!(std::mem::offset_of!(RawEndpointStreams, addresses), 8);
     }
 
     #[test]
@@ -623,6 +701,7 @@ mod tests {
             data: Data::In(vec![0; 16]),
             packets: &[8, 8],
             start_frame: 0,
+            stream: 0,
         };
         assert_eq!(usbfs.submit(3, transfer), Err(Status::Other));
         assert!(!usbfs.slots[3].is_lent && usbfs.slots[3].buffer.is_empty());
@@ -632,6 +711,8 @@ mod tests {
         assert!(usbfs.lease(1 << 16).is_none() && usbfs.lends == Some(false), "what lends nothing is not mapped");
         let calls = usbfs.calls();
         assert!(calls.claim(0).is_err() && calls.reset().is_err() && calls.set_interface(0, 1).is_err());
+        assert!(calls.alloc_streams(&[0x81], 16).is_err() && calls.free_streams(&[0x81]).is_err());
+        assert_eq!(calls.alloc_streams(&[0; 31], 16), Err(Status::Invalid));
         assert!(Usbfs::open(Path::new("/dev/bus/usb/none")).is_err());
     }
 }

@@ -170,6 +170,39 @@ impl<K: Kernel> UsbDevice<K> {
         Ok(device)
     }
 
+    /// Gives bulk endpoints streams, `count` for each or fewer; says how many. [`Urb::stream`](farbus_model::Urb::stream) is one of them
+    /// from then on, and at these endpoints never 0. Another setting, configuration, or a reset takes them away. For sessions
+    /// that can name a stream: USB/IP cannot, and its clients do without (Linux drives such a disk by Bulk-Only).
+    ///
+    /// Waits for the host controller, not for the device.
+    ///
+    /// # Errors
+    /// [`Status::Invalid`] for an endpoint that is not there or has none, or where the controller has none; [`Status::NoCredit`]
+    /// while requests wait there, or a call is on its way.
+    pub fn alloc_streams(&mut self, endpoints: &[EpAddr], count: u16) -> Result<u16, Status> {
+        self.kernel.calls().alloc_streams(&self.idle_bulk(endpoints)?, count)
+    }
+
+    /// Takes streams away again.
+    ///
+    /// # Errors
+    /// As [`UsbDevice::alloc_streams`].
+    pub fn free_streams(&mut self, endpoints: &[EpAddr]) -> Result<(), Status> {
+        self.kernel.calls().free_streams(&self.idle_bulk(endpoints)?)
+    }
+
+    fn idle_bulk(&self, endpoints: &[EpAddr]) -> Result<Vec<u8>, Status> {
+        let is_bulk =
+            |address: &EpAddr| self.selection.endpoint(*address).is_some_and(|e| e.kind == TransferType::Bulk);
+        let is_busy = self.requests.iter().any(|(_, request)| endpoints.contains(&request.urb.endpoint));
+        match () {
+            () if self.is_gone => Err(Status::Gone),
+            () if !endpoints.iter().all(is_bulk) => Err(Status::Invalid),
+            () if is_busy || self.calling.is_some() => Err(Status::NoCredit),
+            () => Ok(endpoints.iter().map(|endpoint| endpoint.as_byte()).collect()),
+        }
+    }
+
     fn interfaces(&self, configuration: u8) -> Vec<u8> {
         let configuration = self.descriptors.configuration(configuration);
         let mut numbers: Vec<u8> =
@@ -396,7 +429,7 @@ impl<K: Kernel> UsbDevice<K> {
     }
 
     fn begin(&mut self, urb: InFlight, kind: TransferType, flags: UrbFlags, data: Data<'_>, done: &mut Completions) {
-        let endpoint = urb.endpoint.as_byte();
+        let (endpoint, stream) = (urb.endpoint.as_byte(), urb.stream);
         let request = self.requests.insert(Request {
             urb,
             is_cancelled: false,
@@ -405,7 +438,7 @@ impl<K: Kernel> UsbDevice<K> {
             parts: Vec::new(),
         });
         let slot = self.pieces.insert(Piece { request: Some(request), part: 0 });
-        let transfer = Transfer { kind, endpoint, flags, data, packets: &[], start_frame: 0 };
+        let transfer = Transfer { kind, endpoint, flags, data, packets: &[], start_frame: 0, stream };
         if let Err(status) = self.kernel.submit(slot, transfer) {
             self.pieces.remove(slot);
             let refused = self.requests.remove(request).expect("inserted just now");
@@ -446,7 +479,7 @@ impl<K: Kernel> UsbDevice<K> {
             };
             let slot = self.pieces.insert(Piece { request: Some(request), part });
             let kind = TransferType::Isochronous;
-            let transfer = Transfer { kind, endpoint, flags, data, packets: &lengths, start_frame };
+            let transfer = Transfer { kind, endpoint, flags, data, packets: &lengths, start_frame, stream: 0 };
             if let Err(status) = self.kernel.submit(slot, transfer) {
                 self.pieces.remove(slot);
                 failure = Some((status, count - part));

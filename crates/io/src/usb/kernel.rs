@@ -31,6 +31,8 @@ pub trait Calls: Send + 'static {
     fn set_interface(&self, interface: u8, alternate: u8) -> Result<(), Status>;
     fn set_configuration(&self, value: u8) -> Result<(), Status>;
     fn clear_halt(&self, endpoint: u8) -> Result<(), Status>;
+    fn alloc_streams(&self, endpoints: &[u8], count: u16) -> Result<u16, Status>;
+    fn free_streams(&self, endpoints: &[u8]) -> Result<(), Status>;
     fn reset(&self) -> Result<(), Status>;
 }
 
@@ -93,6 +95,14 @@ impl Calls for usbfs::Calls {
 
     fn clear_halt(&self, endpoint: u8) -> Result<(), Status> {
         usbfs::Calls::clear_halt(self, endpoint)
+    }
+
+    fn alloc_streams(&self, endpoints: &[u8], count: u16) -> Result<u16, Status> {
+        usbfs::Calls::alloc_streams(self, endpoints, count)
+    }
+
+    fn free_streams(&self, endpoints: &[u8]) -> Result<(), Status> {
+        usbfs::Calls::free_streams(self, endpoints)
     }
 
     fn reset(&self) -> Result<(), Status> {

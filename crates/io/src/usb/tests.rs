@@ -58,6 +58,7 @@ struct Held {
     bytes: Vec<u8>,
     is_in: bool,
     packets: Vec<u32>,
+    stream: u16,
     lease: Option<Lease>,
 }
 
@@ -172,7 +173,8 @@ impl Kernel for Played {
             Data::Into(lease, _) => (Vec::new(), true, Some(lease)),
         };
         let (endpoint, flags, packets) = (transfer.endpoint, transfer.flags, transfer.packets.to_vec());
-        world.held.push(Held { slot, endpoint, flags, bytes, is_in, packets, lease });
+        let stream = transfer.stream;
+        world.held.push(Held { slot, endpoint, flags, bytes, is_in, packets, stream, lease });
         Ok(())
     }
 
@@ -239,6 +241,15 @@ impl Calls for Played {
 
     fn clear_halt(&self, endpoint: u8) -> Result<(), Status> {
         self.call(format!("clear {endpoint:#04x}"))
+    }
+
+    fn alloc_streams(&self, endpoints: &[u8], count: u16) -> Result<u16, Status> {
+        // It has eight.
+        self.call(format!("streams {endpoints:02x?} {count}")).map(|()| count.min(8))
+    }
+
+    fn free_streams(&self, endpoints: &[u8]) -> Result<(), Status> {
+        self.call(format!("no streams {endpoints:02x?}"))
     }
 
     fn reset(&self) -> Result<(), Status> {
@@ -828,4 +839,28 @@ fn what_comes_in_lent_memory_is_sent_from_there_and_lent_again_after() {
     bench.settle();
     bench.kernel.world().lends = Some(4096);
     assert!(bench.kernel.lease(4096).is_some(), "nothing of it was kept");
+}
+
+#[test]
+fn streams_are_given_to_idle_bulk_endpoints_and_named_by_each_transfer() {
+    let mut bench = Bench::configured();
+    assert_eq!(bench.device.alloc_streams(&[BULK_IN, BULK_OUT], 16), Ok(8), "fewer than were asked for");
+    for stream in [1, 8] {
+        bench.submit(Urb { stream, ..Urb::data_in(UrbId(stream.into()), BULK_IN, 8) });
+    }
+    assert_eq!(bench.kernel.world().held.iter().map(|held| held.stream).collect::<Vec<_>>(), [1, 8]);
+    assert_eq!(bench.device.free_streams(&[BULK_IN]), Err(Status::NoCredit), "it is in use");
+    assert_eq!(bench.device.alloc_streams(&[ISO_IN], 16), Err(Status::Invalid));
+    // They end out of order.
+    bench.kernel.end(1, Status::Ok, b"");
+    bench.kernel.end(0, Status::Ok, b"");
+    assert_eq!(bench.ready(), [(8, Status::Ok), (1, Status::Ok)]);
+    assert_eq!(bench.device.free_streams(&[BULK_IN, BULK_OUT]), Ok(()));
+    assert_eq!(bench.kernel.calls(), ["streams [81, 02] 16", "no streams [81, 02]"]);
+    let mut stuck = stuck_in_a_call();
+    assert_eq!(stuck.device.alloc_streams(&[BULK_OUT], 16), Err(Status::NoCredit));
+    stuck.kernel.world().stuck_call = None;
+    stuck.device.reset(NOW, &mut stuck.done);
+    stuck.settle();
+    stuck.all();
 }

@@ -284,6 +284,7 @@ impl ServerConn {
             iso,
             start_frame: submit.start_frame,
             interval: submit.interval,
+            stream: 0,
             flags: submit.flags,
         }))
     }
