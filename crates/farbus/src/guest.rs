@@ -24,6 +24,11 @@ impl Guest {
         self.fingerprint == other.fingerprint
     }
 
+    /// Its key.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
     /// What it may use, as of now: nothing, once it is unpaired.
     pub fn allowed(&self) -> Grant {
         self.trust.peer(&self.fingerprint).map(|peer| peer.allow).unwrap_or_default()

@@ -21,6 +21,7 @@ pub mod broker;
 pub mod cli;
 pub mod client;
 pub mod control;
+mod crowd;
 mod device_status;
 mod door;
 mod engine;

@@ -13,6 +13,8 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // It would say so on the same full disk, and panic: whoever logs goes on without that line.
+        .log_internal_errors(false)
         .with_ansi(styled)
         .with_target(false)
         .without_time()

@@ -22,6 +22,7 @@ use tracing::{error, info, warn};
 
 pub use crate::address::DEFAULT_PORT;
 use crate::allow::Network;
+use crate::crowd::{self, Complaint, Place, Visitor};
 pub use crate::device_status::{DeviceStatus, PastStatus, WaitingStatus};
 use crate::door::{Door, Household};
 use crate::engine::{End, Engine, Mailbox};
@@ -31,8 +32,6 @@ use crate::questions::{Answer, Lines, Question};
 use crate::session_record::classes;
 use crate::trust::Trust;
 
-/// Connections at once. One device takes one; the rest are lists and strangers.
-const SESSIONS_MAX: usize = 512;
 /// An engine's stack: its frames are shallow, its buffers are on the heap.
 const STACK_BYTES: usize = 256 << 10;
 /// How long an owner waits for a device's answer to a command.
@@ -56,6 +55,7 @@ struct Shared {
     /// Connections so far, of all listeners.
     session_numbers: AtomicU64,
     session_ended: Condvar,
+    crowd: Complaint,
     listeners: Mutex<Vec<Arc<Listening>>>,
     is_stopping: AtomicBool,
     clock: Clock,
@@ -101,6 +101,8 @@ struct Session {
     link: Link,
     /// The paired host that it is, on an encrypted link.
     guest: Option<Guest>,
+    visitor: Visitor,
+    place: Place,
     mailbox: Mailbox,
     meters: Meters,
     bus_id: Mutex<Option<String>>,
@@ -154,6 +156,7 @@ impl Share {
                 sessions: Mutex::default(),
                 session_numbers: AtomicU64::new(0),
                 session_ended: Condvar::new(),
+                crowd: Complaint::default(),
                 listeners: Mutex::default(),
                 is_stopping: AtomicBool::new(false),
                 clock: Clock::start(),
@@ -325,8 +328,10 @@ impl Shared {
                 }
                 Ok(connection) => {
                     let from = connection.from;
-                    if let Err(error) = self.begin_session(connection) {
-                        warn!(%from, %error, "the connection was turned away");
+                    if let Err(error) = self.begin_session(connection)
+                        && self.crowd.is_due(self.clock.now())
+                    {
+                        warn!(%from, %error, "the connection was turned away; others for 10 s are not mentioned");
                     }
                 }
                 Err(_) if self.is_stopping() || listening.is_closed() => return,
@@ -340,7 +345,7 @@ impl Shared {
     }
 
     fn begin_session(self: &Arc<Self>, connection: Connection) -> io::Result<()> {
-        let (number, session) = self.enter_session(connection.link, None)?;
+        let (number, session) = self.enter_session(connection.link, None, Visitor::from(connection.from.ip()))?;
         let shared = Arc::clone(self);
         let spawned = thread::Builder::new()
             .name(format!("session-{number}"))
@@ -354,20 +359,21 @@ impl Shared {
     }
 
     /// Counts a connection among the sessions; [`Shared::serve`] ends it.
-    fn enter_session(&self, link: Link, guest: Option<Guest>) -> io::Result<(u64, Arc<Session>)> {
+    fn enter_session(&self, link: Link, guest: Option<Guest>, visitor: Visitor) -> io::Result<(u64, Arc<Session>)> {
+        let mut sessions = self.sessions();
+        let present = sessions.values().map(|session| (session.visitor, session.place));
+        let place = crowd::place(visitor, present).map_err(io::Error::other)?;
         let session = Session {
             link,
             guest,
+            visitor,
+            place,
             mailbox: Mailbox::new()?,
             meters: Meters::default(),
             bus_id: Mutex::default(),
             is_taken_back: AtomicBool::new(false),
         };
         let (number, session) = (self.session_numbers.fetch_add(1, Ordering::Relaxed), Arc::new(session));
-        let mut sessions = self.sessions();
-        if sessions.len() >= SESSIONS_MAX {
-            return Err(io::Error::other(format!("there are {SESSIONS_MAX} connections already")));
-        }
         sessions.insert(number, Arc::clone(&session));
         Ok((number, session))
     }
@@ -428,6 +434,9 @@ impl Shared {
                 return warn!(%error, "the trace is not complete");
             }
         }
+        if let Err(error) = out.flush() {
+            warn!(%error, "the trace is not complete");
+        }
     }
 
     /// The name of the device with this bus id.
@@ -442,6 +451,7 @@ impl Shared {
         let mut lines = Lines::over(&session.link, QUESTION_TIME_MAX)?;
         while let Some(line) = lines.receive()? {
             let answer = match serde_json::from_slice(&line) {
+                _ if session.place == Place::Surplus => Answer::Refused(crowd::REFUSAL.to_owned()),
                 Ok(Question::List) => {
                     let allowed = guest.allowed();
                     let mut devices = self.status();
@@ -619,7 +629,10 @@ impl Household for Shared {
     }
 
     fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()> {
-        let (number, session) = self.enter_session(link, Some(guest))?;
+        let (number, session) = {
+            let visitor = Visitor::Host(guest.fingerprint());
+            self.enter_session(link, Some(guest), visitor)?
+        };
         match protocol {
             Protocol::UsbIp => self.serve(number, &session),
             Protocol::Control => {
@@ -660,6 +673,13 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
         let guest = self.session.guest.as_ref().zip(self.shared.device_name(bus_id));
         if guest.as_ref().is_some_and(|(guest, device)| !guest.may_claim(device)) {
             return Err(OpStatus::NoDevice);
+        }
+        if self.session.place == Place::Surplus {
+            warn!(device = bus_id, peer, "refused: {}", crowd::REFUSAL);
+            if let Some((guest, device)) = guest {
+                guest.record_refused(&device, crowd::REFUSAL);
+            }
+            return Err(OpStatus::NotAvailable);
         }
         let (claimed, holder) = self.claim_for(bus_id, peer);
         match claimed {

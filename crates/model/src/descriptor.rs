@@ -259,7 +259,14 @@ impl Configuration {
         }
         let bytes = &bytes[..total];
         let mut settings: Vec<AltSetting> = Vec::new();
+        // Longer is a later specification's, and Linux takes it so; shorter would read its own fields as descriptors.
         let mut at = usize::from(bytes[0]);
+        if !(Self::HEADER_BYTES..=total).contains(&at) {
+            return Err(DescriptorError {
+                offset: 0,
+                rule: "a configuration descriptor has 9 bytes or more, inside wTotalLength",
+            });
+        }
         while at < total {
             let length = usize::from(bytes[at]);
             if length < 2 || at + length > total {
@@ -425,9 +432,12 @@ mod tests {
 
     #[test]
     fn garbage_is_refused_with_its_place() {
-        let cases: [(&[u8], usize); 6] = [
+        let cases: [(&[u8], usize); 9] = [
             (&[], 0),
             (&[9, 4, 0, 0], 0),
+            (&[0, 2, 9, 0, 1, 1, 0, 0x80, 50], 0),
+            (&[4, 2, 9, 0, 5, 4, 0, 0x80, 50], 0),
+            (&[10, 2, 9, 0, 1, 1, 0, 0x80, 50], 0),
             (&[9, 2, 8, 0, 1, 1, 0, 0x80, 50], 2),
             (&[9, 2, 20, 0, 1, 1, 0, 0x80, 50], 2),
             (&[9, 2, 11, 0, 1, 1, 0, 0x80, 50, 0, 4], 9),
@@ -436,6 +446,8 @@ mod tests {
         for (bytes, offset) in cases {
             assert_eq!(Configuration::parse(bytes).unwrap_err().offset, offset, "{bytes:?}");
         }
+        let longer = [10, 2, 19, 0, 1, 1, 0, 0x80, 50, 99, 9, 4, 3, 0, 0, 255, 0, 0, 0];
+        assert_eq!(Configuration::parse(&longer).unwrap().settings[0].interface, 3, "a later specification's header");
     }
 
     #[test]

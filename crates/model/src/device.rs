@@ -15,7 +15,7 @@ use crate::usb::Speed;
 ///
 /// Sans-IO: it is told what happened and when; it leaves what it has finished in [`Completions`].
 /// Every request given to [`Device::submit`] comes back there exactly once, during that call or any
-/// later one. One endpoint's requests complete in the order in which they were submitted.
+/// later one. One endpoint's requests (one stream's, where it has streams) complete in the order in which they were submitted.
 ///
 /// | the race | what comes back |
 /// |---|---|
@@ -42,7 +42,8 @@ pub trait Device: Send {
 
     /// Port reset (USB 2.0 §7.1.7.5): withdraws every request and forgets configuration,
     /// alternate settings and halts. Every request is finished before this returns: whoever gives a
-    /// device back after it counts on that.
+    /// device back after it counts on that. A device that lives outside may itself still be on its way back: what is
+    /// submitted meanwhile waits for it.
     fn reset(&mut self, now: Instant, done: &mut Completions);
 
     /// When [`Device::handle_timeout`] wants to be called, if at all.

@@ -7,6 +7,10 @@ pub const ISO_PACKETS_MAX: u32 = 1024;
 /// Sixteen MiB is what the largest known client (a scanner driver's bulk read) asks for, doubled.
 pub const URB_BYTES_MAX: u32 = 16 << 20;
 
+/// Memory that a kernel lends for one real device's transfers. Linux counts it against the 16 MiB that it lends to all
+/// (`usbfs_memory_mb`), as long as it is mapped: enough for what a disk has in flight, and other devices have room too.
+pub const LENT_BYTES_MAX: usize = 4 << 20;
+
 /// What one session may hold. Summed by [`Limits::bytes_max`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -24,6 +28,9 @@ pub struct Limits {
     pub receive_bytes: usize,
     /// Idle buffers kept for reuse.
     pub pool_bytes: usize,
+    /// What an encrypted link keeps by itself: received and not decrypted, decrypted and not taken, encrypted and not sent.
+    /// A bare link keeps nothing.
+    pub link_bytes: usize,
 }
 
 impl Limits {
@@ -35,6 +42,7 @@ impl Limits {
         reply_header_bytes_max: 2 << 20,
         receive_bytes: 256 << 10,
         pool_bytes: 4 << 20,
+        link_bytes: 512 << 10,
     };
 
     /// The most memory a session's payloads can take: every holder, line by line.
@@ -45,6 +53,10 @@ impl Limits {
             + self.payload_bytes_max + URB_BYTES_MAX as usize + self.reply_header_bytes_max
             // Idle buffers.
             + self.pool_bytes
+            // Mapped and idle.
+            + LENT_BYTES_MAX
+            // TLS.
+            + self.link_bytes
     }
 }
 

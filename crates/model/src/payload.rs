@@ -1,6 +1,7 @@
 //! The bytes of a transfer, and where they live, so that they are copied once and not twice.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ pub enum Payload {
     Bytes(Vec<u8>),
     /// A window on a buffer that others look at too: what a link received, not copied out.
     Shared(Shared),
+    /// Memory of somebody else's who lent it until nobody looks at it any more: what a kernel or a device has filled.
+    Lent(Lent),
     /// A fixed pattern, repeated: costs no memory whatever its length.
     Pattern(Pattern),
 }
@@ -24,6 +27,26 @@ pub struct Shared {
     chunk: Arc<[u8]>,
     start: usize,
     len: usize,
+}
+
+/// The beginning of memory that somebody lent. Opaque here: whoever lent it knows what it is made of, and that nobody writes
+/// to it while this is held.
+#[derive(Clone)]
+pub struct Lent {
+    memory: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    len: usize,
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lent").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Lent {
+    fn bytes(&self) -> &[u8] {
+        &(*self.memory).as_ref()[..self.len]
+    }
 }
 
 /// `unit`, repeated from its start until `len` bytes are made. `unit` is never empty.
@@ -46,6 +69,15 @@ impl Payload {
         Payload::Shared(Shared { chunk: Arc::clone(chunk), start: range.start, len: range.len() })
     }
 
+    /// The first `len` bytes of lent memory; dropping the last clone gives it back.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn lent(memory: Arc<dyn AsRef<[u8]> + Send + Sync>, len: usize) -> Self {
+        assert!(len <= (*memory).as_ref().len(), "a payload lies in its memory");
+        if len == 0 { Payload::Empty } else { Payload::Lent(Lent { memory, len }) }
+    }
+
     /// `len` bytes of `unit` repeated.
     ///
     /// # Panics
@@ -61,6 +93,7 @@ impl Payload {
             Payload::Empty => 0,
             Payload::Bytes(bytes) => bytes.len(),
             Payload::Shared(shared) => shared.len,
+            Payload::Lent(lent) => lent.len,
             Payload::Pattern(pattern) => pattern.len,
         }
     }
@@ -76,6 +109,7 @@ impl Payload {
             Payload::Empty => {}
             Payload::Bytes(bytes) => bytes.truncate(len),
             Payload::Shared(shared) => shared.len = shared.len.min(len),
+            Payload::Lent(lent) => lent.len = lent.len.min(len),
             Payload::Pattern(pattern) => pattern.len = pattern.len.min(len),
         }
     }
@@ -86,6 +120,7 @@ impl Payload {
             Payload::Empty => (&[], 0),
             Payload::Bytes(bytes) => (bytes, bytes.len()),
             Payload::Shared(s) => (&s.chunk[s.start..s.start + s.len], s.len),
+            Payload::Lent(lent) => (lent.bytes(), lent.len),
             Payload::Pattern(p) => (p.unit, p.len),
         };
         std::iter::from_fn(move || {
@@ -101,6 +136,7 @@ impl Payload {
             Payload::Empty => Cow::Borrowed(&[]),
             Payload::Bytes(bytes) => Cow::Borrowed(bytes),
             Payload::Shared(s) => Cow::Borrowed(&s.chunk[s.start..s.start + s.len]),
+            Payload::Lent(lent) => Cow::Borrowed(lent.bytes()),
             Payload::Pattern(p) if p.len <= p.unit.len() => Cow::Borrowed(&p.unit[..p.len]),
             Payload::Pattern(_) => Cow::Owned(self.runs().flatten().copied().collect()),
         }
@@ -125,9 +161,9 @@ impl Payload {
         }
     }
 
-    /// Copies a window's bytes into a buffer of their own; other kinds stay as they are.
+    /// Copies a window's bytes, or lent ones, into a buffer of their own; other kinds stay as they are.
     pub fn own(&mut self) {
-        if let Payload::Shared(_) = self {
+        if let Payload::Shared(_) | Payload::Lent(_) = self {
             *self = Payload::Bytes(self.contiguous().into_owned());
         }
     }
@@ -246,7 +282,9 @@ mod tests {
     #[test]
     fn every_kind_splits_and_truncates_alike() {
         let chunk: Arc<[u8]> = vec![9, 1, 2, 3, 1, 2, 3, 9].into();
-        let kinds = [Payload::from(vec![1, 2, 3, 1, 2, 3]), Payload::shared(&chunk, 1..7), Payload::pattern(UNIT, 6)];
+        let lent = Payload::lent(Arc::new([1, 2, 3, 1, 2, 3, 9]), 6);
+        let window = Payload::shared(&chunk, 1..7);
+        let kinds = [Payload::from(vec![1, 2, 3, 1, 2, 3]), window, lent, Payload::pattern(UNIT, 6)];
         for payload in kinds {
             for cut in 0..=7 {
                 let mut rest = payload.clone();
@@ -258,6 +296,18 @@ mod tests {
                 assert_eq!(short.into_vec(), &[1, 2, 3, 1, 2, 3][..cut.min(6)]);
             }
         }
+    }
+
+    #[test]
+    fn lent_memory_is_held_until_nobody_looks() {
+        let memory: Arc<Vec<u8>> = Arc::new(vec![1, 2, 3]);
+        let payload = Payload::lent(Arc::<Vec<u8>>::clone(&memory), 2);
+        let mut other = payload.clone();
+        drop(payload);
+        assert_eq!((Arc::strong_count(&memory), other.contiguous().as_ref()), (2, [1, 2].as_slice()));
+        other.own();
+        assert_eq!((Arc::strong_count(&memory), other), (1, Payload::from(vec![1, 2])));
+        assert!(matches!(Payload::lent(memory, 0), Payload::Empty));
     }
 
     #[test]

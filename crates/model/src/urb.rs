@@ -9,7 +9,7 @@
 //! | [`Done`] | the asker again | read it |
 //!
 //! An [`InFlight`] that is dropped unanswered is our own bug: it panics where debug assertions are
-//! on, and elsewhere its id is left with [`take_lost`], which the engine turns into a cancelled
+//! on, and elsewhere it is left with [`take_lost`], which the engine turns into a cancelled
 //! completion, counted and logged.
 
 use std::cell::RefCell;
@@ -66,6 +66,8 @@ pub struct Urb {
     pub start_frame: u32,
     /// The polling interval that the asker states, in (micro)frames; 0 for control and bulk.
     pub interval: u32,
+    /// Bulk at an endpoint that was given streams (USB 3.2 §4.4.6.4): which, from 1; 0 elsewhere. USB/IP has no word for it.
+    pub stream: u16,
     /// Wishes.
     pub flags: UrbFlags,
 }
@@ -99,6 +101,7 @@ impl Urb {
             iso: Vec::new(),
             start_frame: 0,
             interval: 0,
+            stream: 0,
             flags: UrbFlags::default(),
         }
     }
@@ -201,22 +204,25 @@ impl InFlight {
 }
 
 thread_local! {
-    /// Ids of requests dropped unanswered on this thread. An engine and its device share a thread.
-    static LOST: RefCell<Vec<UrbId>> = const { RefCell::new(Vec::new()) };
+    /// Requests dropped unanswered on this thread. An engine and its device share a thread.
+    static LOST: RefCell<Vec<Urb>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if let Some(urb) = self.urb.take() {
-            LOST.with_borrow_mut(|lost| lost.push(urb.id));
-            debug_assert!(std::thread::panicking(), "{:?} on {:?} was dropped unanswered", urb.id, urb.endpoint);
+        if let Some(mut urb) = self.urb.take() {
+            // Its packets are wanted for the answer, its data is not.
+            urb.payload = Payload::Empty;
+            let (id, endpoint) = (urb.id, urb.endpoint);
+            LOST.with_borrow_mut(|lost| lost.push(urb));
+            debug_assert!(std::thread::panicking(), "{id:?} on {endpoint:?} was dropped unanswered");
         }
     }
 }
 
 /// The requests dropped unanswered on this thread since the last call. Always empty unless a
 /// device has a bug; allocates nothing then.
-pub fn take_lost() -> Vec<UrbId> {
+pub fn take_lost() -> Vec<Urb> {
     LOST.with_borrow_mut(std::mem::take)
 }
 
@@ -303,7 +309,7 @@ mod tests {
     fn a_request_dropped_unanswered_is_found() {
         let dropped = std::panic::catch_unwind(|| drop(urb(7)));
         assert_eq!(dropped.is_err(), cfg!(debug_assertions));
-        assert_eq!(take_lost(), [UrbId(7)]);
+        assert_eq!(take_lost().iter().map(|urb| urb.id).collect::<Vec<_>>(), [UrbId(7)]);
     }
 
     #[test]

@@ -341,8 +341,8 @@ impl<D: Device> Exporter<D> {
 
     /// Requests that a device dropped: in production they end as cancelled, counted.
     fn answer_lost(&mut self, now: Instant) {
-        for id in take_lost() {
-            if let Some(urb) = self.conn.stand_in(id) {
+        for urb in take_lost() {
+            if urb.id.0 >= OWN_ID_FIRST || self.conn.is_in_flight(urb.id) {
                 self.counters.lost += 1;
                 self.done.push(urb.launch().fail(Status::Cancelled));
             }

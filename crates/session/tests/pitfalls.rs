@@ -767,7 +767,7 @@ mod bounds {
     fn what_a_broken_device_drops_is_answered_as_cancelled_counted_and_framed() {
         let mut desk = Desk::configured(scripted(), LIMITS);
         let submits = [
-            Submit::iso_in(1, 3, &[0, 0, 0]),
+            Submit::iso_in(1, 3, &[8, 4, 8]),
             Submit::data_in(2, 1, 64),
             Submit::data_out(3, 1, &[7; 64]),
             Submit::control(4, setup::GET_CONFIGURATION),

@@ -30,6 +30,8 @@ const SMALL_REST_BYTES: usize = 4 << 10;
 /// A chunk that grew to this many times the capacity is kept: 4 MiB by default, so that transfers of
 /// 1 MiB, which FUSE and large disks ask for, find theirs again. One that grew further is let go.
 const KEPT_GROWTH_MAX: usize = 16;
+/// Up to here the memory for a chunk may be had twice while it is made.
+const COPIED_BYTES_MAX: usize = 1 << 20;
 /// Chunks kept for reuse.
 const CHUNKS_LEFT_MAX: usize = 4;
 
@@ -139,7 +141,11 @@ impl Incoming {
 }
 
 fn new_chunk(bytes: usize) -> Arc<[u8]> {
-    // Zeroed pages and a copy: an iterator would be one allocation, and ages without optimization.
+    if bytes > COPIED_BYTES_MAX {
+        // One allocation, of a known length: a huge frame takes its size and not three times as much.
+        return std::iter::repeat_n(0, bytes).collect();
+    }
+    // Zeroed pages and a copy: an iterator takes ages without optimization.
     vec![0; bytes].into()
 }
 

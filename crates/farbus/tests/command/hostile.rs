@@ -20,7 +20,7 @@ const DIRECTION_OUT: u32 = 0;
 const DIRECTION_IN: u32 = 1;
 
 /// A session that works while others misbehave: every answer is checked and counted.
-struct Witness {
+pub struct Witness {
     is_over: Arc<AtomicBool>,
     answers: Arc<AtomicU64>,
     thread: JoinHandle<()>,
@@ -28,7 +28,7 @@ struct Witness {
 
 impl Witness {
     /// On the device called `zero`, which fills by `mod63` and verifies.
-    fn on(share: &Share) -> Self {
+    pub fn on(share: &Share) -> Self {
         let (is_over, answers) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let mut device = client::open(&share.library_target("zero")).unwrap();
         device.set_timeout(Some(PATIENCE));
@@ -44,13 +44,18 @@ impl Witness {
         Self { is_over, answers, thread }
     }
 
+    /// Answers that it has checked so far.
+    pub fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
     /// It still gets answers.
-    fn assert_unharmed(&self) {
+    pub fn assert_unharmed(&self) {
         let before = self.answers.load(Ordering::Relaxed);
         wait_until(PATIENCE, "the other session goes on", || self.answers.load(Ordering::Relaxed) > before + 10);
     }
 
-    fn end(self) {
+    pub fn end(self) {
         self.assert_unharmed();
         self.is_over.store(true, Ordering::Relaxed);
         self.thread.join().unwrap();

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::OFlags;
 
 use super::harness::{House, PATIENCE, Running, Share, finish, has, has_fuse, is_mounted, wait_until};
+use super::trust::{hosts, next_code};
 
 const MIB: u64 = 1 << 20;
 /// How long a silent peer is waited for (U11), and what a busy machine may add.
@@ -133,6 +134,61 @@ fn a_network_that_goes_silent_ends_both_sides_within_seconds_whether_bytes_pass_
         if let Some(reader) = reader {
             reader.join().unwrap();
         }
+    }
+}
+
+#[test]
+fn a_pulled_cable_frees_what_an_encrypted_session_held() {
+    let network = Network::lay("cut");
+    if !has("network namespaces", network.is_some()) || !has_fuse() {
+        return;
+    }
+    let network = network.expect("looked at just now");
+    let house = House::alone();
+    let [lab3, desk] = hosts(&house);
+    let on_lab3 = |arguments: &[&str]| lab3.equip(command_in(&house, &network.far, arguments));
+    let on_desk = |arguments: &[&str]| desk.equip(command_in(&house, &network.near, arguments));
+    let mut waiting = Running::start(on_lab3(&["pair", "--listen", &format!("{FAR}:0"), "--allow", "disk", "--json"]));
+    let (address, code) = next_code(&waiting);
+    let paired = finish(on_desk(&["pair", &address, &code]), PATIENCE);
+    assert_eq!((paired.code, waiting.wait_for_end(PATIENCE)), (Some(0), Some(0)), "{paired:?}");
+
+    let disk = format!("disk:{}", house.image("image", 64 * MIB).display());
+    let secure = format!("{FAR}:0");
+    let share = Running::start(on_lab3(&["share", &disk, "--listen", "none", "--secure", &secure]));
+    let line = share.wait_for_line("for paired hosts");
+    let address = line.split_whitespace().nth(2).unwrap();
+    let state = || {
+        let status = finish(on_lab3(&["status", "--json"]), PATIENCE);
+        let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
+        status[0]["devices"][0]["state"].as_str().unwrap().to_owned()
+    };
+    for is_busy in [false, true] {
+        let at = house.path(&format!("mnt-{is_busy}"));
+        let target = ["attach", "lab3/disk", "--address", address, "--via", "fuse", "--at", at.to_str().unwrap()];
+        let mut attach = Running::start(on_desk(&target));
+        attach.wait_for_line("attached as ");
+        let turns = Arc::<AtomicU64>::default();
+        let reader = is_busy.then(|| {
+            let (path, turns) = (at.join("disk.img"), Arc::clone(&turns));
+            thread::spawn(move || read_for_ever(&path, &turns))
+        });
+        wait_until(PATIENCE, "bytes pass", || !is_busy || turns.load(Ordering::Relaxed) > 3);
+        assert_eq!(state(), "in use");
+
+        assert!(ip(&format!("-n {} link set cable down", network.near)));
+        let cut = Instant::now();
+        wait_until(SILENCE_MAX, "the exporter offers the device again", || state() == "available");
+        let freed = cut.elapsed();
+        assert_eq!(attach.wait_for_end(SILENCE_MAX), Some(5), "{}", attach.log());
+        println!("busy {is_busy}: free after {freed:?}, the attachment's end after {:?}", cut.elapsed());
+        assert!(!is_mounted(&at) && !at.exists(), "nothing to clean by hand");
+        if let Some(reader) = reader {
+            reader.join().unwrap();
+        }
+        // The cable is plugged in again, and the device is had again.
+        assert!(ip(&format!("-n {} link set cable up", network.near)));
+        assert!(ip(&format!("-n {} route add default via 10.111.2.1", network.near)));
     }
 }
 

@@ -13,35 +13,39 @@ use serde_json::Value;
 use super::harness::{House, Outcome, PATIENCE, Running, finish, wait_until};
 
 /// One of several hosts in a house.
-struct Host<'a> {
-    house: &'a House,
-    name: &'static str,
+pub struct Host<'a> {
+    pub house: &'a House,
+    pub name: &'static str,
 }
 
 impl<'a> Host<'a> {
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = self.house.command(arguments);
+        self.equip(self.house.command(arguments))
+    }
+
+    /// Makes it this host's.
+    pub fn equip(&self, mut command: Command) -> Command {
         command.env("FARBUS_STATE", self.house.path(self.name)).env("FARBUS_NAME", self.name);
         // Each is a host of its own: what runs on one is not found from the other.
         command.env("XDG_RUNTIME_DIR", self.house.path(&format!("run-{}", self.name)));
         command
     }
 
-    fn run(&self, arguments: &[&str]) -> Outcome {
+    pub fn run(&self, arguments: &[&str]) -> Outcome {
         finish(self.command(arguments), PATIENCE)
     }
 
-    fn ok(&self, arguments: &[&str]) -> String {
+    pub fn ok(&self, arguments: &[&str]) -> String {
         let outcome = self.run(arguments);
         assert_eq!(outcome.code, Some(0), "{arguments:?}: {outcome:?}");
         outcome.stdout
     }
 
-    fn json(&self, arguments: &[&str]) -> Value {
+    pub fn json(&self, arguments: &[&str]) -> Value {
         serde_json::from_str(&self.ok(arguments)).unwrap()
     }
 
-    fn start(&self, arguments: &[&str]) -> Running {
+    pub fn start(&self, arguments: &[&str]) -> Running {
         Running::start(self.command(arguments))
     }
 
@@ -69,23 +73,28 @@ impl<'a> Host<'a> {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
+    /// How often its audit log names this.
+    pub fn audit_lines(&self, event: &str) -> usize {
+        self.audit().iter().filter(|line| line["event"] == event).count()
+    }
+
     /// Whether its audit log has a line with these values.
     fn has_noted(&self, values: &[(&str, &str)]) -> bool {
         self.audit().iter().any(|line| values.iter().all(|(key, value)| line[*key] == *value))
     }
 }
 
-fn next_code(waiting: &Running) -> (String, String) {
+pub fn next_code(waiting: &Running) -> (String, String) {
     let line: Value = serde_json::from_str(&waiting.wait_for_line("\"code\"")).unwrap();
     (line["address"].as_str().unwrap().to_owned(), line["code"].as_str().unwrap().to_owned())
 }
 
-fn hosts(house: &House) -> [Host<'_>; 2] {
+pub fn hosts(house: &House) -> [Host<'_>; 2] {
     ["lab3", "desk"].map(|name| Host { house, name })
 }
 
 /// Pairs two hosts.
-fn pair(waits: &Host<'_>, joins: &Host<'_>) {
+pub fn pair(waits: &Host<'_>, joins: &Host<'_>) {
     let (mut waiting, address, code) = waits.wait_to_pair();
     joins.ok(&["pair", &address, &code]);
     assert_eq!(waiting.wait_for_end(PATIENCE), Some(0));

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use farbus_model::Limits;
 use rustix::net::RecvFlags;
 use rustls::Connection;
 
@@ -21,6 +22,10 @@ use super::wait::{Interest, wait};
 const INCOMING_BYTES: usize = 256 << 10;
 /// Encrypted bytes that may wait for the socket. Eight records: encrypted and sent while they are in the cache.
 const OUTGOING_BYTES_MAX: usize = 128 << 10;
+/// What rustls keeps besides: a handshake message in pieces (64 KiB), and what is decrypted and not taken, a record of 16 KiB beyond
+/// its limit of as much.
+const RUSTLS_BYTES_MAX: usize = 96 << 10;
+const _: () = assert!(INCOMING_BYTES + OUTGOING_BYTES_MAX + RUSTLS_BYTES_MAX <= Limits::DEFAULT.link_bytes);
 
 /// What a handshake may cost.
 #[derive(Clone, Copy, Debug)]

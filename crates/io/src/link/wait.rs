@@ -38,20 +38,35 @@ impl<'a> Interest<'a> {
     }
 }
 
-/// A descriptor that becomes writable when its device has finished something, as usbfs's does.
+/// What a device that lives outside is waited for on.
 #[derive(Debug)]
-pub struct Watched(Arc<OwnedFd>);
+pub struct Watched(On);
+
+#[derive(Debug)]
+enum On {
+    /// Becomes writable when the device has finished something, as usbfs's descriptor does.
+    Room(Arc<OwnedFd>),
+    /// Is woken.
+    Wake(Arc<Wake>),
+}
 
 impl Watched {
-    /// What an engine is told to wait on.
+    /// What an engine is told to wait on: a descriptor that becomes writable when its device has finished something.
     pub fn readiness(fd: Arc<OwnedFd>) -> Readiness {
-        Readiness::new(Self(fd))
+        Readiness::new(Self(On::Room(fd)))
     }
 
-    /// The interest in a device that was given by [`Watched::readiness`]; `None` for another shell's.
+    /// What an engine is told to wait on: somebody who will wake it.
+    pub fn woken(wake: Arc<Wake>) -> Readiness {
+        Readiness::new(Self(On::Wake(wake)))
+    }
+
+    /// The interest in a device that was given by [`Watched::readiness`] or [`Watched::woken`]; `None` for another shell's.
     pub fn interest(readiness: &Readiness) -> Option<Interest<'_>> {
-        let fd = readiness.inside::<Self>()?.0.as_fd();
-        Some(Interest { fd, flags: PollFlags::OUT, readable: false, writable: false })
+        match &readiness.inside::<Self>()?.0 {
+            On::Room(fd) => Some(Interest::room(fd.as_fd())),
+            On::Wake(wake) => Some(Interest::new(wake.as_fd(), false)),
+        }
     }
 }
 

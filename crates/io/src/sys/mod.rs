@@ -3,6 +3,7 @@
 pub mod activation;
 pub mod confine;
 pub mod errno;
+pub mod lease;
 pub mod passing;
 pub mod usbfs;
 pub mod vhci;

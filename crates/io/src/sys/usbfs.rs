@@ -2,7 +2,8 @@
 //!
 //! A transfer is *lent* to the kernel ([`Usbfs::submit`]) and *reaped* from it later ([`Usbfs::reap`]); between the two the
 //! kernel may be told to give it up ([`Usbfs::discard`]), which makes it reapable at once. It is named by a slot, a small
-//! number that the caller chooses.
+//! number that the caller chooses. The calls that wait for the device ([`Calls`]) hold its lock in the kernel, and any other
+//! call on the descriptor waits for them: only `poll` does not (`usbdev_do_ioctl`, `usbdev_poll`).
 //!
 //! **What the kernel does with lent memory**: it reads OUT data while it takes the transfer, never later, and writes results
 //! only while it is being reaped (`drivers/usb/core/devio.c`: `proc_do_submiturb`, `processcompl`). So OUT data need not be
@@ -20,6 +21,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_model::limits::LENT_BYTES_MAX;
 use farbus_model::{Status, TransferType, UrbFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -27,9 +29,17 @@ use rustix::io::Errno;
 use rustix::ioctl::{Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl, opcode};
 
 use super::errno;
+use super::lease::{Filled, Lease, Leases};
 
 /// Most isochronous packets in one transfer (`proc_do_submiturb`, "arbitrary limit").
 pub const ISO_PACKETS_MAX: usize = 128;
+
+/// Shorter transfers are not worth a mapping: a page is copied in less time than a descriptor's lock takes.
+const LEASE_BYTES_MIN: usize = 16 << 10;
+/// And longer ones would want more memory in one piece than a kernel has after some days.
+const LEASE_BYTES_MAX: usize = 1 << 20;
+/// [`GET_CAPABILITIES`]: it can be mapped.
+const CAN_MAP: u32 = 0x20;
 
 const SHORT_NOT_OK: c_uint = 0x01;
 const ISO_ASAP: c_uint = 0x02;
@@ -46,7 +56,7 @@ struct RawUrb {
     buffer_length: c_int,
     actual_length: c_int,
     start_frame: c_int,
-    /// In C a union with the stream's number.
+    /// In C a union: bulk has the stream's number here.
     packets: c_int,
     error_count: c_int,
     signal: c_uint,
@@ -85,6 +95,20 @@ struct RawDisconnectClaim {
     driver: [c_char; 256],
 }
 
+/// `struct usbdevfs_streams`, without the endpoints behind it.
+#[repr(C)]
+struct RawStreams {
+    streams: c_uint,
+    endpoints: c_uint,
+}
+
+/// With room for as many endpoints as a device has.
+#[repr(C)]
+struct RawEndpointStreams {
+    head: RawStreams,
+    addresses: [u8; ENDPOINTS_MAX],
+}
+
 /// `struct usbdevfs_ioctl`.
 #[repr(C)]
 struct RawIoctl {
@@ -105,8 +129,12 @@ const RESET: Opcode = opcode::none(b'U', 20);
 const CLEAR_HALT: Opcode = opcode::read::<c_uint>(b'U', 21);
 const CONNECT: Opcode = opcode::none(b'U', 23);
 const GET_CAPABILITIES: Opcode = opcode::read::<u32>(b'U', 26);
+const ALLOC_STREAMS: Opcode = opcode::read::<RawStreams>(b'U', 28);
+const FREE_STREAMS: Opcode = opcode::read::<RawStreams>(b'U', 29);
 const DISCONNECT_CLAIM: Opcode = opcode::read::<RawDisconnectClaim>(b'U', 27);
 
+/// `USB_MAXENDPOINTS`.
+const ENDPOINTS_MAX: usize = 30;
 /// [`DISCONNECT_CLAIM`]: any driver is sent away, but not another program that uses usbfs.
 const EXCEPT_DRIVER: c_uint = 2;
 
@@ -114,6 +142,9 @@ const EXCEPT_DRIVER: c_uint = 2;
 pub struct Usbfs {
     fd: Arc<OwnedFd>,
     slots: Vec<Slot>,
+    leases: Leases,
+    /// Whether the kernel lends memory; asked at first need.
+    lends: Option<bool>,
 }
 
 #[derive(Default)]
@@ -122,6 +153,8 @@ struct Slot {
     is_lent: bool,
     /// Where IN data goes, and a control transfer's setup packet and data; held while it is lent.
     buffer: Vec<u8>,
+    /// The kernel's own memory in the buffer's place.
+    lease: Option<Lease>,
 }
 
 /// A transfer to lend.
@@ -139,6 +172,8 @@ pub struct Transfer<'a> {
     pub packets: &'a [u32],
     /// Isochronous without [`UrbFlags::iso_asap`]: the frame to start in.
     pub start_frame: u32,
+    /// Bulk: the stream, from 1, at an endpoint that has some; see [`Calls::alloc_streams`].
+    pub stream: u16,
 }
 
 /// What a transfer moves.
@@ -149,10 +184,12 @@ pub enum Data<'a> {
     /// Room to fill, given back by [`Usbfs::reap`]. A control transfer's begins with its setup packet, and is filled
     /// behind it.
     In(Vec<u8>),
+    /// Room for so many bytes in the kernel's own memory; not for control transfers. See [`Usbfs::lease`].
+    Into(Lease, usize),
 }
 
 /// A transfer that came back.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Reaped {
     /// The caller's name for it.
     pub slot: usize,
@@ -160,8 +197,10 @@ pub struct Reaped {
     pub status: Status,
     /// Bytes moved, a setup packet not among them.
     pub actual: u32,
-    /// The buffer of [`Data::In`], as long as it was; empty for OUT.
+    /// The buffer of [`Data::In`], as long as it was; empty for others.
     pub buffer: Vec<u8>,
+    /// The memory of [`Data::Into`].
+    pub filled: Option<Filled>,
 }
 
 /// How one isochronous packet ended.
@@ -174,7 +213,7 @@ pub struct PacketResult {
 }
 
 /// What there was to reap.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Reap {
     /// This.
     Done(Reaped),
@@ -201,12 +240,35 @@ impl Usbfs {
 
     /// A device's node that somebody else opened, for reading and writing.
     pub fn over(node: OwnedFd) -> Self {
-        Self { fd: Arc::new(node), slots: Vec::new() }
+        Self { fd: Arc::new(node), slots: Vec::new(), leases: Leases::default(), lends: None }
     }
 
     /// The descriptor: writable when there is something to reap, hung up when the device is gone.
     pub fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.fd)
+    }
+
+    /// Memory of the kernel's for a transfer from the device of at most `bytes`: what it fills is neither copied nor allocated. `None`
+    /// where it lends none, has lent enough, or a copy costs less.
+    pub fn lease(&mut self, bytes: usize) -> Option<Lease> {
+        if !(LEASE_BYTES_MIN..=LEASE_BYTES_MAX).contains(&bytes) {
+            return None;
+        }
+        if !*self.lends.get_or_insert_with(|| capabilities(&self.fd).is_ok_and(|all| all & CAN_MAP != 0)) {
+            return None;
+        }
+        self.leases.take(Some(self.fd.as_fd()), bytes, LENT_BYTES_MAX).unwrap_or_else(|error| {
+            tracing::debug!(%error, "the kernel lends no more memory: data is copied");
+            // Not asked with every transfer; when its user has gone it is asked again.
+            self.lends = Some(false);
+            None
+        })
+    }
+
+    /// Gives back lent memory that nobody uses.
+    pub fn give_back_leases(&mut self) {
+        self.leases.give_back();
+        self.lends = None;
     }
 
     /// Lends the kernel a transfer under the name `slot`.
@@ -234,6 +296,10 @@ impl Usbfs {
                 place.buffer = room;
                 (place.buffer.as_mut_ptr(), place.buffer.len())
             }
+            Data::Into(lease, bytes) => {
+                assert!(bytes <= lease.bytes(), "a lease has room for its transfer");
+                (place.lease.insert(lease).address(), bytes)
+            }
         };
         let Ok(length) = c_int::try_from(length) else { return Err(Status::Invalid) };
         memory.fill(
@@ -251,7 +317,10 @@ impl Usbfs {
                 buffer_length: length,
                 actual_length: 0,
                 start_frame: transfer.start_frame.cast_signed(),
-                packets: transfer.packets.len() as c_int,
+                packets: match transfer.kind {
+                    TransferType::Bulk => transfer.stream.into(),
+                    _ => transfer.packets.len() as c_int,
+                },
                 error_count: 0,
                 signal: 0,
                 context: ptr::without_provenance_mut(slot),
@@ -259,7 +328,8 @@ impl Usbfs {
             transfer.packets,
         );
         // SAFETY: the structure is the kernel's own and lives, unmoved, until it was reaped or the descriptor closed (`Memory`
-        // is dropped with its slot, after `fd`). `buffer` is read now, or belongs to the slot until then.
+        // is dropped with its slot, after `fd`). `buffer` is read now, or belongs to the slot until then; lent memory is the
+        // kernel's own, which knows it by its address and length, and refuses what it does not know.
         let result = unsafe { ioctl(&self.fd, Pass::<SUBMIT_URB> { address: memory.at.as_ptr().cast() }) };
         match result {
             Ok(()) => {
@@ -267,7 +337,7 @@ impl Usbfs {
                 Ok(())
             }
             Err(errno) => {
-                place.buffer = Vec::new();
+                (place.buffer, place.lease) = (Vec::new(), None);
                 Err(errno::of_call(errno))
             }
         }
@@ -323,6 +393,8 @@ impl Usbfs {
             status: status_of(head.status),
             actual: u32::try_from(head.actual_length).unwrap_or_default(),
             buffer: std::mem::take(&mut place.buffer),
+            // The kernel has given the transfer back: its controller writes no more.
+            filled: place.lease.take().map(Lease::filled),
         })
     }
 
@@ -335,11 +407,20 @@ impl Usbfs {
 
     /// Whether the device is still there.
     pub fn is_connected(&self) -> bool {
-        // SAFETY: the call writes one 32-bit word.
-        let asked = unsafe { ioctl(&self.fd, Getter::<GET_CAPABILITIES, u32>::new()) };
-        asked != Err(Errno::NODEV)
+        capabilities(&self.fd) != Err(Errno::NODEV)
     }
 
+    /// The calls that wait for the device, for another thread.
+    pub fn calls(&self) -> Calls {
+        Calls(Arc::clone(&self.fd))
+    }
+}
+
+/// The calls on an open device that wait for it. Whoever makes one keeps the descriptor open meanwhile.
+#[derive(Clone, Debug)]
+pub struct Calls(Arc<OwnedFd>);
+
+impl Calls {
     /// Takes an interface, sending its driver away; it may be taken already.
     ///
     /// # Errors
@@ -351,7 +432,7 @@ impl Usbfs {
         }
         let claim = RawDisconnectClaim { interface: interface.into(), flags: EXCEPT_DRIVER, driver };
         // SAFETY: the kernel reads the structure and keeps nothing of it.
-        Ok(unsafe { ioctl(&self.fd, Setter::<DISCONNECT_CLAIM, _>::new(claim)) }?)
+        Ok(unsafe { ioctl(&self.0, Setter::<DISCONNECT_CLAIM, _>::new(claim)) }?)
     }
 
     /// Lets go of an interface. The kernel gives up its transfers and puts it into setting 0.
@@ -360,7 +441,7 @@ impl Usbfs {
     /// What the system says; one that is not held is an error.
     pub fn release(&self, interface: u8) -> io::Result<()> {
         // SAFETY: the kernel reads one word.
-        Ok(unsafe { ioctl(&self.fd, Setter::<RELEASE_INTERFACE, c_uint>::new(interface.into())) }?)
+        Ok(unsafe { ioctl(&self.0, Setter::<RELEASE_INTERFACE, c_uint>::new(interface.into())) }?)
     }
 
     /// Lets the kernel's drivers have an interface that was released.
@@ -370,7 +451,7 @@ impl Usbfs {
     pub fn connect(&self, interface: u8) -> io::Result<()> {
         let inner = RawIoctl { interface: interface.into(), code: CONNECT as c_int, data: ptr::null_mut() };
         // SAFETY: the kernel reads the structure; CONNECT has no data.
-        Ok(unsafe { ioctl(&self.fd, Setter::<IOCTL, _>::new(inner)) }?)
+        Ok(unsafe { ioctl(&self.0, Setter::<IOCTL, _>::new(inner)) }?)
     }
 
     /// SET_INTERFACE, waited for. The kernel gives up the interface's transfers before.
@@ -380,7 +461,7 @@ impl Usbfs {
     pub fn set_interface(&self, interface: u8, alternate: u8) -> Result<(), Status> {
         let set = RawSetInterface { interface: interface.into(), alternate: alternate.into() };
         // SAFETY: the kernel reads the structure.
-        unsafe { ioctl(&self.fd, Setter::<SET_INTERFACE, _>::new(set)) }.map_err(errno::of_call)
+        unsafe { ioctl(&self.0, Setter::<SET_INTERFACE, _>::new(set)) }.map_err(errno::of_call)
     }
 
     /// SET_CONFIGURATION, waited for. Fails while an interface is claimed, by anybody.
@@ -389,7 +470,7 @@ impl Usbfs {
     /// How the request ended.
     pub fn set_configuration(&self, value: u8) -> Result<(), Status> {
         // SAFETY: the kernel reads one word.
-        unsafe { ioctl(&self.fd, Setter::<SET_CONFIGURATION, c_uint>::new(value.into())) }.map_err(errno::of_call)
+        unsafe { ioctl(&self.0, Setter::<SET_CONFIGURATION, c_uint>::new(value.into())) }.map_err(errno::of_call)
     }
 
     /// CLEAR_FEATURE(ENDPOINT_HALT), waited for; the controller's data toggle is cleared with it.
@@ -398,7 +479,30 @@ impl Usbfs {
     /// How the request ended.
     pub fn clear_halt(&self, endpoint: u8) -> Result<(), Status> {
         // SAFETY: the kernel reads one word.
-        unsafe { ioctl(&self.fd, Setter::<CLEAR_HALT, c_uint>::new(endpoint.into())) }.map_err(errno::of_call)
+        unsafe { ioctl(&self.0, Setter::<CLEAR_HALT, c_uint>::new(endpoint.into())) }.map_err(errno::of_call)
+    }
+
+    /// Gives bulk endpoints of one claimed interface streams, as many for each; says how many, which may be fewer. What is queued at them
+    /// has to have ended. Another setting of the interface takes them away.
+    ///
+    /// # Errors
+    /// [`Status::Invalid`] if an endpoint or the controller has none, or `count` is below 2.
+    pub fn alloc_streams(&self, endpoints: &[u8], count: u16) -> Result<u16, Status> {
+        let streams = streams_of(endpoints, count)?;
+        // SAFETY: the kernel reads the structure, as many endpoints of it as it says.
+        let given = unsafe { ioctl(&self.0, Counting::<ALLOC_STREAMS>(streams)) }.map_err(errno::of_call)?;
+        u16::try_from(given).map_err(|_| Status::Other)
+    }
+
+    /// Takes their streams away again.
+    ///
+    /// # Errors
+    /// [`Status::Invalid`] if they have none.
+    pub fn free_streams(&self, endpoints: &[u8]) -> Result<(), Status> {
+        let streams = streams_of(endpoints, 0)?;
+        // SAFETY: as above.
+        unsafe { ioctl(&self.0, Counting::<FREE_STREAMS>(streams)) }.map_err(errno::of_call)?;
+        Ok(())
     }
 
     /// Resets the port and restores address and configuration, waited for. An interface that is claimed meanwhile would lose
@@ -408,8 +512,20 @@ impl Usbfs {
     /// [`Status::Gone`] when the device came back as another one.
     pub fn reset(&self) -> Result<(), Status> {
         // SAFETY: the call has no argument.
-        unsafe { ioctl(&self.fd, NoArg::<RESET>::new()) }.map_err(errno::of_call)
+        unsafe { ioctl(&self.0, NoArg::<RESET>::new()) }.map_err(errno::of_call)
     }
+}
+
+fn streams_of(endpoints: &[u8], count: u16) -> Result<RawEndpointStreams, Status> {
+    let mut addresses = [0; ENDPOINTS_MAX];
+    addresses.get_mut(..endpoints.len()).ok_or(Status::Invalid)?.copy_from_slice(endpoints);
+    let head = RawStreams { streams: count.into(), endpoints: endpoints.len() as c_uint };
+    Ok(RawEndpointStreams { head, addresses })
+}
+
+fn capabilities(fd: &OwnedFd) -> rustix::io::Result<u32> {
+    // SAFETY: the call writes one 32-bit word.
+    unsafe { ioctl(fd, Getter::<GET_CAPABILITIES, u32>::new()) }
 }
 
 fn raw_flags(flags: UrbFlags) -> c_uint {
@@ -523,6 +639,28 @@ unsafe impl<const OPCODE: Opcode> Ioctl for Pass<OPCODE> {
     }
 }
 
+/// A call that reads a structure and answers with a number.
+struct Counting<const OPCODE: Opcode>(RawEndpointStreams);
+
+// SAFETY: the argument is the structure's address, which outlives the call; the kernel reads it and no more.
+unsafe impl<const OPCODE: Opcode> Ioctl for Counting<OPCODE> {
+    type Output = IoctlOutput;
+
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        OPCODE
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        ptr::from_mut(&mut self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(output: IoctlOutput, _: *mut c_void) -> rustix::io::Result<IoctlOutput> {
+        Ok(output)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -543,11 +681,14 @@ mod tests {
             (CONNECT, 0x5517),
             (GET_CAPABILITIES, 0x8004_551a),
             (DISCONNECT_CLAIM, 0x8108_551b),
+            (ALLOC_STREAMS, 0x8008_551c),
+            (FREE_STREAMS, 0x8008_551d),
         ];
         for (ours, kernels) in numbers {
             assert_eq!(ours, kernels, "{ours:#x} is not {kernels:#x}");
         }
         assert_eq!(std::mem::offset_of!(RawIsoUrb, packets), 56);
+        assert_eq!(std::mem::offset_of!(RawEndpointStreams, addresses), 8);
     }
 
     #[test]
@@ -560,13 +701,18 @@ mod tests {
             data: Data::In(vec![0; 16]),
             packets: &[8, 8],
             start_frame: 0,
+            stream: 0,
         };
         assert_eq!(usbfs.submit(3, transfer), Err(Status::Other));
         assert!(!usbfs.slots[3].is_lent && usbfs.slots[3].buffer.is_empty());
         let memory = usbfs.slots[3].urb.as_ref().unwrap();
         assert_eq!((memory.head().packets, memory.head().flags, memory.packets(2)[1].length), (2, ISO_ASAP, 8));
         usbfs.discard(3);
-        assert!(usbfs.claim(0).is_err() && usbfs.reset().is_err() && usbfs.set_interface(0, 1).is_err());
+        assert!(usbfs.lease(1 << 16).is_none() && usbfs.lends == Some(false), "what lends nothing is not mapped");
+        let calls = usbfs.calls();
+        assert!(calls.claim(0).is_err() && calls.reset().is_err() && calls.set_interface(0, 1).is_err());
+        assert!(calls.alloc_streams(&[0x81], 16).is_err() && calls.free_streams(&[0x81]).is_err());
+        assert_eq!(calls.alloc_streams(&[0; 31], 16), Err(Status::Invalid));
         assert!(Usbfs::open(Path::new("/dev/bus/usb/none")).is_err());
     }
 }

@@ -66,7 +66,7 @@ impl Admission {
         if state.strangers >= STRANGERS_MAX {
             return Err(Refusal::Crowded);
         }
-        let record = state.record(key_of(address), now);
+        let record = state.record(subscriber(address), now);
         if record.clean_at > now + FORGIVEN_AFTER * (FAILURES_MAX - 1) {
             let is_first = !std::mem::replace(&mut record.was_told, true);
             return Err(Refusal::Failures { is_first });
@@ -85,7 +85,7 @@ impl Admission {
     pub fn leave(&self, address: IpAddr, now: Instant, has_failed: bool) {
         let mut state = self.state();
         state.strangers -= 1;
-        let record = state.record(key_of(address), now);
+        let record = state.record(subscriber(address), now);
         record.connected -= 1;
         if !has_failed {
             let forgiven_ns = u64::try_from(FORGIVEN_AFTER.as_nanos()).unwrap_or(u64::MAX);
@@ -122,7 +122,8 @@ impl State {
     }
 }
 
-fn key_of(address: IpAddr) -> IpAddr {
+/// One address; of IPv6 one network of 64 bits, which is what one subscriber has.
+pub fn subscriber(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
         v4 => v4,
@@ -205,8 +206,8 @@ mod tests {
         }
         assert!(admission.state().addresses.len() <= ADDRESSES_MAX);
         let one: IpAddr = "2001:db8::1".parse().unwrap();
-        assert_eq!(key_of(one), key_of("2001:db8::ffff:2".parse().unwrap()));
-        assert_ne!(key_of(one), key_of("2001:db8:0:1::1".parse().unwrap()));
-        assert_eq!(key_of("::ffff:10.0.0.1".parse().unwrap()), IpAddr::from([10, 0, 0, 1]));
+        assert_eq!(subscriber(one), subscriber("2001:db8::ffff:2".parse().unwrap()));
+        assert_ne!(subscriber(one), subscriber("2001:db8:0:1::1".parse().unwrap()));
+        assert_eq!(subscriber("::ffff:10.0.0.1".parse().unwrap()), IpAddr::from([10, 0, 0, 1]));
     }
 }

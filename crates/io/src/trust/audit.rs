@@ -1,8 +1,11 @@
 //! Who did what, when, and how it went: a line of JSON each.
+//!
+//! **A disk that is full** stops nobody: what a session does is done without its line, which is said once in the program's own log, and
+//! again when lines are written. A line of which the disk took a part stays as it is; the next one begins anew.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -79,7 +82,7 @@ impl Audit {
         Self { folder, bytes_max: AUDIT_BYTES_MAX, is_failing: AtomicBool::new(false) }
     }
 
-    /// Writes a line. A disk that is full stops nobody: it is said once, and again when it is over.
+    /// Writes a line, if the disk takes it.
     pub fn record(&self, event: &Event<'_>) {
         match self.write(event) {
             Ok(()) => {
@@ -97,13 +100,13 @@ impl Audit {
     }
 
     fn write(&self, event: &Event<'_>) -> io::Result<()> {
-        let mut line =
-            serde_json::to_vec(&Line { at: timestamp(SystemTime::now()), event }).map_err(io::Error::other)?;
+        let mut line = vec![b'\n'];
+        serde_json::to_writer(&mut line, &Line { at: timestamp(SystemTime::now()), event })?;
         line.push(b'\n');
         self.folder.make().map_err(|error| io::Error::other(error.what))?;
         let open = || -> io::Result<fs::File> {
             let path = self.folder.file(AUDIT_FILE);
-            let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+            let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
             self.folder.give(&file).map(|()| file)
         };
         let mut file = open()?;
@@ -111,8 +114,13 @@ impl Audit {
             self.rotate(line.len() as u64)?;
             file = open()?;
         }
-        // One write: lines of several processes do not mix.
-        file.write_all(&line)
+        let mut last = [b'\n'];
+        let end = file.metadata()?.len();
+        if end > 0 {
+            file.read_at(&mut last, end - 1)?;
+        }
+        // One write: lines of several processes do not mix. One that was torn by a full disk is ended first.
+        file.write_all(if last == [b'\n'] { &line[1..] } else { &line })
     }
 
     fn rotate(&self, bytes: u64) -> io::Result<()> {
@@ -184,6 +192,20 @@ mod tests {
         let files: Vec<_> = fs::read_dir(folder.path()).unwrap().flatten().collect();
         assert_eq!(files.len(), 1 + AUDIT_FILES_MAX as usize + 1, "the log, the old ones, and the lock");
         assert!(files.iter().all(|file| file.metadata().unwrap().len() <= 1000));
+        fs::remove_dir_all(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_line_that_was_torn_does_not_tear_the_next() {
+        let folder = folder("torn");
+        fs::create_dir_all(folder.path()).unwrap();
+        fs::write(folder.file(AUDIT_FILE), "{\"at\":\"2026-").unwrap();
+        let audit = Audit::new(folder.clone());
+        audit.record(&Event::new("attach", Outcome::Ok));
+        audit.record(&Event::new("detach", Outcome::Ok));
+        let text = fs::read_to_string(folder.file(AUDIT_FILE)).unwrap();
+        let lines: Vec<_> = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).ok()).collect();
+        assert!(matches!(&lines[..], [None, Some(_), Some(last)] if last["event"] == "detach"), "{text}");
         fs::remove_dir_all(folder.path()).unwrap();
     }
 

@@ -126,7 +126,7 @@ impl Folder {
         Ok(Some(bytes))
     }
 
-    /// Writes `name` anew: whole and durable, or not at all.
+    /// Writes `name` anew: whole and durable, or not at all, as where the disk is full.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
         self.make()?;
         let fresh = self.file(&format!("{name}.new"));
@@ -142,7 +142,11 @@ impl Folder {
             fs::rename(&fresh, self.file(name))?;
             File::open(&self.path)?.sync_all()
         };
-        write().map_err(|error| self.trouble(name, &error))
+        write().map_err(|error| {
+            // What a full disk took of it is given back.
+            let _ = fs::remove_file(&fresh);
+            self.trouble(name, &error)
+        })
     }
 
     /// Keeps other processes of this host from changing its files until dropped.

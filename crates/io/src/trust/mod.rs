@@ -16,7 +16,7 @@ mod peers;
 mod provider;
 mod tls;
 
-pub use admission::{Admission, Refusal};
+pub use admission::{Admission, Refusal, subscriber};
 pub use audit::{Audit, Event, Outcome, timestamp};
 pub use fingerprint::{Fingerprint, NotAFingerprint};
 pub use folder::{Folder, StateError};

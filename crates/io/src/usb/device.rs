@@ -1,29 +1,34 @@
 //! A real USB device, through usbfs.
 
-use std::fmt;
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
 use farbus_model::descriptor::endpoint_of_index;
 use farbus_model::usb::{Recipient, request};
 use farbus_model::{
-    Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Payload, Readiness, Selection, Setup,
-    Speed, Status, TransferType, UrbFlags, UrbId,
+    BufferPool, Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Payload, Readiness, Selection,
+    Setup, Speed, Status, TransferType, UrbFlags, UrbId,
 };
 use tracing::warn;
 
+use super::calls::{self, Call, Outcome, Running};
+use super::error::OpenError;
 use super::inventory::Found;
 use super::iso::{self, Part};
-use super::kernel::Kernel;
+use super::kernel::{Calls, Kernel};
 use super::slab::Slab;
-use crate::link::Watched;
+use crate::link::{Wake, Watched};
 use crate::sys::usbfs::{Data, PacketResult, Reap, Reaped, Transfer, Usbfs};
 
 /// How long the kernel may take to give up all transfers before a reset. It kills each within a frame or so; a host controller
 /// that does not answer any more is declared dead by its own driver after five seconds.
 const WITHDRAW_TIME_MAX: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(6) };
+/// How long a device that is given back may take to end a call that it is in. A reset's longest course, several enumerations
+/// of a device that does not answer, each given five seconds.
+const CALL_TIME_MAX: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(30) };
 /// A setup packet's length, which a control transfer's buffer begins with.
 const SETUP_BYTES: usize = 8;
 
@@ -34,13 +39,28 @@ const SETUP_BYTES: usize = 8;
 /// | a transfer | the same, in pieces if it is isochronous with more packets than usbfs takes |
 /// | SET_CONFIGURATION of the active one | setting 0 where another is active, halts cleared; not sent again |
 /// | SET_CONFIGURATION of another one | interfaces released, configuration set, interfaces claimed |
-/// | SET_INTERFACE, CLEAR_FEATURE(ENDPOINT_HALT) | the call of that meaning, waited for: host and device stay of one mind |
+/// | SET_INTERFACE, CLEAR_FEATURE(ENDPOINT_HALT) | the call of that meaning: host and device stay of one mind |
 /// | a reset | all transfers given up and answered; interfaces released, port reset, interfaces claimed |
 ///
-/// None of these requests is sent raw as well.
+/// None of these requests is sent raw as well. All but the first are calls that wait for the device, up to five seconds and more;
+/// they run beside the engine ([`calls`]), and what is asked meanwhile waits for their end, in order:
+///
+/// | while a call is on its way | what happens |
+/// |---|---|
+/// | a request is submitted | it waits; withdrawn, it is answered at once |
+/// | a transfer that the kernel holds is withdrawn | it is given up after the call, as the kernel would have it |
+/// | the request that became the call is withdrawn | it is too late: it ends as the call ends |
+/// | a reset | everything is answered at once; the port is reset after the call |
+/// | the device is given back | it waits for the call's end |
 pub struct UsbDevice<K: Kernel = Usbfs> {
     kernel: K,
     readiness: Option<Readiness>,
+    /// The readiness while a call is on its way.
+    call_ended: Readiness,
+    wake: Arc<Wake>,
+    calling: Option<Calling>,
+    /// What waits for the call's end; empty without one.
+    queue: VecDeque<Queued>,
     descriptors: Descriptors,
     speed: Speed,
     /// What its user has made active. The kernel's alternate settings are the same, its configuration is `active`.
@@ -73,61 +93,22 @@ struct Request {
 
 /// A transfer that the kernel holds.
 struct Piece {
-    request: usize,
+    /// `None`: it was answered already, by a reset that could not give it up yet.
+    request: Option<usize>,
     part: usize,
 }
 
-/// Why a device cannot be taken.
-#[derive(Debug)]
-pub enum OpenError {
-    /// This user may not open its node.
-    NotAllowed {
-        /// The node.
-        node: PathBuf,
-    },
-    /// Another program uses it through usbfs.
-    Busy {
-        /// The interface.
-        interface: u8,
-    },
-    /// It is not there any more.
-    Gone,
-    /// Anything else.
-    Os {
-        /// In doing what.
-        doing: &'static str,
-        /// What the system said.
-        error: io::Error,
-    },
+/// A call on its way. Nothing else is asked of the kernel meanwhile: it would wait in there.
+struct Calling {
+    running: Running,
+    /// Whose it is; `None`: a reset's, or its asker was answered by one.
+    urb: Option<InFlight>,
 }
 
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            OpenError::NotAllowed { node } => write!(
-                f,
-                "no permission for {}: run as root, or let a udev rule give it to you (guide, \"Real devices\")",
-                node.display()
-            ),
-            OpenError::Busy { interface } => {
-                write!(f, "another program uses its interface {interface}: end that program first")
-            }
-            OpenError::Gone => f.write_str("it was unplugged"),
-            OpenError::Os { doing, error } => write!(f, "{doing}: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {}
-
-impl OpenError {
-    fn of(doing: &'static str, error: io::Error) -> Self {
-        use rustix::io::Errno;
-        match Errno::from_io_error(&error) {
-            Some(Errno::NODEV | Errno::NOENT | Errno::NXIO) => OpenError::Gone,
-            _ => OpenError::Os { doing, error },
-        }
-    }
+/// What waits for a call's end.
+enum Queued {
+    Request(InFlight),
+    Reset,
 }
 
 impl UsbDevice {
@@ -162,9 +143,14 @@ impl<K: Kernel> UsbDevice<K> {
     pub(super) fn take(kernel: K, readiness: Option<Readiness>, found: &Found) -> Result<Self, OpenError> {
         // vhci knows no faster than SuperSpeed, and to a device's drivers the difference is none.
         let speed = found.speed.min(Speed::Super);
+        let wake = Arc::new(Wake::new().map_err(|error| OpenError::of("watching it", error))?);
         let mut device = Self {
             kernel,
             readiness,
+            call_ended: Watched::woken(Arc::clone(&wake)),
+            wake,
+            calling: None,
+            queue: VecDeque::new(),
             descriptors: found.descriptors.clone(),
             speed,
             selection: Selection::default(),
@@ -177,13 +163,48 @@ impl<K: Kernel> UsbDevice<K> {
             packet_results: Vec::new(),
             is_gone: false,
         };
+        let (claimed, result) = calls::claim(&device.kernel.calls(), &device.interfaces(device.active));
+        device.claimed = claimed;
         // On failure it is dropped, which gives back what was taken so far.
-        device.claim_all()?;
+        result?;
         Ok(device)
     }
 
-    fn interfaces(&self) -> Vec<u8> {
-        let configuration = self.descriptors.configuration(self.active);
+    /// Gives bulk endpoints streams, `count` for each or fewer; says how many. [`Urb::stream`](farbus_model::Urb::stream) is one of them
+    /// from then on, and at these endpoints never 0. Another setting, configuration, or a reset takes them away. For sessions
+    /// that can name a stream: USB/IP cannot, and its clients do without (Linux drives such a disk by Bulk-Only).
+    ///
+    /// Waits for the host controller, not for the device.
+    ///
+    /// # Errors
+    /// [`Status::Invalid`] for an endpoint that is not there or has none, or where the controller has none; [`Status::NoCredit`]
+    /// while requests wait there, or a call is on its way.
+    pub fn alloc_streams(&mut self, endpoints: &[EpAddr], count: u16) -> Result<u16, Status> {
+        self.kernel.calls().alloc_streams(&self.idle_bulk(endpoints)?, count)
+    }
+
+    /// Takes streams away again.
+    ///
+    /// # Errors
+    /// As [`UsbDevice::alloc_streams`].
+    pub fn free_streams(&mut self, endpoints: &[EpAddr]) -> Result<(), Status> {
+        self.kernel.calls().free_streams(&self.idle_bulk(endpoints)?)
+    }
+
+    fn idle_bulk(&self, endpoints: &[EpAddr]) -> Result<Vec<u8>, Status> {
+        let is_bulk =
+            |address: &EpAddr| self.selection.endpoint(*address).is_some_and(|e| e.kind == TransferType::Bulk);
+        let is_busy = self.requests.iter().any(|(_, request)| endpoints.contains(&request.urb.endpoint));
+        match () {
+            () if self.is_gone => Err(Status::Gone),
+            () if !endpoints.iter().all(is_bulk) => Err(Status::Invalid),
+            () if is_busy || self.calling.is_some() => Err(Status::NoCredit),
+            () => Ok(endpoints.iter().map(|endpoint| endpoint.as_byte()).collect()),
+        }
+    }
+
+    fn interfaces(&self, configuration: u8) -> Vec<u8> {
+        let configuration = self.descriptors.configuration(configuration);
         let mut numbers: Vec<u8> =
             configuration.map(|c| c.settings.iter().map(|setting| setting.interface).collect()).unwrap_or_default();
         numbers.sort_unstable();
@@ -191,44 +212,17 @@ impl<K: Kernel> UsbDevice<K> {
         numbers
     }
 
-    fn claim_all(&mut self) -> Result<(), OpenError> {
-        for interface in self.interfaces() {
-            self.kernel.claim(interface).map_err(|error| match error.kind() {
-                io::ErrorKind::ResourceBusy => OpenError::Busy { interface },
-                _ => OpenError::of("taking it from its driver", error),
-            })?;
-            self.claimed.push(interface);
-        }
-        Ok(())
-    }
-
-    fn release_all(&mut self) {
-        for interface in std::mem::take(&mut self.claimed) {
-            // What is not held any more was released already: a device that was unplugged, or configured by somebody else.
-            let _ = self.kernel.release(interface);
-        }
-    }
-
-    /// Claims again after a change that needed all interfaces released.
-    fn claim_again(&mut self, done: &mut Completions) {
-        match self.claim_all() {
-            Ok(()) => {}
-            Err(OpenError::Gone) => self.lose(done),
-            Err(error) => warn!(%error, device = %self.descriptors.title(), "an interface could not be taken again"),
-        }
-    }
-
     // Requests to the device itself.
 
     fn control(&mut self, mut urb: InFlight, done: &mut Completions) {
         let setup = urb.setup;
-        match self.call_for(setup, done) {
-            Some(Ok(())) => {
-                let accepted = match urb.direction {
-                    Direction::Out => urb.accept(),
-                    Direction::In => urb.answer(Payload::Empty),
-                };
-                return done.push(accepted);
+        match self.call_for(setup) {
+            Some(Ok(Some(call))) => return self.call(call, Some(urb), done),
+            Some(Ok(None)) => {
+                // The configuration that it has, as it has it already.
+                self.withdraw(done, |endpoint| !endpoint.is_control());
+                self.selection.select_configuration(&self.descriptors, setup.value as u8);
+                return done.push(if self.is_gone { urb.fail(Status::Gone) } else { accepted(urb) });
             }
             Some(Err(status)) => return done.push(urb.fail(status)),
             None => {}
@@ -246,17 +240,22 @@ impl<K: Kernel> UsbDevice<K> {
         self.begin(urb, TransferType::Control, flags, Data::In(buffer), done);
     }
 
-    /// The requests that become calls, done; `None` for all others.
-    fn call_for(&mut self, setup: Setup, done: &mut Completions) -> Option<Result<(), Status>> {
+    /// The call that a request becomes, if one is needed; `None` for those that are sent as they are.
+    fn call_for(&self, setup: Setup) -> Option<Result<Option<Call>, Status>> {
         if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
-            Some(self.configure(setup.value as u8, done))
+            Some(self.configure(setup.value as u8))
         } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
-            Some(self.set_interface(setup.index as u8, setup.value as u8, done))
+            let (interface, alternate) = (setup.index as u8, setup.value as u8);
+            let configuration = self.descriptors.configuration(self.selection.configuration());
+            let is_there = configuration.is_some_and(|c| c.setting(interface, alternate).is_some());
+            Some(is_there.then_some(Some(Call::Interface { interface, alternate })).ok_or(Status::Stall))
         } else if setup.is_standard(request::CLEAR_FEATURE, Recipient::Endpoint)
             && setup.value == request::ENDPOINT_HALT
             && !endpoint_of_index(setup.index).is_control()
         {
-            Some(self.clear_halt(endpoint_of_index(setup.index)))
+            let endpoint = endpoint_of_index(setup.index);
+            let is_there = self.selection.endpoint(endpoint).is_some();
+            Some(is_there.then_some(Some(Call::ClearHalt(endpoint))).ok_or(Status::Stall))
         } else if setup.is_standard(request::SET_ADDRESS, Recipient::Device) {
             // Its address is this machine's to give.
             Some(Err(Status::Stall))
@@ -265,63 +264,145 @@ impl<K: Kernel> UsbDevice<K> {
         }
     }
 
-    fn configure(&mut self, value: u8, done: &mut Completions) -> Result<(), Status> {
+    fn configure(&self, value: u8) -> Result<Option<Call>, Status> {
         if value != 0 && self.descriptors.configuration(value).is_none() {
             return Err(Status::Stall);
         }
-        self.withdraw(done, |endpoint| !endpoint.is_control());
-        if value == self.active {
-            self.start_configuration_afresh()?;
-        } else {
-            self.release_all();
-            let result = self.kernel.set_configuration(value);
-            if result.is_ok() {
-                self.active = value;
+        if value != self.active {
+            let (old, new) = (self.interfaces(self.active), self.interfaces(value));
+            return Ok(Some(Call::Configuration { value, claimed: self.claimed.clone(), old, new }));
+        }
+        let interfaces: Vec<u8> = self.selection.alternates().iter().map(|&(interface, _)| interface).collect();
+        let endpoints = self.selection.endpoints().map(|endpoint| endpoint.address);
+        let halted: Vec<EpAddr> = endpoints.filter(|endpoint| self.halted & bit(*endpoint) != 0).collect();
+        let is_fresh = interfaces.is_empty() && halted.is_empty();
+        Ok((!is_fresh).then_some(Call::Afresh { interfaces, halted }))
+    }
+
+    // Calls that wait for the device.
+
+    /// Begins a call; what it ends is given up and answered before.
+    fn call(&mut self, call: Call, urb: Option<InFlight>, done: &mut Completions) {
+        match &call {
+            Call::Interface { interface, .. } => {
+                let theirs = self.endpoints_of(*interface);
+                self.withdraw(done, |endpoint| theirs & bit(endpoint) != 0);
             }
-            self.claim_again(done);
-            result?;
+            Call::ClearHalt(_) => {}
+            Call::Afresh { .. } | Call::Configuration { .. } => self.withdraw(done, |endpoint| !endpoint.is_control()),
+            Call::Reset { .. } => self.withdraw(done, |_| true),
         }
-        self.selection.select_configuration(&self.descriptors, value);
-        self.halted = 0;
-        Ok(())
+        if self.is_gone {
+            if let Some(urb) = urb {
+                done.push(urb.fail(Status::Gone));
+            }
+            return;
+        }
+        let running = call.start(self.kernel.calls(), &self.wake);
+        self.calling = Some(Calling { running, urb });
     }
 
-    /// What SET_CONFIGURATION does to a device that has it already: default settings, no halts.
-    fn start_configuration_afresh(&mut self) -> Result<(), Status> {
-        for (interface, _) in self.selection.alternates().to_vec() {
-            self.kernel.set_interface(interface, 0)?;
+    fn end_call(&mut self, Calling { running, urb }: Calling, outcome: Outcome, done: &mut Completions) {
+        let Outcome { result, claimed } = outcome;
+        if let Some((claimed, why_not_all)) = claimed {
+            self.claimed = claimed;
+            match why_not_all {
+                Ok(()) => {}
+                Err(OpenError::Gone) => self.lose(done),
+                Err(error) => {
+                    warn!(%error, device = %self.descriptors.title(), "an interface could not be taken again")
+                }
+            }
         }
-        let halted = std::mem::take(&mut self.halted);
-        let halted_endpoints: Vec<EpAddr> =
-            self.selection.endpoints().map(|endpoint| endpoint.address).filter(|a| halted & bit(*a) != 0).collect();
-        for endpoint in halted_endpoints {
-            self.kernel.clear_halt(endpoint.as_byte())?;
+        match (&running.call, result) {
+            (Call::Configuration { value, .. }, Ok(())) => self.active = *value,
+            (Call::Reset { .. }, Err(status)) if status != Status::Gone => {
+                warn!(?status, device = %self.descriptors.title(), "the port could not be reset");
+            }
+            _ => {}
         }
-        Ok(())
+        match (urb, result) {
+            (Some(urb), Ok(())) => {
+                self.select(&running.call);
+                done.push(accepted(urb));
+            }
+            (Some(urb), Err(status)) => done.push(urb.fail(status)),
+            // A reset has forgotten what it would have selected.
+            (None, _) => {}
+        }
+        if let Err(status) = result {
+            self.note_loss(status, done);
+        }
     }
 
-    fn set_interface(&mut self, interface: u8, alternate: u8, done: &mut Completions) -> Result<(), Status> {
+    /// The device has done so.
+    fn select(&mut self, call: &Call) {
+        match call {
+            Call::Interface { interface, alternate } => {
+                self.halted &= !self.endpoints_of(*interface);
+                self.selection.select_interface(&self.descriptors, *interface, *alternate);
+            }
+            Call::ClearHalt(endpoint) => self.halted &= !bit(*endpoint),
+            Call::Afresh { .. } | Call::Configuration { .. } => {
+                self.halted = 0;
+                self.selection.select_configuration(&self.descriptors, self.active);
+            }
+            Call::Reset { .. } => {}
+        }
+    }
+
+    /// Of all settings of an interface, by [`EpAddr::index`].
+    fn endpoints_of(&self, interface: u8) -> u32 {
         let configuration = self.descriptors.configuration(self.selection.configuration());
-        let Some(configuration) = configuration.filter(|c| c.setting(interface, alternate).is_some()) else {
-            return Err(Status::Stall);
-        };
-        let settings = configuration.settings.iter().filter(|setting| setting.interface == interface);
-        let theirs =
-            settings.flat_map(|setting| &setting.endpoints).fold(0, |all, endpoint| all | bit(endpoint.address));
-        self.withdraw(done, |endpoint| theirs & bit(endpoint) != 0);
-        self.kernel.set_interface(interface, alternate)?;
-        self.selection.select_interface(&self.descriptors, interface, alternate);
-        self.halted &= !theirs;
-        Ok(())
+        let settings = configuration.into_iter().flat_map(|c| &c.settings).filter(|s| s.interface == interface);
+        settings.flat_map(|setting| &setting.endpoints).fold(0, |all, endpoint| all | bit(endpoint.address))
     }
 
-    fn clear_halt(&mut self, endpoint: EpAddr) -> Result<(), Status> {
-        if self.selection.endpoint(endpoint).is_none() {
-            return Err(Status::Stall);
+    /// What waited for a call's end goes on, up to the next call.
+    fn resume(&mut self, done: &mut Completions) {
+        let withdrawn = self.requests.iter().filter(|(_, request)| request.is_cancelled).map(|(name, _)| name);
+        for request in withdrawn.collect::<Vec<_>>() {
+            self.discard(Some(request));
         }
-        self.kernel.clear_halt(endpoint.as_byte())?;
-        self.halted &= !bit(endpoint);
-        Ok(())
+        self.reap(done);
+        while self.calling.is_none()
+            && let Some(next) = self.queue.pop_front()
+        {
+            match next {
+                Queued::Request(urb) => self.request(urb, done),
+                Queued::Reset => self.reset_port(done),
+            }
+        }
+    }
+
+    fn reset_port(&mut self, done: &mut Completions) {
+        let interfaces = self.interfaces(self.active);
+        self.call(Call::Reset { claimed: self.claimed.clone(), interfaces }, None, done);
+    }
+
+    /// Answers everything, while a call keeps the kernel from giving up what it holds.
+    fn abandon_all(&mut self, done: &mut Completions) {
+        let asker = self.calling.as_mut().and_then(|calling| calling.urb.take());
+        let waiting = std::mem::take(&mut self.queue).into_iter().filter_map(|queued| match queued {
+            Queued::Request(urb) => Some(urb),
+            Queued::Reset => None,
+        });
+        let held = self.requests.drain().into_iter().map(|request| request.urb);
+        for urb in asker.into_iter().chain(held).chain(waiting) {
+            done.push(urb.fail(Status::Shutdown));
+        }
+        self.pieces.iter_mut().for_each(|(_, piece)| piece.request = None);
+    }
+
+    /// Waits for the end of a call, and of what waited for that; whether all came to an end.
+    fn wait_for_calls(&mut self) -> bool {
+        let mut done = Completions::new(BufferPool::new(0));
+        while let Some(calling) = self.calling.take() {
+            let Some(outcome) = calling.running.wait(CALL_TIME_MAX) else { return false };
+            self.end_call(calling, outcome, &mut done);
+            self.resume(&mut done);
+        }
+        true
     }
 
     // Transfers.
@@ -334,8 +415,12 @@ impl<K: Kernel> UsbDevice<K> {
             iso_asap: false,
         };
         if is_in {
-            let room = done.pool.take(urb.length as usize);
-            return self.begin(urb, kind, flags, Data::In(room), done);
+            let bytes = urb.length as usize;
+            let room = match self.kernel.lease(bytes) {
+                Some(lease) => Data::Into(lease, bytes),
+                None => Data::In(done.pool.take(bytes)),
+            };
+            return self.begin(urb, kind, flags, room, done);
         }
         let payload = urb.take_payload();
         // The kernel copies while it takes: not even a window on a receive buffer has to be kept.
@@ -344,7 +429,7 @@ impl<K: Kernel> UsbDevice<K> {
     }
 
     fn begin(&mut self, urb: InFlight, kind: TransferType, flags: UrbFlags, data: Data<'_>, done: &mut Completions) {
-        let endpoint = urb.endpoint.as_byte();
+        let (endpoint, stream) = (urb.endpoint.as_byte(), urb.stream);
         let request = self.requests.insert(Request {
             urb,
             is_cancelled: false,
@@ -352,8 +437,8 @@ impl<K: Kernel> UsbDevice<K> {
             failure: None,
             parts: Vec::new(),
         });
-        let slot = self.pieces.insert(Piece { request, part: 0 });
-        let transfer = Transfer { kind, endpoint, flags, data, packets: &[], start_frame: 0 };
+        let slot = self.pieces.insert(Piece { request: Some(request), part: 0 });
+        let transfer = Transfer { kind, endpoint, flags, data, packets: &[], start_frame: 0, stream };
         if let Err(status) = self.kernel.submit(slot, transfer) {
             self.pieces.remove(slot);
             let refused = self.requests.remove(request).expect("inserted just now");
@@ -392,9 +477,9 @@ impl<K: Kernel> UsbDevice<K> {
                 gathered = iso::gather(packets, &bytes);
                 Data::Out(&gathered)
             };
-            let slot = self.pieces.insert(Piece { request, part });
+            let slot = self.pieces.insert(Piece { request: Some(request), part });
             let kind = TransferType::Isochronous;
-            let transfer = Transfer { kind, endpoint, flags, data, packets: &lengths, start_frame };
+            let transfer = Transfer { kind, endpoint, flags, data, packets: &lengths, start_frame, stream: 0 };
             if let Err(status) = self.kernel.submit(slot, transfer) {
                 self.pieces.remove(slot);
                 failure = Some((status, count - part));
@@ -416,13 +501,14 @@ impl<K: Kernel> UsbDevice<K> {
         if unfinished.outstanding == 0 {
             self.finish(request, done);
         } else {
-            self.discard(request);
+            self.discard(Some(request));
             self.reap(done);
         }
         self.note_loss(status, done);
     }
 
-    fn discard(&mut self, request: usize) {
+    /// Has the kernel give up a request, or those that were answered without it.
+    fn discard(&mut self, request: Option<usize>) {
         let slots: Vec<usize> =
             self.pieces.iter().filter(|(_, piece)| piece.request == request).map(|(slot, _)| slot).collect();
         // The last first: an endpoint goes on with what is queued behind a piece that is taken out.
@@ -447,7 +533,8 @@ impl<K: Kernel> UsbDevice<K> {
 
     fn take_back(&mut self, reaped: Reaped, done: &mut Completions) {
         let piece = self.pieces.remove(reaped.slot).expect("the kernel gives back what it holds");
-        let request = self.requests.get_mut(piece.request).expect("a request waits for its pieces");
+        let Some(name) = piece.request else { return done.pool.put(reaped.buffer) };
+        let request = self.requests.get_mut(name).expect("a request waits for its pieces");
         request.outstanding -= 1;
         let status = match reaped.status {
             Status::Cancelled if request.is_cancelled => Status::Cancelled,
@@ -457,7 +544,7 @@ impl<K: Kernel> UsbDevice<K> {
             status => status,
         };
         if request.parts.is_empty() {
-            let request = self.requests.remove(piece.request).expect("looked up just now");
+            let request = self.requests.remove(name).expect("looked up just now");
             if status == Status::Stall && !request.urb.endpoint.is_control() {
                 self.halted |= bit(request.urb.endpoint);
             }
@@ -470,7 +557,7 @@ impl<K: Kernel> UsbDevice<K> {
         part.buffer = reaped.buffer;
         part.results.clone_from(&self.packet_results);
         if request.outstanding == 0 {
-            self.finish(piece.request, done);
+            self.finish(name, done);
         }
     }
 
@@ -490,19 +577,23 @@ impl<K: Kernel> UsbDevice<K> {
     fn withdraw(&mut self, done: &mut Completions, which: impl Fn(EpAddr) -> bool) {
         let hit: Vec<usize> =
             self.requests.iter().filter(|(_, r)| which(r.urb.endpoint)).map(|(name, _)| name).collect();
-        if hit.is_empty() {
+        let is_held = |device: &Self| {
+            device.requests.iter().any(|(_, request)| which(request.urb.endpoint))
+                || device.pieces.iter().any(|(_, piece)| piece.request.is_none())
+        };
+        if !is_held(self) {
             return;
         }
         for &request in hit.iter().rev() {
             // Whatever was done of it, its answer is that it was withdrawn.
             self.requests.get_mut(request).expect("listed just now").is_cancelled = false;
-            self.discard(request);
+            self.discard(Some(request));
         }
+        self.discard(None);
         let until = Clock::now() + WITHDRAW_TIME_MAX;
-        let is_held = |requests: &Slab<Request>| requests.iter().any(|(_, request)| which(request.urb.endpoint));
         loop {
             self.reap(done);
-            if self.is_gone || !is_held(&self.requests) {
+            if self.is_gone || !is_held(self) {
                 return;
             }
             let left = until.saturating_duration_since(Clock::now());
@@ -529,6 +620,30 @@ impl<K: Kernel> UsbDevice<K> {
         for request in self.requests.drain() {
             done.push(request.urb.fail(Status::Gone));
         }
+        for queued in self.queue.drain(..) {
+            if let Queued::Request(urb) = queued {
+                done.push(urb.fail(Status::Gone));
+            }
+        }
+    }
+
+    fn request(&mut self, urb: InFlight, done: &mut Completions) {
+        if urb.endpoint.is_control() {
+            return self.control(urb, done);
+        }
+        match self.selection.endpoint(urb.endpoint).map(|endpoint| endpoint.kind) {
+            None | Some(TransferType::Control) => done.push(urb.fail(Status::Invalid)),
+            Some(TransferType::Isochronous) => self.isochronous(urb, done),
+            Some(kind) => self.data(urb, kind, done),
+        }
+    }
+}
+
+/// A request without data that was done.
+fn accepted(urb: InFlight) -> farbus_model::Done {
+    match urb.direction {
+        Direction::Out => urb.accept(),
+        Direction::In => urb.answer(Payload::Empty),
     }
 }
 
@@ -545,6 +660,9 @@ fn single_done(urb: InFlight, status: Status, reaped: Reaped) -> farbus_model::D
     let actual = reaped.actual.min(urb.length);
     if urb.direction == Direction::Out {
         return urb.done(status, actual, Payload::Empty);
+    }
+    if let Some(filled) = reaped.filled {
+        return urb.done(status, actual, Payload::lent(Arc::new(filled), actual as usize));
     }
     let mut buffer = reaped.buffer;
     if urb.endpoint.is_control() {
@@ -567,50 +685,64 @@ impl<K: Kernel> Device for UsbDevice<K> {
         &self.selection
     }
 
-    fn submit(&mut self, _now: Instant, urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, _now: Instant, mut urb: InFlight, done: &mut Completions) {
         if self.is_gone {
             return done.push(urb.fail(Status::Gone));
         }
-        if urb.endpoint.is_control() {
-            return self.control(urb, done);
+        if self.calling.is_some() {
+            urb.own_payload();
+            return self.queue.push_back(Queued::Request(urb));
         }
-        match self.selection.endpoint(urb.endpoint).map(|endpoint| endpoint.kind) {
-            None | Some(TransferType::Control) => done.push(urb.fail(Status::Invalid)),
-            Some(TransferType::Isochronous) => self.isochronous(urb, done),
-            Some(kind) => self.data(urb, kind, done),
-        }
+        self.request(urb, done);
     }
 
-    /// The kernel waits until the transfer is given up, so its end comes back within this call.
+    /// The kernel waits until the transfer is given up, so its end comes back within this call, unless another one is on its way.
     fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
+        let waits = |queued: &Queued| matches!(queued, Queued::Request(urb) if urb.id == id);
+        if let Some(at) = self.queue.iter().position(waits)
+            && let Some(Queued::Request(urb)) = self.queue.remove(at)
+        {
+            return done.push(urb.fail(Status::Cancelled));
+        }
         let Some((request, _)) = self.requests.iter().find(|(_, request)| request.urb.id == id) else { return };
         self.requests.get_mut(request).expect("found just now").is_cancelled = true;
-        self.discard(request);
-        self.reap(done);
+        if self.calling.is_none() {
+            self.discard(Some(request));
+            self.reap(done);
+        }
     }
 
     fn reset(&mut self, _now: Instant, done: &mut Completions) {
-        self.withdraw(done, |_| true);
+        if self.calling.is_some() {
+            self.abandon_all(done);
+            self.queue.push_back(Queued::Reset);
+        } else if !self.is_gone {
+            self.reset_port(done);
+        }
         self.selection.clear();
         self.halted = 0;
-        if self.is_gone {
-            return;
-        }
-        // The kernel sends usbfs away from claimed interfaces when it resets, and lets its own drivers in.
-        self.release_all();
-        match self.kernel.reset() {
-            Ok(()) => {}
-            Err(Status::Gone) => return self.lose(done),
-            Err(status) => warn!(?status, device = %self.descriptors.title(), "the port could not be reset"),
-        }
-        self.claim_again(done);
+        // What is on its way to the client is kept until it is sent.
+        self.kernel.give_back_leases();
     }
 
     fn readiness(&self) -> Option<&Readiness> {
-        self.readiness.as_ref()
+        match self.calling {
+            Some(_) => Some(&self.call_ended),
+            None => self.readiness.as_ref(),
+        }
     }
 
     fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
+        if let Some(calling) = self.calling.take() {
+            // Forgotten before it is looked: whoever ends the call now wakes again.
+            self.wake.clear();
+            let Some(outcome) = calling.running.poll() else {
+                self.calling = Some(calling);
+                return;
+            };
+            self.end_call(calling, outcome, done);
+            return self.resume(done);
+        }
         self.reap(done);
     }
 
@@ -622,19 +754,24 @@ impl<K: Kernel> Device for UsbDevice<K> {
 /// Gives it back: the configuration it had, and its drivers.
 impl<K: Kernel> Drop for UsbDevice<K> {
     fn drop(&mut self) {
+        if !self.wait_for_calls() {
+            warn!(device = %self.descriptors.title(), "the kernel does not end a call: the device is not given back");
+            return;
+        }
         if self.is_gone {
             return;
         }
         // Whoever drops a device that owes answers has a bug, which its requests report.
-        let interfaces = self.claimed.clone();
-        self.release_all();
-        if self.active != self.original && self.kernel.set_configuration(self.original).is_ok() {
+        let calls = self.kernel.calls();
+        let interfaces = std::mem::take(&mut self.claimed);
+        calls::release(&calls, &interfaces);
+        if self.active != self.original && calls.set_configuration(self.original).is_ok() {
             // The kernel looks for drivers of a new configuration by itself.
             return;
         }
         // All of them: one that was taken as it was plugged in had no driver yet.
         for interface in interfaces {
-            match self.kernel.connect(interface) {
+            match calls.connect(interface) {
                 Ok(()) => {}
                 // A driver of several interfaces has taken this one with another.
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}

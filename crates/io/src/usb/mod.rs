@@ -3,7 +3,9 @@
 //!
 //! No library serves: a USB/IP exporter needs each URB cancelled by itself, isochronous transfers, and the client's flags.
 
+mod calls;
 mod device;
+mod error;
 mod hotplug;
 mod inventory;
 mod iso;
@@ -12,6 +14,7 @@ mod slab;
 #[cfg(test)]
 mod tests;
 
-pub use device::{OpenError, UsbDevice};
+pub use device::UsbDevice;
+pub use error::OpenError;
 pub use hotplug::Hotplug;
 pub use inventory::{Found, Interface, Inventory, Obstacle, Selector};

@@ -41,6 +41,10 @@ impl<T> Slab<T> {
         self.places.iter().enumerate().filter_map(|(name, place)| Some((name, place.as_ref()?)))
     }
 
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut T)> {
+        self.places.iter_mut().enumerate().filter_map(|(name, place)| Some((name, place.as_mut()?)))
+    }
+
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }

@@ -12,9 +12,12 @@ use farbus_model::{
     UrbFlags, UrbId,
 };
 
-use super::device::{OpenError, UsbDevice};
+use super::device::UsbDevice;
+use super::error::OpenError;
 use super::inventory::{Found, Interface};
-use super::kernel::Kernel;
+use super::kernel::{Calls, Kernel};
+use crate::link::{Watched, wait};
+use crate::sys::lease::{Lease, Leases};
 use crate::sys::usbfs::{Data, ISO_PACKETS_MAX, PacketResult, Reap, Reaped, Transfer};
 
 const NOW: Instant = Instant::ZERO;
@@ -38,6 +41,13 @@ struct World {
     /// This call ends so.
     fails: Option<(&'static str, Status)>,
     busy_interface: Option<u8>,
+    /// The device does not answer this call, until it is changed.
+    stuck_call: Option<&'static str>,
+    /// The real one has its lock meanwhile: whoever else asks anything waits.
+    is_in_call: bool,
+    /// It lends memory, this much.
+    lends: Option<usize>,
+    leases: Leases,
 }
 
 struct Held {
@@ -48,6 +58,8 @@ struct Held {
     bytes: Vec<u8>,
     is_in: bool,
     packets: Vec<u32>,
+    stream: u16,
+    lease: Option<Lease>,
 }
 
 #[derive(Clone, Default)]
@@ -87,9 +99,29 @@ impl Played {
 
     fn call(&self, name: String) -> Result<(), Status> {
         let mut world = self.world();
-        let failure = world.fails.filter(|(call, _)| *call == name).map_or(Ok(()), |(_, status)| Err(status));
-        world.calls.push(name);
-        failure
+        world.calls.push(name.clone());
+        world.is_in_call = true;
+        while world.stuck_call == Some(&*name) {
+            drop(world);
+            std::thread::sleep(Duration::from_millis(1));
+            world = self.world();
+        }
+        world.is_in_call = false;
+        world.fails.filter(|(call, _)| *call == name).map_or(Ok(()), |(_, status)| Err(status))
+    }
+
+    /// For what the engine's own thread asks: it would wait for a call's end.
+    fn world_unlocked(&self) -> MutexGuard<'_, World> {
+        let world = self.world();
+        assert!(!world.is_in_call, "the engine waits for a call");
+        world
+    }
+
+    /// Waits until this call has begun.
+    fn wait_for_call(&self, name: &str) {
+        while !self.world().calls.iter().any(|call| call == name) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -98,19 +130,35 @@ impl Held {
         let mut buffer = self.bytes;
         let behind = if self.endpoint == 0 { 8 } else { 0 };
         let actual = if self.is_in { data.len() } else { buffer.len() };
-        if self.is_in {
+        let filled = self.lease.map(|lease| lease.fill(data));
+        if self.is_in && filled.is_none() {
             buffer[behind..behind + data.len()].copy_from_slice(data);
         } else {
             buffer.clear();
         }
         let actual = if status == Status::Cancelled { 0 } else { actual as u32 };
-        (Reaped { slot: self.slot, status, actual, buffer }, results)
+        (Reaped { slot: self.slot, status, actual, buffer, filled }, results)
     }
 }
 
 impl Kernel for Played {
+    type Calls = Self;
+
+    fn lease(&mut self, bytes: usize) -> Option<Lease> {
+        let bytes_max = self.world().lends?;
+        self.world().leases.take(None, bytes, bytes_max).unwrap()
+    }
+
+    fn give_back_leases(&mut self) {
+        self.world().leases.give_back();
+    }
+
+    fn calls(&self) -> Self {
+        self.clone()
+    }
+
     fn submit(&mut self, slot: usize, transfer: Transfer<'_>) -> Result<(), Status> {
-        let mut world = self.world();
+        let mut world = self.world_unlocked();
         if world.is_unplugged {
             return Err(Status::Gone);
         }
@@ -119,17 +167,19 @@ impl Kernel for Played {
         }
         assert!(transfer.packets.len() <= ISO_PACKETS_MAX);
         assert!(world.held.iter().all(|held| held.slot != slot), "a slot is lent once");
-        let (bytes, is_in) = match transfer.data {
-            Data::Out(bytes) => (bytes.to_vec(), false),
-            Data::In(room) => (room, true),
+        let (bytes, is_in, lease) = match transfer.data {
+            Data::Out(bytes) => (bytes.to_vec(), false, None),
+            Data::In(room) => (room, true, None),
+            Data::Into(lease, _) => (Vec::new(), true, Some(lease)),
         };
         let (endpoint, flags, packets) = (transfer.endpoint, transfer.flags, transfer.packets.to_vec());
-        world.held.push(Held { slot, endpoint, flags, bytes, is_in, packets });
+        let stream = transfer.stream;
+        world.held.push(Held { slot, endpoint, flags, bytes, is_in, packets, stream, lease });
         Ok(())
     }
 
     fn discard(&mut self, slot: usize) {
-        let mut world = self.world();
+        let mut world = self.world_unlocked();
         if world.is_stuck {
             return;
         }
@@ -142,7 +192,7 @@ impl Kernel for Played {
     }
 
     fn reap(&mut self, packets: &mut Vec<PacketResult>) -> Reap {
-        let mut world = self.world();
+        let mut world = self.world_unlocked();
         match world.ended.pop_front() {
             Some((reaped, results)) => {
                 *packets = results;
@@ -158,10 +208,12 @@ impl Kernel for Played {
     }
 
     fn is_connected(&self) -> bool {
-        !self.world().is_unplugged
+        !self.world_unlocked().is_unplugged
     }
+}
 
-    fn claim(&mut self, interface: u8) -> io::Result<()> {
+impl Calls for Played {
+    fn claim(&self, interface: u8) -> io::Result<()> {
         let _ = self.call(format!("claim {interface}"));
         match self.world().busy_interface == Some(interface) {
             true => Err(io::ErrorKind::ResourceBusy.into()),
@@ -169,29 +221,38 @@ impl Kernel for Played {
         }
     }
 
-    fn release(&mut self, interface: u8) -> io::Result<()> {
+    fn release(&self, interface: u8) -> io::Result<()> {
         let _ = self.call(format!("release {interface}"));
         Ok(())
     }
 
-    fn connect(&mut self, interface: u8) -> io::Result<()> {
+    fn connect(&self, interface: u8) -> io::Result<()> {
         let _ = self.call(format!("connect {interface}"));
         Ok(())
     }
 
-    fn set_interface(&mut self, interface: u8, alternate: u8) -> Result<(), Status> {
+    fn set_interface(&self, interface: u8, alternate: u8) -> Result<(), Status> {
         self.call(format!("interface {interface} {alternate}"))
     }
 
-    fn set_configuration(&mut self, value: u8) -> Result<(), Status> {
+    fn set_configuration(&self, value: u8) -> Result<(), Status> {
         self.call(format!("configuration {value}"))
     }
 
-    fn clear_halt(&mut self, endpoint: u8) -> Result<(), Status> {
+    fn clear_halt(&self, endpoint: u8) -> Result<(), Status> {
         self.call(format!("clear {endpoint:#04x}"))
     }
 
-    fn reset(&mut self) -> Result<(), Status> {
+    fn alloc_streams(&self, endpoints: &[u8], count: u16) -> Result<u16, Status> {
+        // It has eight.
+        self.call(format!("streams {endpoints:02x?} {count}")).map(|()| count.min(8))
+    }
+
+    fn free_streams(&self, endpoints: &[u8]) -> Result<(), Status> {
+        self.call(format!("no streams {endpoints:02x?}"))
+    }
+
+    fn reset(&self) -> Result<(), Status> {
         self.call("reset".into())
     }
 }
@@ -256,10 +317,21 @@ impl Bench {
         self.device.submit(NOW, urb.launch(), &mut self.done);
     }
 
-    /// A control request that is answered at once.
+    /// A control request that needs no transfer.
     fn control(&mut self, setup: Setup) -> Status {
         self.submit(Urb::control(UrbId(999), setup, Payload::Empty));
-        self.done.pop().map(|done| done.status).expect("it is answered at once")
+        self.settle();
+        self.done.pop().map(|done| done.status).expect("it is answered")
+    }
+
+    /// Waits for the calls that are on their way, as an engine does.
+    fn settle(&mut self) {
+        while let Some(readiness) = self.device.readiness() {
+            let mut interests = [Watched::interest(readiness).unwrap()];
+            wait(&mut interests, Some(Duration::from_secs(10))).unwrap();
+            assert!(interests[0].readable, "a call ends");
+            self.device.handle_ready(NOW, &mut self.done);
+        }
     }
 
     fn read(&mut self, id: u64, length: u32) {
@@ -485,6 +557,7 @@ fn a_reset_answers_everything_first_and_lets_no_driver_in() {
     let mut done: Vec<_> = bench.all().iter().map(|d| (d.id.0, d.status)).collect();
     done.sort_by_key(|(id, _)| *id);
     assert_eq!(done, [(1, Status::Ok), (2, Status::Shutdown), (3, Status::Shutdown)]);
+    bench.settle();
     assert_eq!(bench.kernel.calls(), ["release 0", "release 1", "reset", "claim 0", "claim 1"]);
     assert_eq!((bench.device.selection().configuration(), bench.device.is_gone()), (0, false));
     assert!(bench.kernel.world().held.is_empty() && take_lost().is_empty());
@@ -502,6 +575,7 @@ fn a_device_that_comes_back_from_a_reset_as_another_is_gone() {
     bench.kernel.calls();
     bench.device.reset(NOW, &mut bench.done);
     assert_eq!(bench.all().iter().map(|d| (d.id.0, d.status)).collect::<Vec<_>>(), [(1, Status::Shutdown)]);
+    bench.settle();
     assert_eq!(bench.kernel.calls(), ["release 0", "release 1", "reset"]);
     bench.submit(Urb::control(UrbId(3), Setup::get_descriptor(1, 0, 0, 18), Payload::Empty));
     assert_eq!(bench.all().iter().map(|d| (d.id.0, d.status)).collect::<Vec<_>>(), [(3, Status::Gone)]);
@@ -527,6 +601,7 @@ fn requests_that_change_what_is_active_become_calls() {
     assert_eq!(bench.kernel.world().held.len(), 1, "another interface's transfers go on");
     bench.iso(2, ISO_IN, packets(1, 4, 4), Vec::new());
     bench.submit(Urb::control(UrbId(3), Setup::set_interface(1, 0), Payload::Empty));
+    bench.settle();
     assert_eq!(
         bench.all().iter().map(|d| (d.id.0, d.status)).collect::<Vec<_>>(),
         [(2, Status::Shutdown), (3, Status::Ok)]
@@ -553,6 +628,7 @@ fn another_configuration_needs_the_interfaces_free() {
     let mut bench = Bench::configured();
     bench.read(1, 8);
     bench.submit(Urb::control(UrbId(2), Setup::set_configuration(2), Payload::Empty));
+    bench.settle();
     assert_eq!(
         bench.all().iter().map(|d| (d.id.0, d.status)).collect::<Vec<_>>(),
         [(1, Status::Shutdown), (2, Status::Ok)]
@@ -614,4 +690,177 @@ fn a_device_is_taken_whole_or_not_at_all_and_given_back() {
     drop(bench);
     // Interface 1 had no driver then, which may have been too early for one.
     assert_eq!(kernel.calls(), ["release 0", "release 1", "connect 0", "connect 1"]);
+}
+
+/// The client's requests as they are answered.
+fn answers(bench: &mut Bench) -> Vec<(u64, Status)> {
+    bench.all().iter().map(|done| (done.id.0, done.status)).collect()
+}
+
+/// A device that is in a SET_INTERFACE which it does not answer, with a read in the kernel.
+fn stuck_in_a_call() -> Bench {
+    let mut bench = Bench::configured();
+    bench.read(1, 8);
+    bench.kernel.world().stuck_call = Some("interface 1 1");
+    bench.submit(Urb::control(UrbId(2), Setup::set_interface(1, 1), Payload::Empty));
+    bench.kernel.wait_for_call("interface 1 1");
+    bench
+}
+
+#[test]
+fn a_call_that_waits_for_its_device_makes_nobody_else_wait() {
+    let mut bench = stuck_in_a_call();
+    // What comes meanwhile is kept in order, as the payloads' owner; what is withdrawn is answered at once.
+    let window: Arc<[u8]> = b"window".as_slice().into();
+    bench.submit(Urb::data_out(UrbId(3), BULK_OUT, Payload::shared(&window, 0..6)));
+    assert_eq!(Arc::strong_count(&window), 1, "no window is kept");
+    bench.read(4, 8);
+    bench.submit(Urb::control(UrbId(5), Setup::clear_halt(BULK_IN), Payload::Empty));
+    bench.read(6, 8);
+    bench.device.handle_ready(NOW, &mut bench.done);
+    assert_eq!(answers(&mut bench), []);
+    bench.device.cancel(NOW, UrbId(4), &mut bench.done);
+    assert_eq!(answers(&mut bench), [(4, Status::Cancelled)]);
+    // The kernel cannot give up what it holds now, and the call itself not at all.
+    bench.device.cancel(NOW, UrbId(1), &mut bench.done);
+    bench.device.cancel(NOW, UrbId(2), &mut bench.done);
+    assert_eq!(answers(&mut bench), []);
+    bench.kernel.world().stuck_call = None;
+    bench.settle();
+    assert_eq!(answers(&mut bench), [(2, Status::Ok), (1, Status::Cancelled), (5, Status::Ok)]);
+    assert_eq!(bench.kernel.calls(), ["interface 1 1", "clear 0x81"]);
+    let held: Vec<_> = bench.kernel.world().held.iter().map(|held| (held.endpoint, held.bytes.clone())).collect();
+    assert_eq!(held, [(0x02, b"window".to_vec()), (0x81, vec![0; 8])], "in order");
+    assert!(bench.device.selection().endpoint(ISO_IN).is_some());
+    bench.kernel.end(0, Status::Ok, b"");
+    bench.kernel.end(0, Status::Ok, b"");
+    assert_eq!(bench.ready(), [(3, Status::Ok), (6, Status::Ok)]);
+}
+
+#[test]
+fn a_transfer_that_ends_during_a_call_keeps_its_true_end() {
+    let mut bench = stuck_in_a_call();
+    bench.kernel.end(0, Status::Ok, b"in time");
+    bench.device.cancel(NOW, UrbId(1), &mut bench.done);
+    bench.kernel.world().stuck_call = None;
+    bench.settle();
+    assert_eq!(answers(&mut bench), [(2, Status::Ok), (1, Status::Ok)]);
+}
+
+/// What a lost link brings: nobody waits for a device that does not answer.
+#[test]
+fn a_reset_during_a_call_answers_at_once_and_comes_after_it() {
+    let mut bench = stuck_in_a_call();
+    bench.read(3, 8);
+    bench.device.reset(NOW, &mut bench.done);
+    assert_eq!(answers(&mut bench), [(2, Status::Shutdown), (1, Status::Shutdown), (3, Status::Shutdown)]);
+    assert_eq!(bench.device.selection().configuration(), 0);
+    // The next client is there already.
+    bench.submit(Urb::control(UrbId(1), Setup::set_configuration(1), Payload::Empty));
+    bench.device.reset(NOW, &mut bench.done);
+    assert_eq!(answers(&mut bench), [(1, Status::Shutdown)]);
+    bench.submit(Urb::control(UrbId(4), Setup::set_configuration(1), Payload::Empty));
+    bench.kernel.world().stuck_call = None;
+    bench.settle();
+    assert_eq!(answers(&mut bench), [(4, Status::Ok)]);
+    assert_eq!(
+        bench.kernel.calls(),
+        ["interface 1 1", "release 0", "release 1", "reset", "claim 0", "claim 1"],
+        "one reset, after the call"
+    );
+    assert!(bench.kernel.world().held.is_empty(), "and what the kernel still held was given up before");
+    assert!(bench.device.selection().alternates().is_empty() && take_lost().is_empty());
+}
+
+#[test]
+fn a_device_that_goes_during_a_call_takes_all_that_waited_with_it() {
+    let mut bench = stuck_in_a_call();
+    bench.read(3, 8);
+    {
+        let mut world = bench.kernel.world();
+        world.fails = Some(("interface 1 1", Status::Gone));
+        (world.is_unplugged, world.stuck_call) = (true, None);
+    }
+    bench.settle();
+    assert_eq!(answers(&mut bench), [(2, Status::Gone), (1, Status::Gone), (3, Status::Gone)]);
+    assert!(bench.device.is_gone());
+}
+
+#[test]
+fn a_device_is_given_back_after_its_call_and_never_if_that_does_not_end() {
+    for ends in [true, false] {
+        let mut bench = stuck_in_a_call();
+        bench.device.reset(NOW, &mut bench.done);
+        let kernel = bench.kernel.clone();
+        if ends {
+            kernel.world().stuck_call = None;
+        }
+        drop(bench);
+        let calls = kernel.calls();
+        let expected: &[_] = match ends {
+            true => &["reset", "claim 0", "claim 1", "release 0", "release 1", "connect 0", "connect 1"],
+            false => &["interface 1 1"],
+        };
+        assert!(calls.ends_with(&expected.iter().map(|call| (*call).to_owned()).collect::<Vec<_>>()), "{calls:?}");
+        kernel.world().stuck_call = None;
+    }
+}
+
+#[test]
+fn what_comes_in_lent_memory_is_sent_from_there_and_lent_again_after() {
+    let mut bench = Bench::configured();
+    bench.kernel.world().lends = Some(8192);
+    bench.read(1, 4096);
+    bench.read(2, 4096);
+    // It has lent what it lends: this one is copied, as ever.
+    bench.read(3, 4096);
+    let lent = |bench: &Bench| bench.kernel.world().held.iter().map(|held| held.lease.is_some()).collect::<Vec<_>>();
+    assert_eq!(lent(&bench), [true, true, false]);
+    bench.kernel.end(0, Status::Ok, b"first");
+    bench.kernel.end(0, Status::Stall, b"");
+    bench.kernel.end(0, Status::Ok, b"third");
+    bench.device.handle_ready(NOW, &mut bench.done);
+    let mut done = bench.all();
+    let bytes: Vec<_> = done.iter().map(|done| done.payload.contiguous().into_owned()).collect();
+    assert_eq!(bytes, [b"first".to_vec(), Vec::new(), b"third".to_vec()]);
+    assert!(matches!(done[0].payload, Payload::Lent(_)) && !matches!(done[2].payload, Payload::Lent(_)));
+    // The stalled one's is free; the first one's is not before it was sent.
+    let first = done.swap_remove(0).payload;
+    bench.read(4, 4096);
+    bench.read(5, 4096);
+    assert_eq!(lent(&bench), [true, false]);
+    assert_eq!(first.contiguous().as_ref(), b"first");
+    drop(first);
+    bench.read(6, 4096);
+    assert_eq!(lent(&bench), [true, false, true]);
+    // A reset gives all up, and back.
+    bench.device.reset(NOW, &mut bench.done);
+    bench.all();
+    bench.settle();
+    bench.kernel.world().lends = Some(4096);
+    assert!(bench.kernel.lease(4096).is_some(), "nothing of it was kept");
+}
+
+#[test]
+fn streams_are_given_to_idle_bulk_endpoints_and_named_by_each_transfer() {
+    let mut bench = Bench::configured();
+    assert_eq!(bench.device.alloc_streams(&[BULK_IN, BULK_OUT], 16), Ok(8), "fewer than were asked for");
+    for stream in [1, 8] {
+        bench.submit(Urb { stream, ..Urb::data_in(UrbId(stream.into()), BULK_IN, 8) });
+    }
+    assert_eq!(bench.kernel.world().held.iter().map(|held| held.stream).collect::<Vec<_>>(), [1, 8]);
+    assert_eq!(bench.device.free_streams(&[BULK_IN]), Err(Status::NoCredit), "it is in use");
+    assert_eq!(bench.device.alloc_streams(&[ISO_IN], 16), Err(Status::Invalid));
+    // They end out of order.
+    bench.kernel.end(1, Status::Ok, b"");
+    bench.kernel.end(0, Status::Ok, b"");
+    assert_eq!(bench.ready(), [(8, Status::Ok), (1, Status::Ok)]);
+    assert_eq!(bench.device.free_streams(&[BULK_IN, BULK_OUT]), Ok(()));
+    assert_eq!(bench.kernel.calls(), ["streams [81, 02] 16", "no streams [81, 02]"]);
+    let mut stuck = stuck_in_a_call();
+    assert_eq!(stuck.device.alloc_streams(&[BULK_OUT], 16), Err(Status::NoCredit));
+    stuck.kernel.world().stuck_call = None;
+    stuck.device.reset(NOW, &mut stuck.done);
+    stuck.settle();
+    stuck.all();
 }

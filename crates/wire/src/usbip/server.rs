@@ -8,6 +8,7 @@
 //! | the URB ended, then an unlink comes | RET_SUBMIT (sent before), RET_UNLINK 0 |
 //! | an unlink comes before its submit, which then comes | RET_UNLINK −104 then, never a RET_SUBMIT |
 //! | an unlink for something unknown, and later submits come | RET_UNLINK 0 with the first of them |
+//! | an unlink for something unknown below them, whose submit comes after all | RET_UNLINK 0 at once, never a RET_SUBMIT |
 //! | a second unlink of the same URB | both are answered alike |
 //!
 //! **Why an unlink can come first.** Linux's `vhci_tx` sends all submits, then all unlinks, then looks
@@ -15,11 +16,14 @@
 //! submitted. Answered with 0 at once, as an exporter does for what it does not know, the client
 //! completes the URB; the submit's own answer then finds nobody and the client cuts the connection
 //! (`testusb` tests 11 and 12 hit this now and then). Numbers ascend on one connection, so an unlink of
-//! a number above all submitted ones waits for its submit.
+//! a number above all submitted ones waits for its submit. A client whose numbers do not ascend gets that right, too: what it was
+//! told is over is not begun, as far back as [`ANSWERED_MAX`] unlinks.
 //!
 //! Every unlink is answered: the client's kernel may be waiting for it uninterruptibly.
 
-use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Status, TransferType, Urb, UrbId};
+use std::collections::VecDeque;
+
+use farbus_model::{BufferPool, Direction, Done, EpAddr, Limits, Payload, Status, TransferType, Urb, UrbId};
 
 use super::message::{
     self, BUS_ID_BYTES, DeviceRecord, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, OpStatus, RawHeader,
@@ -55,7 +59,12 @@ pub struct ServerConn {
     highest: Option<u32>,
     /// Unlinks that came before their submit: (its number, their own).
     early: Vec<(u32, u32)>,
+    /// Numbers below the highest that were unlinked and not in flight, the last ones: nearly all had been answered before.
+    answered: VecDeque<u32>,
 }
+
+/// Unknown unlinks remembered, in case their submits are on their way yet. A client has a few such in a race, never many.
+const ANSWERED_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -77,8 +86,6 @@ struct Flight {
     length: u32,
     /// The client's number, echoed; on an endpoint without packets it means nothing.
     number_of_packets: u32,
-    is_iso: bool,
-    start_frame: u32,
     unlinks: Vec<u32>,
 }
 
@@ -90,6 +97,14 @@ enum Submitted {
     Withdrawn,
     /// It goes to the device.
     Urb(Urb),
+}
+
+/// Notes a number that its client takes for done.
+fn remember(answered: &mut VecDeque<u32>, victim: u32) {
+    if answered.len() == ANSWERED_MAX {
+        answered.pop_front();
+    }
+    answered.push_back(victim);
 }
 
 /// Whether a number comes after the highest so far; they wrap.
@@ -115,6 +130,7 @@ impl ServerConn {
             unlinks_owed: 0,
             highest: None,
             early: Vec::new(),
+            answered: VecDeque::new(),
         }
     }
 
@@ -255,8 +271,6 @@ impl ServerConn {
                 direction: submit.direction,
                 length: submit.length,
                 number_of_packets: submit.number_of_packets,
-                is_iso,
-                start_frame: submit.start_frame,
                 unlinks: Vec::new(),
             },
         )?;
@@ -270,27 +284,34 @@ impl ServerConn {
             iso,
             start_frame: submit.start_frame,
             interval: submit.interval,
+            stream: 0,
             flags: submit.flags,
         }))
     }
 
     /// Answers the unlinks that came before this submit: those of it, and those of numbers below it,
-    /// which will not come any more. Says whether it was among them.
+    /// which should have come by now. Says whether it was among them, or was so answered before.
     fn is_withdrawn_early(&mut self, seqnum: u32) -> bool {
         if is_above(seqnum, self.highest) {
             self.highest = Some(seqnum);
+        } else if let Some(at) = self.answered.iter().position(|&answered| answered == seqnum) {
+            self.answered.remove(at);
+            return true;
         }
         if self.early.is_empty() {
             return false;
         }
         let mut is_withdrawn = false;
-        let (outgoing, unlinks_owed) = (&mut self.outgoing, &mut self.unlinks_owed);
+        let (outgoing, unlinks_owed, answered) = (&mut self.outgoing, &mut self.unlinks_owed, &mut self.answered);
         self.early.retain(|&(victim, unlink)| {
             if is_above(victim, Some(seqnum)) {
                 return true;
             }
             let status = if victim == seqnum { Status::Cancelled } else { Status::Ok };
             is_withdrawn |= victim == seqnum;
+            if victim != seqnum {
+                remember(answered, victim);
+            }
             outgoing.put(&message::encode_unlink_reply(unlink, status));
             *unlinks_owed -= 1;
             false
@@ -321,6 +342,7 @@ impl ServerConn {
                 None
             }
             None => {
+                remember(&mut self.answered, victim);
                 self.outgoing.put(&message::encode_unlink_reply(seqnum, Status::Ok));
                 None
             }
@@ -409,14 +431,9 @@ impl ServerConn {
         control.all(|(seqnum, _)| u64::from(seqnum) == id.0)
     }
 
-    /// A URB to answer in the place of one in flight that its device lost: as large, with as many packets.
-    pub fn stand_in(&self, id: UrbId) -> Option<Urb> {
-        let flight = self.flights.get(u32::try_from(id.0).ok()?)?;
-        let mut urb = Urb::data_in(id, flight.endpoint, flight.length);
-        urb.direction = flight.direction;
-        urb.start_frame = flight.start_frame;
-        urb.iso = vec![IsoPacket::default(); if flight.is_iso { flight.number_of_packets as usize } else { 0 }];
-        Some(urb)
+    /// Whether `id` owes an answer.
+    pub fn is_in_flight(&self, id: UrbId) -> bool {
+        u32::try_from(id.0).is_ok_and(|seqnum| self.flights.contains(seqnum))
     }
 
     /// OUT bytes of the URBs that owe an answer.

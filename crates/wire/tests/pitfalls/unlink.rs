@@ -74,6 +74,26 @@ fn row_6_an_unlink_of_something_unknown_is_answered_at_the_latest_with_the_next_
 }
 
 #[test]
+fn row_7_a_submit_that_comes_after_its_unlink_was_answered_is_not_begun() {
+    let mut server = Server::imported();
+    server.submit(&Submit::data_in(20, 1, 4));
+    // One is below what came already; one is passed over by what comes next.
+    assert_eq!(server.unlink(21, 19), None);
+    assert_eq!(server.unlink(24, 22), None);
+    server.submit(&Submit::data_in(23, 1, 4));
+    assert_eq!(server.replies(), [21, 24].map(|seqnum| Reply::Unlink { seqnum, status: 0 }));
+    for late in [19, 22] {
+        server.checker.asked(&Submit::data_out(late, 1, &[1; 600]), false);
+        let heard = server.receive(&Submit::data_out(late, 1, &[1; 600]).bytes()).unwrap();
+        assert!(heard.is_empty(), "{late}: its client has been told that it is over");
+    }
+    assert_eq!((server.replies(), server.conn.in_flight(), server.conn.out_bytes_held()), (Vec::new(), 2, 0));
+    // A number that comes round again is another request.
+    server.submit(&Submit::data_in(19, 1, 4));
+    assert_eq!(server.conn.in_flight(), 3);
+}
+
+#[test]
 fn numbers_that_do_not_quite_ascend_leave_no_unlink_waiting() {
     // usbip-win2 numbers its requests in one thread and sends them from several.
     let mut server = Server::imported();

@@ -1,0 +1,153 @@
+//! Crowds and attacks from one address, and what those at another notice of them: nothing.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+
+use super::harness::{House, PATIENCE, Share, has_fuse, wait_until};
+use super::hostile::Witness;
+use super::trust::{hosts, pair};
+
+const BLOCK_BYTES: usize = 64 << 10;
+/// How long each siege lasts, and each calm before it.
+const SIEGE: Duration = Duration::from_secs(3);
+
+/// A connection from another address of the loopback than everybody else's.
+fn connect_as_attacker(to: &str) -> std::io::Result<TcpStream> {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    bind(&socket, &"127.0.0.2:0".parse::<SocketAddr>().unwrap())?;
+    connect(&socket, &to.parse::<SocketAddr>().unwrap())?;
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+fn import_request(bus_id: &str) -> Vec<u8> {
+    let header = [0x01, 0x11, 0x80, 0x03, 0, 0, 0, 0];
+    header.into_iter().chain(bus_id.bytes()).chain(std::iter::repeat(0)).take(40).collect()
+}
+
+#[test]
+fn one_address_takes_half_of_all_connections_and_is_refused_the_rest() {
+    let house = House::new();
+    let share = house.share(&["zero,fill=mod63,verify", "zero"]);
+    // Each would say something later. Those beyond the half that a first comer may have are heard eight at a time.
+    let crowd: Vec<_> = (0..256 + 7).map(|_| connect_as_attacker(&share.address).unwrap()).collect();
+    let mut one_more = connect_as_attacker(&share.address).unwrap();
+    one_more.write_all(&import_request("1-2")).unwrap();
+    let mut answer = [0; 8];
+    one_more.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, [0x01, 0x11, 0x00, 0x03, 0, 0, 0, 1], "not available: refused, and said so");
+    let log = share.process.log();
+    assert!(log.contains("this peer has as many connections as are left for all others"), "{log}");
+
+    // Others are not concerned: they list, and they attach.
+    let listed = house.run(&["list", &share.address]);
+    assert!(listed.code == Some(0) && listed.stdout.contains("1-2"), "{listed:?}");
+    let witness = Witness::on(&share);
+    witness.assert_unharmed();
+
+    // Whoever goes makes room for the same peer again.
+    drop((crowd, one_more));
+    wait_until(PATIENCE, "it is let in again", || {
+        let Ok(mut stream) = connect_as_attacker(&share.address) else { return false };
+        stream.write_all(&import_request("1-2")).unwrap();
+        stream.read_exact(&mut answer).is_ok() && answer[4..] == [0; 4]
+    });
+    witness.end();
+}
+
+/// What strangers do to a port.
+fn besiege(address: &str, is_over: &AtomicBool) -> u64 {
+    let noise: Vec<u8> = (0..1u32 << 20).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
+    let mut half_open = Vec::new();
+    let mut count = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        let Ok(mut stream) = connect_as_attacker(address) else { continue };
+        count += 1;
+        match count % 4 {
+            // It may be cut off before it has said everything.
+            0 => drop(stream.write_all(&noise)),
+            1 => drop(stream.write_all(&import_request("1-1")[..20])),
+            2 => drop(stream.shutdown(Shutdown::Write)),
+            _ => {}
+        }
+        if count % 2 == 1 {
+            half_open.push(stream);
+        }
+    }
+    count
+}
+
+/// Reads past the kernel's cache, and finds what was written there.
+fn read_and_check(path: &Path, is_over: &AtomicBool, turns: &AtomicU64) {
+    let file = File::options().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).unwrap();
+    let blocks = file.metadata().unwrap().len() / BLOCK_BYTES as u64;
+    let mut block = vec![0; BLOCK_BYTES];
+    while !is_over.load(Ordering::Relaxed) {
+        let number = turns.fetch_add(1, Ordering::Relaxed) % blocks;
+        file.read_exact_at(&mut block, number * BLOCK_BYTES as u64).unwrap();
+        assert!(block.iter().all(|&byte| byte == number as u8), "block {number}");
+    }
+}
+
+#[test]
+fn sessions_go_on_while_strangers_attack_both_ports() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::alone();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "disk"]);
+    let image = house.path("image");
+    let content: Vec<u8> = (0..64u8).flat_map(|number| vec![number; BLOCK_BYTES]).collect();
+    fs::write(&image, content).unwrap();
+    let disk = format!("disk:{}", image.display());
+    let process =
+        lab3.start(&["share", "zero,fill=mod63,verify", &disk, "--listen", "127.0.0.1:0", "--secure", "127.0.0.1:0"]);
+    let share = Share::follow(process);
+    let line = share.process.wait_for_line("for paired hosts");
+    let secure = line.split_whitespace().nth(2).unwrap();
+    let at = house.path("mnt");
+    let arguments = ["attach", "lab3/disk", "--address", secure, "--via", "fuse", "--at", at.to_str().unwrap()];
+    let attached = desk.start(&arguments);
+    attached.wait_for_line("attached as ");
+    let witness = Witness::on(&share);
+
+    let (is_over, turns) = (AtomicBool::new(false), AtomicU64::new(0));
+    let rates_in = |span: Duration| {
+        let (plain, encrypted, began) = (witness.answers(), turns.load(Ordering::Relaxed), Instant::now());
+        thread::sleep(span);
+        let seconds = began.elapsed().as_secs_f64();
+        let rate = |before: u64, after: u64| (after - before) as f64 / seconds;
+        [rate(plain, witness.answers()), rate(encrypted, turns.load(Ordering::Relaxed))]
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| read_and_check(&at.join("disk.img"), &is_over, &turns));
+        let calm = rates_in(SIEGE);
+        let attackers = [share.address.as_str(), secure].map(|port| scope.spawn(|| besiege(port, &is_over)));
+        let siege = rates_in(SIEGE);
+        is_over.store(true, Ordering::Relaxed);
+        let attacks = attackers.map(|attacker| attacker.join().unwrap());
+        println!(
+            "turns a second, plain and encrypted: calm {calm:.0?}, under siege {siege:.0?} of {attacks:?} attacks"
+        );
+        assert!(attacks.iter().all(|&count| count > 50), "{attacks:?}");
+        for (calm, siege) in calm.iter().zip(siege) {
+            // The attackers' own work is done on the same machine.
+            assert!(*calm > 10.0 && siege > calm / 20.0, "{calm} turns a second before, {siege} under siege");
+        }
+    });
+    witness.end();
+    assert_eq!(lab3.audit_lines("attach"), 1, "the encrypted session was one from its beginning to its end");
+}

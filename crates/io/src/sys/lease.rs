@@ -1,0 +1,166 @@
+//! Memory that the kernel lends for transfers: a controller fills it, and it is sent from where it lies.
+//!
+//! usbfs copies every other buffer twice over, into memory of its own and from there; what was mapped from its descriptor it uses
+//! as it is (`usbdev_mmap`, `find_memory_area`). A lease is *held* by whoever wants a transfer into it, *filled* while usbfs has it, and
+//! then read by anybody until the last reader has gone. Its types keep these apart: only [`Filled`] has bytes.
+#![allow(unsafe_code, reason = "memory that a device writes cannot be a slice while it does")]
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// A mapping. Its memory stays with the kernel until every transfer into it has ended, even if this goes before
+/// (`dec_usb_memory_use_count`).
+struct Mapping {
+    at: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it is memory, owned like a box; who may read and write it when is kept by the types below.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; shared references only read, and only when no transfer is on its way.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `Leases::map` with this length, and nobody holds a reference into it any more.
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Lent memory for one transfer, which no one else looks at.
+pub struct Lease(Arc<Mapping>);
+
+/// Lent memory that a transfer has filled.
+#[derive(Clone)]
+pub struct Filled(Arc<Mapping>);
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("bytes", &self.0.bytes).finish()
+    }
+}
+
+impl fmt::Debug for Filled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Filled").field("bytes", &self.0.bytes).finish()
+    }
+}
+
+impl Lease {
+    /// Where the kernel is to write.
+    pub fn address(&self) -> *mut u8 {
+        self.0.at.as_ptr()
+    }
+
+    /// How much it may write there.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// It has written, and will not any more. The caller has that from the kernel.
+    pub(super) fn filled(self) -> Filled {
+        Filled(self.0)
+    }
+
+    /// What a controller does, and its driver says after.
+    #[cfg(test)]
+    pub fn fill(self, bytes: &[u8]) -> Filled {
+        assert!(bytes.len() <= self.0.bytes, "no more than there is room for");
+        // SAFETY: it has the room, and nobody else looks at it.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.address(), bytes.len()) };
+        self.filled()
+    }
+}
+
+impl AsRef<[u8]> for Filled {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: mapped and initialized (the kernel zeroes what it maps). Nobody writes: a lease is made of it again only once
+        // this, the last one, has gone (`Leases::take`).
+        unsafe { slice::from_raw_parts(self.0.at.as_ptr(), self.0.bytes) }
+    }
+}
+
+/// What one device has been lent.
+#[derive(Default)]
+pub struct Leases {
+    mappings: Vec<Arc<Mapping>>,
+    bytes: usize,
+}
+
+impl Leases {
+    /// Memory of at least `bytes`, as long as all together stay below `bytes_max`; more of it is mapped from `file` if need
+    /// be (`None`: of nobody).
+    ///
+    /// # Errors
+    /// What the system says: no memory, or no permission to map.
+    pub fn take(&mut self, file: Option<BorrowedFd<'_>>, bytes: usize, bytes_max: usize) -> io::Result<Option<Lease>> {
+        // Whole pages, and few sizes, so that what comes back serves again.
+        let bytes = bytes.next_power_of_two().max(4096);
+        // Nobody else has it: neither a transfer nor a reader.
+        let is_free = |mapping: &mut Arc<Mapping>| mapping.bytes == bytes && Arc::get_mut(mapping).is_some();
+        if let Some(at) = self.mappings.iter_mut().position(is_free) {
+            return Ok(Some(Lease(Arc::clone(&self.mappings[at]))));
+        }
+        if self.bytes + bytes > bytes_max {
+            return Ok(None);
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let at = match file {
+            Some(file) => unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0) },
+            None => unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) },
+        }?;
+        let at = NonNull::new(at.cast()).expect("a mapping is not at zero");
+        let mapping = Arc::new(Mapping { at, bytes });
+        self.mappings.push(Arc::clone(&mapping));
+        self.bytes += bytes;
+        Ok(Some(Lease(mapping)))
+    }
+
+    /// Gives back what nobody uses.
+    pub fn give_back(&mut self) {
+        self.mappings.retain_mut(|mapping| Arc::get_mut(mapping).is_none());
+        self.bytes = self.mappings.iter().map(|mapping| mapping.bytes).sum();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_lent_again_only_when_nobody_looks_at_it() {
+        let mut leases = Leases::default();
+        let mut take = || leases.take(None, 5000, 16384).unwrap();
+        let first = take().unwrap();
+        let place = first.address();
+        let second = take().unwrap();
+        assert_ne!(second.address(), place);
+        assert!(take().is_none(), "there is a bound");
+        let filled = first.fill(b"hello");
+        assert_eq!((&filled.as_ref()[..6], filled.as_ref().len()), (b"hello\0".as_slice(), 8192));
+        let reader = filled.clone();
+        drop(filled);
+        assert!(take().is_none(), "somebody looks at it");
+        drop(reader);
+        assert_eq!(take().unwrap().address(), place);
+        leases.give_back();
+        assert_eq!(leases.bytes, 8192, "a transfer may be on its way into the second");
+        drop(second);
+        leases.give_back();
+        assert_eq!((leases.bytes, leases.mappings.len()), (0, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_mapped_says_so() {
+        use std::os::fd::AsFd;
+        let null = std::fs::File::open("/proc/self/status").unwrap();
+        assert!(Leases::default().take(Some(null.as_fd()), 1, 1 << 20).is_err());
+    }
+}

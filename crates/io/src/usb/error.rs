@@ -1,0 +1,58 @@
+//! Why a real device is not to be had.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a device cannot be taken.
+#[derive(Debug)]
+pub enum OpenError {
+    /// This user may not open its node.
+    NotAllowed {
+        /// The node.
+        node: PathBuf,
+    },
+    /// Another program uses it through usbfs.
+    Busy {
+        /// The interface.
+        interface: u8,
+    },
+    /// It is not there any more.
+    Gone,
+    /// Anything else.
+    Os {
+        /// In doing what.
+        doing: &'static str,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::NotAllowed { node } => write!(
+                f,
+                "no permission for {}: run as root, or let a udev rule give it to you (guide, \"Real devices\")",
+                node.display()
+            ),
+            OpenError::Busy { interface } => {
+                write!(f, "another program uses its interface {interface}: end that program first")
+            }
+            OpenError::Gone => f.write_str("it was unplugged"),
+            OpenError::Os { doing, error } => write!(f, "{doing}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl OpenError {
+    pub(super) fn of(doing: &'static str, error: io::Error) -> Self {
+        use rustix::io::Errno;
+        match Errno::from_io_error(&error) {
+            Some(Errno::NODEV | Errno::NOENT | Errno::NXIO) => OpenError::Gone,
+            _ => OpenError::Os { doing, error },
+        }
+    }
+}
