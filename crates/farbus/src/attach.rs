@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use farbus_host::{Options, RemoteDisk};
+use farbus_host::{DiskError, Options, RemoteDisk};
 use farbus_io::frontend::fuse::{Cutter, DiskMount, Health};
 use farbus_io::link::{Clock, Interest, Link, Wake, wait};
 use farbus_io::sys::vhci::{Port, Vhci};
@@ -373,8 +373,10 @@ impl FileAttachment {
 /// [`ClientError`].
 pub fn open_disk(target: &Target) -> Result<RemoteDisk<RemotePort>, ClientError> {
     let device = crate::client::open(target)?;
-    let trouble = |error: &dyn fmt::Display| ClientError::Device { target: target.clone(), what: error.to_string() };
-    device.into_disk(Options::default()).map_err(|error| trouble(&error))
+    device.into_disk(Options::default()).map_err(|error| match error {
+        DiskError::Port(error) => crate::client::unreachable(target, error),
+        error => ClientError::Device { target: target.clone(), what: error.to_string() },
+    })
 }
 
 fn local_address(link: &Link) -> Option<SocketAddr> {

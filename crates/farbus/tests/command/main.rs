@@ -9,6 +9,7 @@ mod daemon;
 mod demo;
 mod disk;
 mod door;
+mod exporters;
 mod harness;
 mod hostile;
 mod lines;
