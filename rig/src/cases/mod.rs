@@ -5,12 +5,14 @@
 
 mod capture;
 mod case;
+mod exporters;
 mod kernel;
 mod keyboard;
 mod link;
 mod list;
 mod reset;
 mod storage;
+mod strangers;
 mod testusb;
 mod usbfs;
 
@@ -25,6 +27,8 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         keyboard::CASES,
         testusb::CASES,
         usbfs::CASES,
+        exporters::CASES,
+        strangers::CASES,
         reset::CASES,
         link::CASES,
         capture::CASES,
