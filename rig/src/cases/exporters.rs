@@ -16,6 +16,11 @@ pub(super) const CASES: &[Case] = &[
         run: through_kernel,
     },
     Case {
+        name: "usbip-host-fuse",
+        purpose: "that stick as a file, no kernel USB on the importing side: a tree checks out, files are written; refusals as above",
+        run: as_file,
+    },
+    Case {
         name: "vudc-farbus",
         purpose: "a configfs disk gadget on usbip-vudc and `usbipd --device`: ext4 trees check out both ways, eject",
         run: gadget,
@@ -29,17 +34,27 @@ fn through_kernel(lab: &Lab) -> Result<String> {
         include_str!("../../guest/storage.sh"),
         include_str!("../../guest/usbip-host-after.sh")
     );
-    stick(lab, script)
+    stick(lab, script, 40)
 }
 
-fn stick(lab: &Lab, script: &str) -> Result<String> {
+fn as_file(lab: &Lab) -> Result<String> {
+    let script = concat!(
+        include_str!("../../guest/fuse.sh"),
+        include_str!("../../guest/usbip-host.sh"),
+        include_str!("../../guest/fuse-storage.sh"),
+        include_str!("../../guest/usbip-host-after.sh")
+    );
+    stick(lab, script, 5)
+}
+
+fn stick(lab: &Lab, script: &str, files_min: usize) -> Result<String> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;
-    let modules = [storage::MODULES, &["xhci_pci", "usbip_host"]].concat();
+    let modules = [storage::MODULES, &["xhci_pci", "usbip_host", "fuse", "loop"]].concat();
     let hardware = [xhci(&[STICK]), medium(&image).into()].concat();
     let boot = Boot { script, modules: &modules, client: Client::Farbus, hardware, ..Boot::default() };
     let report = lab.boot(&boot)?.finish()?;
-    storage::judge_guests_tree(lab, &image)?;
+    storage::judge_guests_files(lab, &image, files_min)?;
     Ok(storage::note(&report.output))
 }
 

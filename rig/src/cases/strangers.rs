@@ -1,6 +1,7 @@
 //! Implementations that share nothing with farbus or Linux: a client and a server in Python, a server in Rust.
 
 use super::case::{Case, expect};
+use super::keyboard::{Event, read_back};
 use super::storage;
 use crate::lab::{Boot, Client, Lab};
 use crate::peers::Server;
@@ -36,6 +37,11 @@ pub(super) const CASES: &[Case] = &[
         name: "python-server-farbus",
         purpose: "a disk of an independent exporter in a kernel: ext4 trees check out both ways",
         run: server_through_kernel,
+    },
+    Case {
+        name: "crate-keyboard-farbus",
+        purpose: "the crate's own keyboard: listed, usbhid binds, keys arrive at /dev/input",
+        run: crate_keyboard,
     },
     Case {
         name: "crate-serial-farbus",
@@ -180,6 +186,31 @@ fn crate_server(lab: &Lab, what: &str) -> Result<Server> {
     let mut command = Command::new(own);
     command.args(["peer", what]);
     Server::start(command, &lab.log("crate.log"))
+}
+
+fn crate_keyboard(lab: &Lab) -> Result<String> {
+    // The crate's keyboard has keys for letters, digits, space and Enter.
+    const TEXT: &str = "Sphinx of black quartz judge my vow 0123456789 bookkeeper AABB";
+    let farbus = lab.farbus()?;
+    let mut server = crate_server(lab, "keyboard")?;
+    let listed = farbus.list(&format!("127.0.0.1:{}", server.port()))?;
+    expect(listed[0]["bus_id"] == BUS_ID, || format!("farbus list shows {listed}"))?;
+    let mut guest = lab.boot(&Boot {
+        script: include_str!("../../guest/keyboard.sh"),
+        modules: &["virtio_mmio", "virtio_net", "vhci_hcd", "usbhid", "hid_generic", "evdev"],
+        client: Client::Farbus,
+        port: Some(server.port()),
+        variables: &[("DEVICE", BUS_ID.to_owned())],
+        ..Boot::default()
+    })?;
+    guest.await_word("ready")?;
+    server.tell(TEXT)?;
+    guest.tell("typed")?;
+    let report = guest.finish()?;
+    let events: Vec<Event> = report.output.lines().filter_map(Event::parse).collect();
+    let (typed, still_down) = read_back(&events);
+    expect(typed == TEXT && still_down.is_empty(), || format!("typed {TEXT}, arrived {typed}, {still_down:?} down"))?;
+    Ok(format!("{} characters in {} events", TEXT.len(), events.len()))
 }
 
 fn crate_serial(lab: &Lab) -> Result<String> {

@@ -16,6 +16,9 @@ pub const NAME: &str = "`usbip` crate of Rust";
 /// What the crate calls its first device.
 pub const BUS_ID: &str = "0-0-0";
 
+/// A boot keyboard's report (HID 1.11, appendix B.1).
+const REPORT_BYTES: usize = 8;
+
 type Handler = Arc<Mutex<Box<dyn UsbInterfaceHandler + Send>>>;
 
 /// The crate's version, as this workspace has locked it.
@@ -36,7 +39,7 @@ pub fn serve(what: &str) -> io::Result<()> {
     let interrupt_in = UsbEndpoint { address: 0x81, attributes: 3, max_packet_size: 8, interval: 10 };
     let (device, typist) = match what {
         "keyboard" => {
-            let keys: Handler = Arc::new(Mutex::new(Box::new(Paced(UsbHidKeyboardHandler::new_keyboard()))));
+            let keys: Handler = Arc::new(Mutex::new(Box::new(Mended(UsbHidKeyboardHandler::new_keyboard()))));
             let endpoints = vec![interrupt_in];
             let device =
                 UsbDevice::new(0).with_interface(ClassCode::HID as u8, 0, 0, Some("Test HID"), endpoints, keys.clone());
@@ -78,12 +81,15 @@ fn press(keys: &Handler, line: &str) {
     }
 }
 
-/// The crate's keyboard at its polling interval. By itself it answers an idle poll with nothing, at once, and the host's next
-/// poll is under way before the host has done anything else.
+/// The crate's keyboard, with two lines that its users have to mend.
+///
+/// It answers an idle poll with nothing, at once, and the host's next poll is under way before the host has done anything else:
+/// here it takes its polling interval. And what it says when a key is let go is 6 bytes of 8, which recent Linux (6.1.192 seen) drops: the key
+/// then stays down.
 #[derive(Debug)]
-struct Paced(UsbHidKeyboardHandler);
+struct Mended(UsbHidKeyboardHandler);
 
-impl UsbInterfaceHandler for Paced {
+impl UsbInterfaceHandler for Mended {
     fn get_class_specific_descriptor(&self) -> Vec<u8> {
         self.0.get_class_specific_descriptor()
     }
@@ -99,7 +105,11 @@ impl UsbInterfaceHandler for Paced {
         if !endpoint.is_ep0() {
             std::thread::sleep(Duration::from_millis(endpoint.interval.into()));
         }
-        self.0.handle_urb(interface, endpoint, length, setup, data)
+        let mut report = self.0.handle_urb(interface, endpoint, length, setup, data)?;
+        if !endpoint.is_ep0() && !report.is_empty() {
+            report.resize(REPORT_BYTES, 0);
+        }
+        Ok(report)
     }
 
     fn as_any(&mut self) -> &mut dyn Any {
