@@ -183,7 +183,11 @@ impl fmt::Display for ClientError {
             }
             ClientError::Refused { target, status, .. } => write!(f, "{target} was refused: {status}"),
             ClientError::NoDevice { target, offered } if offered.is_empty() => {
-                write!(f, "{} offers no device at all", target.address)
+                write!(
+                    f,
+                    "{} offers no device at all\n  where the device is, 'farbus share' ('usbip bind' for usbipd) offers it",
+                    target.address
+                )
             }
             ClientError::NoDevice { target, offered } => {
                 write!(f, "{} offers no '{}', but {}", target.address, target.device, offered.join(", "))

@@ -135,6 +135,8 @@ fn what_is_not_listed_may_be_in_use() {
     assert!(busy.contains("in use"), "{busy}");
     let gone = assert_refused("no device and not listed", &unlisted(4), 4, "gone");
     assert!(gone.contains("offers no '1-1', but 1-2"), "{gone}");
+    let nothing = assert_refused("nothing is bound", &[say(list(&[])), say(op(0x0111, 3, 4))], 4, "gone");
+    assert!(nothing.contains("offers no device at all") && nothing.contains("usbip bind"), "{nothing}");
     let gone = assert_refused("not available and not listed", &unlisted(1), 4, "gone");
     assert!(gone.contains("offers no '1-1', but 1-2"), "{gone}");
 }
