@@ -17,6 +17,7 @@ pub struct Peer(&'static str);
 const STOCK: Peer = Peer("Linux `usbip` + `vhci_hcd`");
 const FARBUS_KERNEL: Peer = Peer("`farbus attach --via kernel`");
 const FARBUS_FUSE: Peer = Peer("`farbus attach --via fuse`");
+const DAEMON: Peer = Peer("`farbus daemon`, `[[attach]]` via kernel");
 const FARBUS_LIST: Peer = Peer("`farbus list`");
 
 const SHARE: Peer = Peer("`farbus share`");
@@ -48,6 +49,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("python-disk", PYTHON, SHARE),
     ("python-zero", PYTHON, SHARE),
     ("python-keyboard", PYTHON, SHARE),
+    ("daemon-paired", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
     ("usbfs-lsusb", STOCK, SHARE_USB),
     ("usbfs-killed", STOCK, SHARE_USB),
     ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),
@@ -55,6 +57,9 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
 
 /// Cases about the rig itself, or about the kernel without farbus.
 const ALONE: &[&str] = &["smoke", "verdicts", "kernel-self", "kernel-testusb"];
+
+/// Cases that have not been seen to pass: no row before the run that shows it, and then a line here less.
+const UNSEEN: &[&str] = &["daemon-paired"];
 
 /// Meetings that ordinary tests hold: client, exporter, what was done, where.
 const TESTS: &[(Peer, Peer, &str, &str)] = &[
@@ -78,7 +83,7 @@ pub struct Meeting {
 
 /// Who met whom in a case of this name; nothing where farbus met nobody, or the name does not say it.
 pub fn meeting(name: &str) -> Option<Meeting> {
-    if ALONE.contains(&name) {
+    if ALONE.contains(&name) || UNSEEN.contains(&name) {
         return None;
     }
     if let Some((_, client, exporter)) = OTHERS.iter().find(|(other, ..)| *other == name) {
@@ -215,7 +220,7 @@ mod tests {
     fn every_case_says_who_met_whom() {
         let silent: Vec<&str> = cases::all()
             .map(|case| case.name)
-            .filter(|name| meeting(name).is_none() && !ALONE.contains(name))
+            .filter(|name| meeting(name).is_none() && !ALONE.contains(name) && !UNSEEN.contains(name))
             .collect();
         assert!(
             silent.is_empty(),
@@ -225,7 +230,7 @@ mod tests {
 
     #[test]
     fn every_line_here_is_about_a_case_or_a_test_that_exists() {
-        for name in ALONE.iter().chain(OTHERS.iter().map(|(name, ..)| name)) {
+        for name in ALONE.iter().chain(UNSEEN).chain(OTHERS.iter().map(|(name, ..)| name)) {
             assert!(cases::all().any(|case| case.name == *name), "no case is called {name}");
         }
         for (.., place) in TESTS {

@@ -42,7 +42,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let image = Image::create()?;
     let server = lab.farbus(&format!("disk:{}", image.0.display()))?;
     let target: FarbusTarget = format!("{}/1-1", server.address).parse().map_err(|error: String| anyhow!(error))?;
-    let mut disk = farbus::attach::open_disk(&target).context("the disk that farbus shares")?;
+    let mut disk = farbus::client::open_disk(&target).context("the disk that farbus shares")?;
     ensure!(disk.size_bytes() == DISK_BYTES, "the disk has {} bytes", disk.size_bytes());
     let mut first = vec![0; BLOCK_BYTES];
     disk.read_at(0, &mut first).map_err(|error| anyhow!("{error:?}"))?;

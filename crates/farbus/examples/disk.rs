@@ -6,7 +6,7 @@
 use farbus::gadgets::storage::{Options, Storage};
 use farbus::model::BlockStore;
 use farbus::model::block::MemoryStore;
-use farbus::{Share, attach};
+use farbus::{Share, client};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let share = Share::default();
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             format!("{}/disk", share.listen(([127, 0, 0, 1], 0).into())?)
         }
     };
-    let mut disk = attach::open_disk(&target.parse()?)?;
+    let mut disk = client::open_disk(&target.parse()?)?;
     let info = disk.info();
     println!("{target}: '{} {}', {} sectors of {} bytes", info.vendor, info.product, info.blocks, info.block_bytes);
 

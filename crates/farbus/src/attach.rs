@@ -9,15 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use farbus_host::{DiskError, Options, RemoteDisk};
+use farbus_host::RemoteDisk;
 use farbus_io::frontend::fuse::{Cutter, DiskMount, Health};
 use farbus_io::link::{Clock, Interest, Link, Wake, wait};
-use farbus_io::sys::vhci::{Port, Vhci};
+use farbus_io::sys::vhci::Port;
 use farbus_model::Limits;
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject, RemoteDevice};
 use tracing::{debug, warn};
 
-use crate::client::{ClientError, Target};
+use crate::broker::Hands;
+use crate::client::{Client, ClientError, Target};
 use crate::meters::{Calls, Meters, Readings};
 use crate::port::RemotePort;
 
@@ -61,7 +62,7 @@ impl Ender {
 /// only such answers as the protocol allows go back (field experience: CVE-2026-31607).
 pub struct KernelAttachment {
     relay: Relay,
-    vhci: Vhci,
+    hands: Hands,
     port: Port,
     ender: Ender,
     meters: Arc<Meters>,
@@ -72,20 +73,21 @@ impl KernelAttachment {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn new(target: &Target) -> Result<Self, ClientError> {
+    pub fn new(client: &Client, target: &Target) -> Result<Self, ClientError> {
         // First what may be missing here: nothing is taken from anybody before.
-        let vhci = Vhci::open().map_err(local)?;
-        let (link, device) = crate::client::enumerate(target)?;
+        client.hands().may_plug().map_err(local)?;
+        let (link, device) = client.enumerate(target)?;
         let (kernel, theirs) = Link::pair("this kernel").map_err(local)?;
         let record = device.record().clone();
-        let port = vhci.attach(theirs.as_fd(), record.device_id(), record.speed).map_err(local)?;
+        let hands = client.hands().clone();
+        let port = hands.plug(theirs.as_fd(), record.device_id(), record.speed).map_err(local)?;
         drop(theirs);
         let clock = Clock::start();
         let limits = Limits::DEFAULT;
         let exporter = Exporter::imported(clock.now(), limits, record.device_id(), device, OnReset::PassOn);
         let ender = Ender::new().map_err(local)?;
         let relay = Relay { kernel, remote: link, exporter, clock, calls: Calls::default() };
-        Ok(Self { relay, vhci, port, ender, meters: Arc::default() })
+        Ok(Self { relay, hands, port, ender, meters: Arc::default() })
     }
 
     /// The port it is plugged into.
@@ -112,7 +114,7 @@ impl KernelAttachment {
     pub fn run(mut self) -> Ended {
         let ended = self.relay.run(&self.ender, &self.meters);
         if !matches!(ended, Ended::Released)
-            && let Err(error) = self.vhci.detach(self.port)
+            && let Err(error) = self.hands.unplug(self.port)
         {
             warn!(%error, "the kernel did not let go of its port");
         }
@@ -281,19 +283,18 @@ impl FileAttachment {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn new(target: &Target, at: &Path) -> Result<Self, ClientError> {
-        let disk = open_disk(target)?;
-        Self::over(disk, at)
+    pub fn new(client: &Client, target: &Target, at: &Path) -> Result<Self, ClientError> {
+        Self::over(client.open_disk(target)?, client.hands(), at)
     }
 
     /// Shows a disk that was opened before.
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn over(mut disk: RemoteDisk<RemotePort>, at: &Path) -> Result<Self, ClientError> {
+    pub fn over(mut disk: RemoteDisk<RemotePort>, hands: &Hands, at: &Path) -> Result<Self, ClientError> {
         let watched = disk.port_mut().link().map_err(local)?;
         let size_bytes = farbus_model::BlockStore::size_bytes(&disk);
-        let mount = DiskMount::mount(at, DISK_FILE, disk).map_err(local)?;
+        let mount = DiskMount::mount_by(hands, at, DISK_FILE, disk).map_err(local)?;
         let ender = Ender::new().map_err(local)?;
         Ok(Self { mount, watched, ender, size_bytes })
     }
@@ -365,18 +366,6 @@ impl FileAttachment {
             }
         }
     }
-}
-
-/// Takes a disk: imported, configured, brought up.
-///
-/// # Errors
-/// [`ClientError`].
-pub fn open_disk(target: &Target) -> Result<RemoteDisk<RemotePort>, ClientError> {
-    let device = crate::client::open(target)?;
-    device.into_disk(Options::default()).map_err(|error| match error {
-        DiskError::Port(error) => crate::client::unreachable(target, error),
-        error => ClientError::Device { target: target.clone(), what: error.to_string() },
-    })
 }
 
 fn local_address(link: &Link) -> Option<SocketAddr> {

@@ -2,23 +2,24 @@
 
 use std::fmt;
 use std::io;
-use std::net::ToSocketAddrs;
+use std::net::SocketAddr;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_host::{Enumerate, IdSource, Port, PortError, RemoteError, run};
-use farbus_io::discovery::{self, Kind};
+use farbus_host::{DiskError, Enumerate, IdSource, Options, Port, PortError, RemoteDisk, RemoteError, run};
 use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::{HandshakeError, Protocol};
 use farbus_model::{Device, Limits};
 use farbus_session::importer::Greeting;
 use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
-use serde::{Deserialize, Serialize};
 
 pub use crate::address::address_of;
-use crate::device_status::DeviceStatus;
+use crate::broker::Hands;
+pub use crate::failure::{Attribute, FailureReport};
 use crate::known_host::{KnownHost, KnownHostError};
+use crate::listed::Listed;
 use crate::port::{LOST, RemotePort};
 use crate::questions::{Answer, Lines, Question};
 pub use crate::session_record::name_of;
@@ -26,60 +27,8 @@ pub use crate::session_record::name_of;
 /// How long an exporter may take to answer before it counts as unreachable.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How long a host that announces itself is looked for.
-const FIND_TIME_MAX: Duration = Duration::from_secs(3);
-
 /// How long a host is asked what became of a device whose link has ended.
 const AFTERWARDS_TIME_MAX: Duration = Duration::from_secs(1);
-
-/// Whose trouble a failure is (N10): told apart in every message, exit code and JSON state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Attribute {
-    /// The device failed.
-    Device,
-    /// The way to it failed.
-    Network,
-    /// It was refused.
-    Refused,
-    /// It is not there.
-    Gone,
-    /// This machine lacks something.
-    Local,
-}
-
-impl Attribute {
-    /// The word for it, the same everywhere: before a message, in JSON, in a table.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Attribute::Device => "device",
-            Attribute::Network => "network",
-            Attribute::Refused => "refused",
-            Attribute::Gone => "gone",
-            Attribute::Local => "local",
-        }
-    }
-
-    /// The exit code of the command; 2 is for usage.
-    pub const fn exit_code(self) -> u8 {
-        match self {
-            Attribute::Local => 1,
-            Attribute::Refused => 3,
-            Attribute::Gone => 4,
-            Attribute::Network => 5,
-            Attribute::Device => 6,
-        }
-    }
-}
-
-/// A failure as programs read it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FailureReport {
-    /// Whose trouble it is.
-    pub attribute: Attribute,
-    /// A sentence for a person.
-    pub message: String,
-}
 
 /// Why a device was not had.
 #[derive(Debug)]
@@ -203,7 +152,6 @@ impl std::error::Error for ClientError {}
 impl From<KnownHostError> for ClientError {
     fn from(error: KnownHostError) -> Self {
         match error {
-            KnownHostError::Link(error) => ClientError::Link(error),
             KnownHostError::Lost { address, source } => ClientError::Lost { address, source },
             KnownHostError::Untrusted { address, what } => ClientError::Untrusted { address, what },
             KnownHostError::Local(what) => ClientError::Local(what),
@@ -247,43 +195,227 @@ pub fn remember_address(target: &str, moved: &str) -> Result<(), ClientError> {
     Ok(crate::known_host::remember_address(target, moved)?)
 }
 
+/// Takes devices from other machines.
+#[derive(Clone, Debug, Default)]
+pub struct Client {
+    hands: Hands,
+    /// Who a host is, found out while the files that say so could be read.
+    pinned: Option<(String, Option<Arc<KnownHost>>)>,
+}
+
+impl Client {
+    /// One that connects, plugs in and mounts through `hands`.
+    pub fn through(hands: Hands) -> Self {
+        Self { hands, pinned: None }
+    }
+
+    /// One for a single host (`HOST:PORT`), which needs no files any more.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`] if the list of paired hosts cannot be read.
+    pub fn for_host(address: &str, hands: Hands) -> Result<Self, ClientError> {
+        let known = KnownHost::find(address)?.map(Arc::new);
+        Ok(Self { hands, pinned: Some((address.to_owned(), known)) })
+    }
+
+    /// Whoever acts for it.
+    pub fn hands(&self) -> &Hands {
+        &self.hands
+    }
+
+    /// The devices that `address` (`HOST:PORT`) offers.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn list(&self, address: &str) -> Result<Vec<DeviceRecord>, ClientError> {
+        self.list_within(address, ANSWER_TIME_MAX)
+    }
+
+    /// The same, with less patience.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn list_within(&self, address: &str, time_max: Duration) -> Result<Vec<DeviceRecord>, ClientError> {
+        let link = self.connect_within(address, time_max)?;
+        let mut handshake = Handshake::list(Limits::DEFAULT);
+        match converse(&link, &mut handshake)? {
+            Greeting::Devices(devices) => Ok(devices),
+            Greeting::Imported(_) | Greeting::Refused(_) => unreachable!("a list was asked for"),
+        }
+    }
+
+    /// The same as a list shows it: a paired host says more of its devices, who uses each and since when.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn offers(&self, address: &str, time_max: Duration) -> Result<Vec<Listed>, ClientError> {
+        match self.ask(address, &Question::List, time_max)? {
+            Some(Answer::Devices(devices)) => Ok(devices.into_iter().map(Listed::from).collect()),
+            Some(Answer::Refused(what)) => Err(ClientError::Untrusted { address: address.to_owned(), what }),
+            Some(Answer::Done) | None => Ok(self.list_within(address, time_max)?.iter().map(Listed::from).collect()),
+        }
+    }
+
+    /// Tells an exporter what its device is needed for: a paired host over its encrypted link, one on this machine as its owner
+    /// would. Plain USB/IP has no word for it. `user` is our end of the link that carries the device.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn explain(&self, target: &Target, reason: &str, user: Option<SocketAddr>) -> Result<(), ClientError> {
+        let question = Question::Explain { device: target.device.clone(), reason: reason.to_owned() };
+        if self.ask(&target.address, &question, ANSWER_TIME_MAX)?.is_none()
+            && let Some(user) = user
+        {
+            let told = self.hands.explain(&user.to_string(), reason);
+            told.map_err(|error| ClientError::Local(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Asks a paired host something of its devices; `None` if `address` names no paired host.
+    fn ask(&self, address: &str, question: &Question, time_max: Duration) -> Result<Option<Answer>, ClientError> {
+        let Some(known) = self.known(address)? else { return Ok(None) };
+        let link = self.connect_to(&known, Protocol::Control, time_max)?;
+        let lost = |source| lost(link.peer(), source);
+        let mut lines = Lines::over(&link, time_max).map_err(lost)?;
+        lines.send(question).map_err(lost)?;
+        let line = lines.receive().map_err(lost)?.ok_or_else(|| ClientError::Closed { address: known.described() })?;
+        let answer = serde_json::from_slice(&line);
+        answer.map(Some).map_err(|error| lost(io::Error::new(io::ErrorKind::InvalidData, error)))
+    }
+
+    /// Takes a device: a link, and what speaks on it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn import(&self, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+        // Linux's usbipd leaves a device that is in use out of its list, and says so to whoever asks for it by its bus id.
+        let (bus_id, unlisted) = match self.resolve(target) {
+            Ok(record) => (record.bus_id, None),
+            Err(error @ ClientError::NoDevice { .. }) if may_be_bus_id(&target.device) => {
+                (target.device.clone(), Some(error))
+            }
+            Err(error) => return Err(error),
+        };
+        let link = self.connect_within(&target.address, ANSWER_TIME_MAX)?;
+        let mut handshake = Handshake::import(Limits::DEFAULT, &bus_id);
+        match (converse(&link, &mut handshake)?, unlisted) {
+            (Greeting::Imported(record), _) => Ok((link, handshake.into_device(record))),
+            // What there is instead helps more than that this is not there.
+            (Greeting::Refused(status), Some(unlisted))
+                if status != OpStatus::Busy && status != OpStatus::DeviceError =>
+            {
+                Err(unlisted)
+            }
+            (Greeting::Refused(status), _) => {
+                // USB/IP says busy and no more; a list of ours says by whom.
+                let is_busy = status == OpStatus::Busy;
+                let user = is_busy.then(|| self.resolve(target).ok().as_ref().and_then(in_use)).flatten();
+                Err(ClientError::Refused { target: target.clone(), status, user })
+            }
+            (Greeting::Devices(_), _) => unreachable!("an import was asked for"),
+        }
+    }
+
+    /// The record of a device that is named by name or bus id.
+    fn resolve(&self, target: &Target) -> Result<DeviceRecord, ClientError> {
+        let mut devices = self.list(&target.address)?;
+        let named = |record: &DeviceRecord| name_of(record) == target.device || record.bus_id == target.device;
+        match devices.iter().position(named) {
+            Some(at) => Ok(devices.swap_remove(at)),
+            None => {
+                let offered = devices.iter().map(|record| name_of(record).to_owned()).collect();
+                Err(ClientError::NoDevice { target: target.clone(), offered })
+            }
+        }
+    }
+
+    /// Why a link that carried a device ended, seen from here and now: its host is asked once more, briefly.
+    pub fn why_lost(&self, target: &Target) -> Attribute {
+        match self.list_within(&target.address, AFTERWARDS_TIME_MAX) {
+            Ok(devices) if devices.iter().any(|d| name_of(d) == target.device || d.bus_id == target.device) => {
+                Attribute::Refused
+            }
+            Ok(_) => Attribute::Gone,
+            Err(_) => Attribute::Network,
+        }
+    }
+
+    /// Takes a device and reads its descriptors, leaving it unconfigured for another host.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn enumerate(&self, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+        let (link, device) = self.import(target)?;
+        let speed = device.speed();
+        let mut port = RemotePort::new(link, device).map_err(|error| ClientError::Local(error.to_string()))?;
+        let mut driver = Enumerate::new(port.now(), IdSource::new(), speed);
+        let descriptors = run(&mut driver, &mut port).map_err(|error| unreachable(target, error))?;
+        let descriptors =
+            descriptors.map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })?;
+        let (link, mut device) = port.into_parts();
+        device.set_descriptors(descriptors);
+        link.set_receive_timeout(None).map_err(|error| ClientError::Local(error.to_string()))?;
+        Ok((link, device))
+    }
+
+    /// Takes a device, reads its descriptors, selects its first configuration: ready for transfers.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn open(&self, target: &Target) -> Result<farbus_host::RemoteDevice<RemotePort>, ClientError> {
+        let (link, device) = self.enumerate(target)?;
+        let (speed, descriptors) = (device.speed(), device.descriptors().clone());
+        let port = RemotePort::new(link, device).map_err(|error| ClientError::Local(error.to_string()))?;
+        farbus_host::RemoteDevice::enumerated(port, speed, descriptors).map_err(|error| match error {
+            RemoteError::Port(error) => unreachable(target, error),
+            error => ClientError::Device { target: target.clone(), what: error.to_string() },
+        })
+    }
+
+    /// Takes a disk: imported, configured, brought up.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn open_disk(&self, target: &Target) -> Result<RemoteDisk<RemotePort>, ClientError> {
+        let disk = self.open(target)?.into_disk(Options::default());
+        disk.map_err(|error| match error {
+            DiskError::Port(error) => unreachable(target, error),
+            error => ClientError::Device { target: target.clone(), what: error.to_string() },
+        })
+    }
+
+    /// The paired host that an address names.
+    fn known(&self, address: &str) -> Result<Option<Arc<KnownHost>>, ClientError> {
+        match &self.pinned {
+            Some((pinned, known)) if pinned == address => Ok(known.clone()),
+            _ => Ok(KnownHost::find(address)?.map(Arc::new)),
+        }
+    }
+
+    /// An encrypted link to a paired host.
+    fn connect_to(&self, known: &KnownHost, protocol: Protocol, time_max: Duration) -> Result<Link, ClientError> {
+        let failed = |error| ClientError::Link(LinkError { address: known.address().to_owned(), ..error });
+        Ok(known.encrypt(self.hands.connect(known.asked(), time_max).map_err(failed)?, protocol)?)
+    }
+
+    /// A link to `address`: encrypted if that is the name of a paired host, and then never otherwise.
+    fn connect_within(&self, address: &str, time_max: Duration) -> Result<Link, ClientError> {
+        let link = match self.known(address)? {
+            Some(known) => self.connect_to(&known, Protocol::UsbIp, time_max)?,
+            None => self.hands.connect(address, time_max).map_err(ClientError::Link)?,
+        };
+        link.set_receive_timeout(Some(time_max)).map_err(|source| lost(address, source))?;
+        Ok(link)
+    }
+}
+
 /// The devices that `address` (`HOST:PORT`) offers.
 ///
 /// # Errors
 /// [`ClientError`].
 pub fn list(address: &str) -> Result<Vec<DeviceRecord>, ClientError> {
-    list_within(address, ANSWER_TIME_MAX)
-}
-
-/// The same, with less patience.
-///
-/// # Errors
-/// [`ClientError`].
-pub fn list_within(address: &str, time_max: Duration) -> Result<Vec<DeviceRecord>, ClientError> {
-    let link = connect_within(address, time_max)?;
-    let mut handshake = Handshake::list(Limits::DEFAULT);
-    match converse(&link, &mut handshake)? {
-        Greeting::Devices(devices) => Ok(devices),
-        Greeting::Imported(_) | Greeting::Refused(_) => unreachable!("a list was asked for"),
-    }
-}
-
-/// What a paired host says of its devices: who uses each, and since when. `None` if `address` names no paired host.
-///
-/// # Errors
-/// [`ClientError`].
-pub fn states(address: &str) -> Result<Option<Vec<DeviceStatus>>, ClientError> {
-    let Some(known) = KnownHost::find(address)? else { return Ok(None) };
-    let link = known.connect(Protocol::Control, ANSWER_TIME_MAX)?;
-    let lost = |source| lost(link.peer(), source);
-    let mut lines = Lines::over(&link, ANSWER_TIME_MAX).map_err(lost)?;
-    lines.send(&Question::List).map_err(lost)?;
-    let line = lines.receive().map_err(lost)?.ok_or_else(|| ClientError::Closed { address: known.described() })?;
-    match serde_json::from_slice(&line) {
-        Ok(Answer::Devices(devices)) => Ok(Some(devices)),
-        Ok(Answer::Refused(what)) => Err(ClientError::Untrusted { address: known.described(), what }),
-        Err(error) => Err(lost(io::Error::new(io::ErrorKind::InvalidData, error))),
-    }
+    Client::default().list(address)
 }
 
 /// Takes a device: a link, and what speaks on it.
@@ -291,76 +423,7 @@ pub fn states(address: &str) -> Result<Option<Vec<DeviceStatus>>, ClientError> {
 /// # Errors
 /// [`ClientError`].
 pub fn import(target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
-    // Linux's usbipd leaves a device that is in use out of its list, and says so to whoever asks for it by its bus id.
-    let (bus_id, unlisted) = match resolve(target) {
-        Ok(record) => (record.bus_id, None),
-        Err(error @ ClientError::NoDevice { .. }) if may_be_bus_id(&target.device) => {
-            (target.device.clone(), Some(error))
-        }
-        Err(error) => return Err(error),
-    };
-    let link = connect(&target.address)?;
-    let mut handshake = Handshake::import(Limits::DEFAULT, &bus_id);
-    match (converse(&link, &mut handshake)?, unlisted) {
-        (Greeting::Imported(record), _) => Ok((link, handshake.into_device(record))),
-        // What there is instead helps more than that this is not there.
-        (Greeting::Refused(status), Some(unlisted)) if status != OpStatus::Busy && status != OpStatus::DeviceError => {
-            Err(unlisted)
-        }
-        (Greeting::Refused(status), _) => {
-            // USB/IP says busy and no more; a list of ours says by whom.
-            let user = (status == OpStatus::Busy).then(|| resolve(target).ok().as_ref().and_then(in_use)).flatten();
-            Err(ClientError::Refused { target: target.clone(), status, user })
-        }
-        (Greeting::Devices(_), _) => unreachable!("an import was asked for"),
-    }
-}
-
-/// Whether an exporter other than farbus may call a device so: `1-1.4`, `usbip-vudc.0`, and never a name like `disk`.
-fn may_be_bus_id(device: &str) -> bool {
-    device.len() < 32 && device.contains('-') && device.ends_with(|last: char| last.is_ascii_digit())
-}
-
-/// The record of a device that is named by name or bus id.
-fn resolve(target: &Target) -> Result<DeviceRecord, ClientError> {
-    let mut devices = list(&target.address)?;
-    let named = |record: &DeviceRecord| name_of(record) == target.device || record.bus_id == target.device;
-    match devices.iter().position(named) {
-        Some(at) => Ok(devices.swap_remove(at)),
-        None => {
-            let offered = devices.iter().map(|record| name_of(record).to_owned()).collect();
-            Err(ClientError::NoDevice { target: target.clone(), offered })
-        }
-    }
-}
-
-/// Why a link that carried a device ended, seen from here and now: its host is asked once more, briefly.
-pub fn why_lost(target: &Target) -> Attribute {
-    match list_within(&target.address, AFTERWARDS_TIME_MAX) {
-        Ok(devices) if devices.iter().any(|d| name_of(d) == target.device || d.bus_id == target.device) => {
-            Attribute::Refused
-        }
-        Ok(_) => Attribute::Gone,
-        Err(_) => Attribute::Network,
-    }
-}
-
-/// Takes a device and reads its descriptors, leaving it unconfigured for another host.
-///
-/// # Errors
-/// [`ClientError`].
-pub fn enumerate(target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
-    let (link, device) = import(target)?;
-    let speed = device.speed();
-    let mut port = RemotePort::new(link, device).map_err(|error| ClientError::Local(error.to_string()))?;
-    let mut driver = Enumerate::new(port.now(), IdSource::new(), speed);
-    let descriptors = run(&mut driver, &mut port).map_err(|error| unreachable(target, error))?;
-    let descriptors =
-        descriptors.map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })?;
-    let (link, mut device) = port.into_parts();
-    device.set_descriptors(descriptors);
-    link.set_receive_timeout(None).map_err(|error| ClientError::Local(error.to_string()))?;
-    Ok((link, device))
+    Client::default().import(target)
 }
 
 /// Takes a device, reads its descriptors, selects its first configuration: ready for transfers.
@@ -368,17 +431,24 @@ pub fn enumerate(target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
 /// # Errors
 /// [`ClientError`].
 pub fn open(target: &Target) -> Result<farbus_host::RemoteDevice<RemotePort>, ClientError> {
-    let (link, device) = enumerate(target)?;
-    let (speed, descriptors) = (device.speed(), device.descriptors().clone());
-    let port = RemotePort::new(link, device).map_err(|error| ClientError::Local(error.to_string()))?;
-    farbus_host::RemoteDevice::enumerated(port, speed, descriptors).map_err(|error| match error {
-        RemoteError::Port(error) => unreachable(target, error),
-        error => ClientError::Device { target: target.clone(), what: error.to_string() },
-    })
+    Client::default().open(target)
+}
+
+/// Takes a disk: imported, configured, brought up.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn open_disk(target: &Target) -> Result<RemoteDisk<RemotePort>, ClientError> {
+    Client::default().open_disk(target)
+}
+
+/// Whether an exporter other than farbus may call a device so: `1-1.4`, `usbip-vudc.0`, and never a name like `disk`.
+fn may_be_bus_id(device: &str) -> bool {
+    device.len() < 32 && device.contains('-') && device.ends_with(|last: char| last.is_ascii_digit())
 }
 
 /// A device that was ours, and whose exporter then fell silent, went away or broke the rules.
-pub(crate) fn unreachable(target: &Target, error: PortError) -> ClientError {
+fn unreachable(target: &Target, error: PortError) -> ClientError {
     let address = target.address.clone();
     match error {
         PortError::Gone => ClientError::Closed { address },
@@ -390,20 +460,6 @@ pub(crate) fn unreachable(target: &Target, error: PortError) -> ClientError {
             ClientError::Device { target: target.clone(), what: error.to_string() }
         }
     }
-}
-
-/// A link to `address`: encrypted if that is the name of a paired host, and then never otherwise.
-fn connect(address: &str) -> Result<Link, ClientError> {
-    connect_within(address, ANSWER_TIME_MAX)
-}
-
-fn connect_within(address: &str, time_max: Duration) -> Result<Link, ClientError> {
-    let link = match KnownHost::find(address)? {
-        Some(known) => known.connect(Protocol::UsbIp, time_max)?,
-        None => connect_plain(address, time_max)?,
-    };
-    link.set_receive_timeout(Some(time_max)).map_err(|source| lost(address, source))?;
-    Ok(link)
 }
 
 /// A link that failed before the device was ours; on an encrypted one that may be the peer's word.
@@ -418,27 +474,6 @@ fn lost(address: &str, source: io::Error) -> ClientError {
         Some(error) => ClientError::Untrusted { address, what: error.to_string() },
         None => ClientError::Lost { address, source },
     }
-}
-
-fn connect_plain(address: &str, time_max: Duration) -> Result<Link, ClientError> {
-    Link::connect(address, time_max).or_else(|error| {
-        announced(address).and_then(|at| Link::connect(&at, time_max).ok()).ok_or(ClientError::Link(error))
-    })
-}
-
-/// Where a host is that no name service knows and that announces itself nearby. Its own port, unless another was asked for.
-fn announced(address: &str) -> Option<String> {
-    let (host, port) = address.rsplit_once(':')?;
-    let port: u16 = port.parse().ok()?;
-    if host.starts_with('[') || host.parse::<std::net::IpAddr>().is_ok() || address.to_socket_addrs().is_ok() {
-        return None;
-    }
-    let found = discovery::find(Kind::Plain, host, FIND_TIME_MAX, discovery::PORT);
-    let mut at = *found.ok()??.addresses.first()?;
-    if port != crate::address::DEFAULT_PORT {
-        at.set_port(port);
-    }
-    Some(at.to_string())
 }
 
 /// Sends a handshake's question and waits for its answer.

@@ -7,13 +7,14 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::client::FailureReport;
+use crate::failure::FailureReport;
 
 /// The version of the protocol (docs/control.md). Questions and fields may be added to it; a change of what is there
 /// makes it the next.
@@ -221,8 +222,14 @@ fn read_question(stream: &mut UnixStream) -> io::Result<Heard> {
     }
 }
 
-/// The folder of the sockets: the user's runtime folder, or root's, or one in the temporary folder.
+/// The folder of the sockets: the user's runtime folder, or root's, or one in the temporary folder. A process that becomes
+/// another user keeps that of the first.
 pub fn folder() -> PathBuf {
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    FOUND.get_or_init(find_folder).clone()
+}
+
+fn find_folder() -> PathBuf {
     if let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
         return PathBuf::from(runtime).join("farbus");
     }

@@ -17,6 +17,9 @@ pub struct DeviceStatus {
     pub speed: String,
     /// `vendor:product`.
     pub ids: String,
+    /// What its interfaces are for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub interfaces: Vec<String>,
     /// `available` or `in use`.
     pub state: String,
     /// Who uses it.

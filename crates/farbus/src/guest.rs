@@ -19,6 +19,11 @@ impl Guest {
         Self { trust, fingerprint, name, address }
     }
 
+    /// Whether both are one host, by its key.
+    pub fn is_same_host(&self, other: &Self) -> bool {
+        self.fingerprint == other.fingerprint
+    }
+
     /// What it may use, as of now: nothing, once it is unpaired.
     pub fn allowed(&self) -> Grant {
         self.trust.peer(&self.fingerprint).map(|peer| peer.allow).unwrap_or_default()

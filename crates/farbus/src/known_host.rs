@@ -1,10 +1,9 @@
 //! Paired hosts, by the names that people call them.
 
 use std::io;
-use std::time::Duration;
 
-use farbus_io::link::{Link, LinkError};
-use farbus_io::trust::{Accepts, Folder, HandshakeError, Peer, Peers, Protocol, Secured, StateError};
+use farbus_io::link::Link;
+use farbus_io::trust::{Accepts, Fingerprint, Folder, HandshakeError, Peer, Peers, Protocol, Secured, StateError};
 
 use crate::address::{DEFAULT_PORT, SECURE_PORT, address_with_port};
 use crate::trust::Trust;
@@ -12,8 +11,6 @@ use crate::trust::Trust;
 /// Why there is no link to a paired host.
 #[derive(Debug)]
 pub enum KnownHostError {
-    /// It is not reached.
-    Link(LinkError),
     /// The link was lost in the handshake.
     Lost {
         /// To whom.
@@ -33,10 +30,12 @@ pub enum KnownHostError {
 }
 
 /// A paired host, named on a command line.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct KnownHost {
     trust: Trust,
     peer: Peer,
+    /// As it was named.
+    asked: String,
     address: String,
 }
 
@@ -53,22 +52,36 @@ impl KnownHost {
         let (name, port) = address.rsplit_once(':').unwrap_or((address, ""));
         let Some(peer) = Peers::load(&folder).map_err(local)?.find(name).cloned() else { return Ok(None) };
         let remembered = peer.address.clone().unwrap_or_else(|| format!("{}:{SECURE_PORT}", peer.name));
-        let address = match port.parse::<u16>() {
+        let at = match port.parse::<u16>() {
             Ok(port) if port != DEFAULT_PORT => {
                 let host = remembered.rsplit_once(':').map_or(remembered.as_str(), |(host, _)| host);
                 format!("{host}:{port}")
             }
             _ => remembered,
         };
-        Ok(Some(Self { trust: Trust::at(folder).map_err(local)?, peer, address }))
+        Ok(Some(Self { trust: Trust::at(folder).map_err(local)?, peer, asked: address.to_owned(), address: at }))
     }
 
-    /// An encrypted link to it.
+    /// Its key's.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.peer.fingerprint
+    }
+
+    /// Where it was seen last: `HOST:PORT`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// As it was named.
+    pub fn asked(&self) -> &str {
+        &self.asked
+    }
+
+    /// Makes a connection to where it may be an encrypted link to it.
     ///
     /// # Errors
     /// [`KnownHostError`].
-    pub fn connect(&self, protocol: Protocol, time_max: Duration) -> Result<Link, KnownHostError> {
-        let link = Link::connect(&self.address, time_max).map_err(KnownHostError::Link)?;
+    pub fn encrypt(&self, link: Link, protocol: Protocol) -> Result<Link, KnownHostError> {
         let terms = self.trust.terms(Accepts::One(self.peer.fingerprint), &[protocol]);
         match terms.connect(link) {
             Ok(Secured { mut link, .. }) => {

@@ -24,18 +24,22 @@ pub mod control;
 mod device_status;
 mod door;
 mod engine;
-mod guardian;
+pub mod failure;
 mod guest;
 mod known_host;
+pub mod listed;
 pub mod meters;
+mod nearby;
 pub mod neighbours;
 pub mod pairing;
 pub mod port;
 pub mod questions;
+mod reach;
 mod session_record;
 pub mod share;
 pub mod trust;
 pub mod usb;
+pub mod wanted;
 
 /// Devices made of code, and how to make one.
 pub use farbus_gadgets as gadgets;

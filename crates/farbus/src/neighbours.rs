@@ -1,18 +1,19 @@
-//! What is offered here and nearby, without anybody being named: this machine's own shares, and hosts that announce themselves.
+//! What is offered here and elsewhere, without anybody being named: this machine's own shares, the hosts that it is paired with,
+//! and hosts nearby that announce themselves.
 
-use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus_io::discovery::{self, Kind};
-use farbus_session::DeviceRecord;
-use tracing::debug;
+use tracing::{debug, warn};
 
-use crate::client::{Attribute, FailureReport, list_within};
+use crate::address::DEFAULT_PORT;
+use crate::client::{Attribute, Client, FailureReport};
 use crate::control::{Answer, Question, ask_all};
-use crate::share::DEFAULT_PORT;
+use crate::listed::Listed;
+use crate::trust::Trust;
 
 /// How long announcements are waited for: a host that has answered somebody else this moment may answer again a second
 /// later (RFC 6762 §6).
@@ -27,70 +28,97 @@ const LISTS_TIME_MAX: Duration = Duration::from_secs(4);
 pub struct Neighbour {
     /// What stands before the `/` in a target.
     pub name: String,
-    /// Where it was asked.
-    pub address: SocketAddr,
     /// Its devices, or why they are not known.
-    pub devices: Result<Vec<DeviceRecord>, FailureReport>,
+    pub devices: Result<Vec<Listed>, FailureReport>,
 }
 
-/// Everybody who is there, this machine first, each asked for what it offers.
+/// Somebody to be asked.
+struct Candidate {
+    name: String,
+    /// `HOST:PORT`, or the name of a paired host.
+    asked: String,
+    /// One that counts only if it answers.
+    is_guess: bool,
+}
+
+/// Everybody who is there, this machine first, each asked for what it offers. A paired host is asked over its encrypted link, and
+/// over nothing else.
 pub fn all() -> Vec<Neighbour> {
-    let mut hosts = own();
-    let ours: BTreeSet<u16> = hosts.iter().map(|(_, address)| address.port()).collect();
-    hosts.push((String::new(), SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT))));
-    match discovery::browse(&[Kind::Plain], BROWSE_TIME, discovery::PORT) {
-        Ok(found) => {
-            let addresses = found.into_iter().filter_map(|host| Some((host.name, *host.addresses.first()?)));
-            hosts.extend(addresses.filter(|(_, address)| !(ours.contains(&address.port()) && is_ours(*address))));
-        }
-        Err(error) => debug!(%error, "nobody else is looked for"),
+    let ours = own();
+    let paired = paired();
+    let mut hosts: Vec<Candidate> = ours.iter().map(|at| candidate(own_target(*at), at, false)).collect();
+    let default = SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT));
+    if !ours.contains(&default) {
+        hosts.push(candidate(own_target(default), &default, true));
     }
-    hosts.dedup_by_key(|(_, address)| *address);
+    let found = discovery::browse(&[Kind::Plain], BROWSE_TIME, discovery::PORT);
+    let found = found.inspect_err(|error| debug!(%error, "nobody else is looked for")).unwrap_or_default();
+    hosts.extend(paired.iter().map(|name| candidate(name.clone(), name, false)));
+    for host in found.into_iter().filter(|host| !paired.contains(&host.name)) {
+        let Some(address) = host.addresses.first() else { continue };
+        if !(ours.iter().any(|own| own.port() == address.port()) && is_ours(*address)) {
+            hosts.push(candidate(host.name, address, false));
+        }
+    }
     ask(hosts)
 }
 
-/// Asks all at once. The default port of this machine is a guess: it counts only if it answers.
-fn ask(hosts: Vec<(String, SocketAddr)>) -> Vec<Neighbour> {
+fn candidate(name: String, asked: &dyn ToString, is_guess: bool) -> Candidate {
+    Candidate { name, asked: asked.to_string(), is_guess }
+}
+
+/// The names of the hosts that this one is paired with.
+fn paired() -> Vec<String> {
+    if !Trust::is_there() {
+        return Vec::new();
+    }
+    let peers = Trust::open().and_then(|trust| trust.peers());
+    match peers {
+        Ok(peers) => peers.iter().map(|peer| peer.name.clone()).collect(),
+        Err(error) => {
+            warn!(%error, "paired hosts are not asked");
+            Vec::new()
+        }
+    }
+}
+
+/// Asks all at once.
+fn ask(hosts: Vec<Candidate>) -> Vec<Neighbour> {
     let (answers, answered) = channel();
     let until = Instant::now() + LISTS_TIME_MAX;
-    for (at, (_, address)) in hosts.iter().enumerate() {
-        let (answers, address) = (answers.clone(), address.to_string());
+    for (at, host) in hosts.iter().enumerate() {
+        let (answers, address) = (answers.clone(), host.asked.clone());
         // Who hears the answer may have stopped waiting.
-        thread::spawn(move || answers.send((at, list_within(&address, LIST_TIME_MAX))));
+        thread::spawn(move || answers.send((at, Client::default().offers(&address, LIST_TIME_MAX))));
     }
     drop(answers);
-    let silent = |address: &SocketAddr| FailureReport {
+    let silent = |host: &Candidate| FailureReport {
         attribute: Attribute::Network,
-        message: format!("{address} did not say in time what it offers"),
+        message: format!("{} did not say in time what it offers", host.asked),
     };
-    let mut results: Vec<_> = hosts.iter().map(|(_, address)| Err(silent(address))).collect();
+    let mut results: Vec<_> = hosts.iter().map(|host| Err(silent(host))).collect();
     while let Ok((at, result)) = answered.recv_timeout(until.saturating_duration_since(Instant::now())) {
         results[at] =
             result.map_err(|error| FailureReport { attribute: error.attribute(), message: error.to_string() });
     }
-    let neighbours = hosts.into_iter().zip(results).map(|((name, address), devices)| {
-        let is_guess = name.is_empty();
-        let name = if is_guess { own_target(address) } else { name };
-        (is_guess, Neighbour { name, address, devices })
-    });
-    neighbours.filter(|(is_guess, host)| !is_guess || host.devices.is_ok()).map(|(_, host)| host).collect()
+    let all = hosts.into_iter().zip(results).filter(|(host, result)| !host.is_guess || result.is_ok());
+    all.map(|(host, devices)| Neighbour { name: host.name, devices }).collect()
 }
 
 /// Where this user's own shares listen.
-fn own() -> Vec<(String, SocketAddr)> {
+fn own() -> Vec<SocketAddr> {
     let Ok(answers) = ask_all(&Question::Status) else { return Vec::new() };
     let addresses = answers.into_iter().filter_map(|(_, answer)| match answer {
         Answer::Ok(process) if process["role"] != "attach" => process["address"].as_str()?.parse().ok(),
         _ => None,
     });
-    addresses
-        .map(|mut address: SocketAddr| {
-            if address.ip().is_unspecified() {
-                address.set_ip([127, 0, 0, 1].into());
-            }
-            (own_target(address), address)
-        })
-        .collect()
+    let reachable = |mut address: SocketAddr| {
+        if address.ip().is_unspecified() {
+            address.set_ip([127, 0, 0, 1].into());
+        }
+        address
+    };
+    addresses.map(reachable).collect()
 }
 
 fn own_target(address: SocketAddr) -> String {

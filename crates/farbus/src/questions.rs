@@ -3,6 +3,8 @@
 //! ```text
 //! {"ask":"list"}
 //! {"devices":[{"name":"disk","bus_id":"1-1","title":"…","speed":"high","ids":"1d6b:0104","state":"available"}]}
+//! {"ask":"explain","device":"disk","reason":"nightly backup"}
+//! "done"
 //! ```
 
 use std::io::{self, IoSlice};
@@ -23,6 +25,13 @@ const LINE_BYTES_MAX: usize = 256 << 10;
 pub enum Question {
     /// Which devices may I use, and who uses them now?
     List,
+    /// The device of mine that I use is needed for this.
+    Explain {
+        /// Name or bus id.
+        device: String,
+        /// A few words.
+        reason: String,
+    },
 }
 
 /// What is answered.
@@ -31,6 +40,8 @@ pub enum Question {
 pub enum Answer {
     /// These.
     Devices(Vec<DeviceStatus>),
+    /// It is done.
+    Done,
     /// Nothing, and why.
     Refused(String),
 }
@@ -118,6 +129,9 @@ mod tests {
     #[test]
     fn questions_are_stable_json() {
         assert_eq!(serde_json::to_string(&Question::List).unwrap(), r#"{"ask":"list"}"#);
+        let question = Question::Explain { device: "disk".into(), reason: "x".into() };
+        assert_eq!(serde_json::to_string(&question).unwrap(), r#"{"ask":"explain","device":"disk","reason":"x"}"#);
+        assert_eq!(serde_json::to_string(&Answer::Done).unwrap(), r#""done""#);
         assert_eq!(serde_json::to_string(&Answer::Devices(Vec::new())).unwrap(), r#"{"devices":[]}"#);
         assert_eq!(serde_json::from_str::<Question>(r#"{"ask":"list"}"#).unwrap(), Question::List);
     }

@@ -28,6 +28,7 @@ use crate::engine::{End, Engine, Mailbox};
 use crate::guest::Guest;
 use crate::meters::{Calls, Meters};
 use crate::questions::{Answer, Lines, Question};
+use crate::session_record::classes;
 use crate::trust::Trust;
 
 /// Connections at once. One device takes one; the rest are lists and strangers.
@@ -447,11 +448,23 @@ impl Shared {
                     devices.retain(|device| allowed.allows(&device.name));
                     Answer::Devices(devices)
                 }
+                Ok(Question::Explain { device, reason }) => match self.explain(guest, &device, &reason) {
+                    true => Answer::Done,
+                    false => Answer::Refused(format!("you do not use '{device}'")),
+                },
                 Err(error) => Answer::Refused(format!("not a question: {error}")),
             };
             lines.send(&answer)?;
         }
         Ok(())
+    }
+
+    /// A guest says what it needs the device for that one of its sessions holds. Says whether one does.
+    fn explain(&self, guest: &Guest, device: &str, reason: &str) -> bool {
+        let Ok(bus_id) = self.bus_id_of(device) else { return false };
+        let Some(session) = self.holder_of(&bus_id) else { return false };
+        let is_its_own = session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
+        is_its_own && self.registry().explain(session.link.peer(), reason)
     }
 
     /// Ends sessions of hosts that are not paired any more, or hold what they may not: whoever changed the list, and how.
@@ -493,6 +506,7 @@ impl Shared {
             title: entry.title.to_owned(),
             speed: entry.record.speed.to_string(),
             ids: format!("{:04x}:{:04x}", entry.record.vendor, entry.record.product),
+            interfaces: classes(entry.record),
             state: if entry.holder.is_some() { "in use" } else { "available" }.to_owned(),
             user: entry.holder.map(|holder| holder.who.clone()),
             used_s: entry.holder.map(|holder| (now - holder.since).as_secs_f64()),

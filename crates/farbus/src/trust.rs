@@ -30,6 +30,11 @@ impl Trust {
         Self::at(Folder::of_user()?)
     }
 
+    /// Whether there is anything of it already.
+    pub fn is_there() -> bool {
+        Folder::of_user().is_ok_and(|folder| folder.path().exists())
+    }
+
     /// That in a folder.
     ///
     /// # Errors

@@ -4,19 +4,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::broker::Broker;
-use crate::guardian::Guardian;
 use farbus_io::link::{Interest, Wake, wait};
-use farbus_io::usb::{Found, Hotplug, Interface, Inventory, Obstacle, OpenError, Selector, UsbDevice};
+use farbus_io::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
 use farbus_session::DeviceRecord;
 use tracing::{info, warn};
 
+use crate::broker::Broker;
+use crate::failure::Attribute;
 use crate::share::{Share, ShareError};
+use crate::wanted::{Wanted, name};
 
 /// Why real devices are not shared.
 #[derive(Debug)]
@@ -63,307 +64,314 @@ impl fmt::Display for UsbError {
 
 impl std::error::Error for UsbError {}
 
-/// Which of this machine's devices are meant, and which of them are shared.
-#[derive(Debug, Default)]
-pub struct Shared {
-    selectors: Vec<Selector>,
-    devices: Vec<Tracked>,
-    /// What was said of one that cannot be had, so that it is said once.
-    complaints: BTreeMap<String, String>,
-    /// Who gives them back should we be killed.
-    guardian: Option<Guardian>,
-    /// Who opens those that come later, where we may not.
-    broker: Option<Arc<Broker>>,
+impl UsbError {
+    /// Whose trouble it is.
+    pub fn attribute(&self) -> Attribute {
+        match self {
+            UsbError::NoneFound(_) | UsbError::Open { error: OpenError::Gone, .. } => Attribute::Gone,
+            UsbError::Obstacle { obstacle: Obstacle::Unreadable, .. } => Attribute::Device,
+            UsbError::Obstacle { obstacle: Obstacle::NoPermission { .. }, .. }
+            | UsbError::Open { error: OpenError::NotAllowed { .. }, .. } => Attribute::Local,
+            UsbError::Obstacle { .. } | UsbError::Open { error: OpenError::Busy { .. }, .. } => Attribute::Refused,
+            UsbError::Open { .. } | UsbError::Share(_) | UsbError::System(_) => Attribute::Local,
+        }
+    }
 }
+
+/// Which of this machine's devices are meant, and which of them are shared.
+#[derive(Debug)]
+pub struct Shared {
+    wanted: Wanted,
+    devices: Vec<Tracked>,
+    /// Those that cannot be had: what was said of each is said once.
+    troubles: BTreeMap<Place, Trouble>,
+    /// Who opens them, and gives them back should we be killed.
+    broker: Arc<Broker>,
+}
+
+/// Where a device is plugged in, and its number there, which another one at the same place has not.
+type Place = (String, u32);
 
 /// A device that is shared.
 #[derive(Debug)]
 struct Tracked {
-    /// Where it is plugged in, and its number there, which another one at the same place has not.
-    plugged: (String, u32),
+    place: Place,
+    bus: u32,
     /// Its bus id on the wire.
     export: String,
-    /// Its interfaces, as the kernel names them.
-    interfaces: Vec<String>,
+}
+
+/// Why a device is not shared that is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// Its name.
+    pub name: String,
+    /// Whose trouble it is.
+    pub attribute: Attribute,
+    /// A sentence for a person.
+    pub message: String,
 }
 
 impl Shared {
+    /// Nothing yet; `broker` opens what will be.
+    pub fn new(broker: Arc<Broker>) -> Self {
+        Self { wanted: Wanted::default(), devices: Vec::new(), troubles: BTreeMap::new(), broker }
+    }
+
     /// Shares every device that `selector` means, and remembers it. All or none: the first that cannot be had ends it.
     ///
     /// # Errors
     /// [`UsbError`].
     pub fn add(&mut self, share: &Share, selector: &Selector) -> Result<Vec<DeviceRecord>, UsbError> {
         let all = Inventory::default().devices().map_err(UsbError::System)?;
-        let is_new = |found: &Found| self.devices.iter().all(|tracked| tracked.plugged.0 != found.bus_id);
+        let is_new = |found: &Found| self.devices.iter().all(|tracked| tracked.place.0 != found.bus_id);
         let meant: Vec<Found> = all.into_iter().filter(|found| selector.matches(found) && is_new(found)).collect();
         if meant.is_empty() {
             return Err(UsbError::NoneFound(selector.clone()));
         }
-        let opened: Vec<UsbDevice> = meant.iter().map(open).collect::<Result<_, UsbError>>()?;
-        self.selectors.push(selector.clone());
-        meant.iter().zip(opened).map(|(found, device)| self.offer(share, found, device)).collect()
+        let opened = meant.iter().map(|found| self.open(found)).collect::<Result<Vec<_>, UsbError>>()?;
+        self.wanted.add(selector.clone(), None);
+        meant.iter().zip(opened).map(|(found, device)| self.offer(share, found, &name(found), device)).collect()
     }
 
-    /// Which devices are meant, in the words of `farbus share`.
-    pub fn meant(&self) -> Vec<String> {
-        self.selectors.iter().map(Selector::to_string).collect()
+    /// Whether any device is meant.
+    pub fn is_empty(&self) -> bool {
+        self.wanted.is_empty()
     }
 
-    /// From now on this process may open no node, and `broker` does.
-    pub fn open_through(&mut self, broker: Arc<Broker>) {
-        self.broker = Some(broker);
+    /// How many are shared.
+    pub fn count(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// What is not shared and is to be: what cannot be had, and what is not there.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        self.troubles.values().cloned().collect()
     }
 
     fn open(&self, found: &Found) -> Result<UsbDevice, UsbError> {
-        let Some(broker) = &self.broker else { return open(found) };
         let bus_id = found.bus_id.clone();
         match &found.obstacle {
             // What this process may not, the broker may.
             None | Some(Obstacle::NoPermission { .. }) => {}
             Some(obstacle) => return Err(UsbError::Obstacle { bus_id, obstacle: obstacle.clone() }),
         }
-        let node = broker.open_usb(found.bus, found.number);
-        let opened = node.map_err(|error| OpenError::Os { doing: "opening it", error });
-        opened.and_then(|node| UsbDevice::open_through(node, found)).map_err(|error| UsbError::Open { bus_id, error })
+        let opened = match self.broker.open_usb(found.bus, found.number) {
+            Ok(node) => UsbDevice::open_through(node, found),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let obstacle = Obstacle::NoPermission { node: found.node.clone() };
+                return Err(UsbError::Obstacle { bus_id, obstacle });
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(OpenError::Gone),
+            Err(error) => Err(OpenError::Os { doing: "opening it", error }),
+        };
+        opened.map_err(|error| UsbError::Open { bus_id, error })
     }
 
-    /// Whether any device is meant.
-    pub fn is_empty(&self) -> bool {
-        self.selectors.is_empty()
-    }
-
-    fn offer(&mut self, share: &Share, found: &Found, device: UsbDevice) -> Result<DeviceRecord, UsbError> {
-        let record = share.add(&name(found), device).map_err(UsbError::Share)?;
-        let plugged = (found.bus_id.clone(), found.number);
-        let interfaces = interfaces(found);
-        self.guard(&interfaces);
-        self.devices.push(Tracked { plugged, export: record.bus_id.clone(), interfaces });
+    fn offer(&mut self, share: &Share, found: &Found, name: &str, device: UsbDevice) -> Result<DeviceRecord, UsbError> {
+        let record = share.add(name, device).map_err(UsbError::Share)?;
+        let place = place_of(found);
+        self.devices.push(Tracked { place, bus: found.bus, export: record.bus_id.clone() });
         Ok(record)
     }
 
-    fn guard(&mut self, interfaces: &[String]) {
-        if self.guardian.is_none() {
-            match Guardian::start() {
-                Ok(guardian) => self.guardian = Some(guardian),
-                Err(error) => warn!(%error, "should farbus be killed, nobody gives its devices back to their drivers"),
-            }
-        }
-        if let Some(guardian) = &mut self.guardian {
-            guardian.taken(interfaces);
+    /// Everything was given back, by whoever held it.
+    fn dismiss(&mut self) {
+        for device in self.devices.drain(..) {
+            self.broker.given_back(device.bus, device.place.1);
         }
     }
 
-    /// Everything was given back: the guardian may go.
-    pub fn dismiss(&mut self) {
-        if let Some(mut guardian) = self.guardian.take() {
-            for device in &self.devices {
-                guardian.given_back(&device.interfaces);
-            }
+    /// From now on `wanted` is meant and nothing else: what is not meant any more is taken off the lists, and its session ended.
+    fn want(&mut self, share: &Share, wanted: Wanted) -> io::Result<bool> {
+        self.wanted = wanted;
+        let all = Inventory::default().devices()?;
+        let is_meant = |place: &Place| all.iter().any(|f| place_of(f) == *place && self.wanted.name_of(f).is_some());
+        let is_there = |place: &Place| all.iter().any(|found| place_of(found) == *place);
+        for device in self.devices.extract_if(.., |device| is_there(&device.place) && !is_meant(&device.place)) {
+            // A session that used it may have taken it off the lists already.
+            let _ = share.remove(&device.export);
+            self.broker.given_back(device.bus, device.place.1);
+            info!(device = %device.export, usb = %device.place.0, "shared no more");
         }
+        self.reconcile(share)
     }
 
     /// Makes what is shared what is plugged in. Says whether there is something that may become possible by waiting: a device
     /// whose session has not noticed yet that it is gone, a node that udev has not given to us yet.
     fn reconcile(&mut self, share: &Share) -> io::Result<bool> {
-        let all = Inventory::default().devices()?;
-        let is_there = |plugged: &(String, u32)| all.iter().any(|f| (&f.bus_id, f.number) == (&plugged.0, plugged.1));
+        let all = match self.is_empty() && self.devices.is_empty() {
+            true => Vec::new(),
+            false => Inventory::default().devices()?,
+        };
+        let is_there = |place: &Place| all.iter().any(|found| place_of(found) == *place);
         self.devices.retain(|tracked| {
-            let stays = is_there(&tracked.plugged) || !share.remove_gone(&tracked.export);
+            let stays = is_there(&tracked.place) || !share.remove_gone(&tracked.export);
             if !stays {
-                if let Some(guardian) = &mut self.guardian {
-                    guardian.given_back(&tracked.interfaces);
-                }
-                info!(device = %tracked.export, usb = %tracked.plugged.0, "unplugged");
+                self.broker.given_back(tracked.bus, tracked.place.1);
+                info!(device = %tracked.export, usb = %tracked.place.0, "unplugged");
             }
             stays
         });
-        self.complaints.retain(|bus_id, _| all.iter().any(|found| found.bus_id == *bus_id));
-        let mut is_waiting = self.devices.iter().any(|tracked| !is_there(&tracked.plugged));
-        let meant = all.iter().filter(|found| self.selectors.iter().any(|selector| selector.matches(found)));
-        // One at the same place as another that is still being let go of waits for it.
-        let new = meant.filter(|found| self.devices.iter().all(|tracked| tracked.plugged.0 != found.bus_id));
-        for found in new.collect::<Vec<_>>() {
+        let mut is_waiting = self.devices.iter().any(|tracked| !is_there(&tracked.place));
+        let mut troubles = BTreeMap::new();
+        for found in &all {
+            let Some(name) = self.wanted.name_of(found) else { continue };
+            // One at the same place as another that is still being let go of waits for it.
+            if self.devices.iter().any(|tracked| tracked.place.0 == found.bus_id) {
+                continue;
+            }
             if found.configuration == 0 {
                 // The kernel is about to choose one, and to look for drivers; what is taken before is taken from nobody.
                 is_waiting = true;
                 continue;
             }
-            match self.open(found).and_then(|device| self.offer(share, found, device)) {
-                Ok(record) => {
-                    self.complaints.remove(&found.bus_id);
-                    info!(device = %record.bus_id, usb = %found.bus_id, "plugged in");
-                }
+            match self.open(found).and_then(|device| self.offer(share, found, &name, device)) {
+                Ok(record) => info!(device = %record.bus_id, usb = %found.bus_id, "plugged in"),
                 Err(error) => {
                     is_waiting = true;
-                    let said = error.to_string();
-                    if self.complaints.get(&found.bus_id) != Some(&said) {
-                        warn!("{said}");
-                        self.complaints.insert(found.bus_id.clone(), said);
+                    let trouble = Trouble { name, attribute: error.attribute(), message: error.to_string() };
+                    // The same trouble again is no news.
+                    if self.troubles.get(&place_of(found)) != Some(&trouble) {
+                        warn!("{}", trouble.message);
                     }
+                    troubles.insert(place_of(found), trouble);
                 }
             }
         }
+        for (selector, name) in self.wanted.named().filter(|(selector, _)| !all.iter().any(|f| selector.matches(f))) {
+            let message = format!("nothing is plugged in that is {selector}");
+            let name = name.map_or_else(|| selector.to_string(), str::to_owned);
+            let trouble = Trouble { name, attribute: Attribute::Gone, message };
+            troubles.insert((selector.to_string(), 0), trouble);
+        }
+        self.troubles = troubles;
         Ok(is_waiting)
     }
 }
 
-/// Follows what is plugged in and pulled out, on a thread of its own, until it is dropped.
-pub struct Follower {
-    stop: Arc<(AtomicBool, Wake)>,
-    thread: Option<JoinHandle<Shared>>,
+fn place_of(found: &Found) -> Place {
+    (found.bus_id.clone(), found.number)
 }
 
-/// How often what may become possible is tried again, and how many times in a row.
+/// Follows what is plugged in and pulled out, on a thread of its own, until it is dropped.
+pub struct Follower {
+    share: Arc<Share>,
+    shared: Arc<Mutex<Shared>>,
+    stop: Arc<(AtomicBool, Wake)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How often what may become possible is tried again, and how many times in a row; then more slowly.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRIES: u32 = 50;
+const RETRY_SLOWLY: Duration = Duration::from_secs(2);
 
 impl Follower {
-    /// Begins to follow for `share` what `shared` means.
+    /// Begins to follow for `share` what `shared` means. Without `hotplug` it looks now and then.
     ///
     /// # Errors
     /// What the system says.
-    pub fn start(share: Arc<Share>, mut shared: Shared, hotplug: Hotplug) -> io::Result<Self> {
+    pub fn start(share: Arc<Share>, shared: Shared, hotplug: Option<Hotplug>) -> io::Result<Self> {
         let stop = Arc::new((AtomicBool::new(false), Wake::new()?));
-        let stopped = Arc::clone(&stop);
+        let shared = Arc::new(Mutex::new(shared));
+        let (stopped, for_thread, its_share) = (Arc::clone(&stop), Arc::clone(&shared), Arc::clone(&share));
         let thread = thread::Builder::new().name("hotplug".into()).spawn(move || {
-            if let Err(error) = follow(&share, &mut shared, &hotplug, &stopped) {
+            if let Err(error) = follow(&its_share, &for_thread, hotplug.as_ref(), &stopped) {
                 warn!(%error, "devices that are plugged in from now on are not shared");
             }
-            shared
         })?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { share, shared, stop, thread: Some(thread) })
     }
 
-    /// Follows no more; what is shared stays so. Says what that is, to be kept until all of it was given back.
-    pub fn stop(mut self) -> Shared {
-        self.join().unwrap_or_default()
+    /// From now on `wanted` is meant and nothing else. What is plugged in already is shared when this returns.
+    pub fn want(&self, wanted: Wanted) {
+        if let Err(error) = self.shared().want(&self.share, wanted) {
+            warn!(%error, "cannot read what USB devices there are");
+        }
+        self.stop.1.wake();
     }
 
-    fn join(&mut self) -> Option<Shared> {
+    /// What is shared, and what is not.
+    pub fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().expect("nothing panics with devices in hand")
+    }
+
+    /// Follows no more; what is shared stays so.
+    pub fn stop(&mut self) {
         self.stop.0.store(true, Ordering::Release);
         self.stop.1.wake();
-        // A panic was reported on its way.
-        self.thread.take()?.join().ok()
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported on its way.
+            let _ = thread.join();
+        }
+    }
+
+    /// All devices were dropped, each given back to its drivers.
+    pub fn dismiss(mut self) {
+        self.stop();
+        self.shared().dismiss();
     }
 }
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        self.join();
+        self.stop();
     }
 }
 
-fn follow(share: &Share, shared: &mut Shared, hotplug: &Hotplug, stop: &(AtomicBool, Wake)) -> io::Result<()> {
+fn follow(
+    share: &Share,
+    shared: &Mutex<Shared>,
+    hotplug: Option<&Hotplug>,
+    stop: &(AtomicBool, Wake),
+) -> io::Result<()> {
     // What happened before we listened shows now.
     let mut retries = RETRIES;
     while !stop.0.load(Ordering::Acquire) {
-        let is_waiting = shared.reconcile(share)?;
-        retries = if is_waiting { retries } else { 0 };
-        loop {
-            let mut interests = [Interest::new(hotplug.as_fd(), false), Interest::new(stop.1.as_fd(), false)];
-            wait(&mut interests, (retries > 0).then_some(RETRY))?;
-            if stop.0.load(Ordering::Acquire) {
-                return Ok(());
-            }
-            if hotplug.has_changed()? {
-                retries = RETRIES;
-                break;
-            }
-            if retries > 0 {
-                retries -= 1;
-                break;
-            }
+        let is_waiting = shared.lock().expect("nothing panics with devices in hand").reconcile(share)?;
+        let pause = match is_waiting || hotplug.is_none() {
+            true if is_waiting && retries > 0 => Some(RETRY),
+            true => Some(RETRY_SLOWLY),
+            false => None,
+        };
+        retries = if is_waiting { retries.saturating_sub(1) } else { 0 };
+        if has_news(hotplug, &stop.1, pause)? {
+            retries = RETRIES;
         }
     }
     Ok(())
 }
 
-/// Its interfaces, as the kernel names them. All of them: one that has just been plugged in has no driver yet.
-fn interfaces(found: &Found) -> Vec<String> {
-    let name = |interface: &Interface| format!("{}:{}.{}", found.bus_id, found.configuration, interface.number);
-    found.interfaces.iter().map(name).collect()
-}
-
-/// Opens one, if nothing stands against it.
-///
-/// # Errors
-/// [`UsbError`].
-pub fn open(found: &Found) -> Result<UsbDevice, UsbError> {
-    let bus_id = found.bus_id.clone();
-    match &found.obstacle {
-        Some(obstacle) => Err(UsbError::Obstacle { bus_id, obstacle: obstacle.clone() }),
-        None => UsbDevice::open(found).map_err(|error| UsbError::Open { bus_id, error }),
-    }
-}
-
-/// A name to type: the product's own words, or else its numbers.
-pub fn name(found: &Found) -> String {
-    let device = &found.descriptors.device;
-    let product = found.descriptors.string(device.product_string).unwrap_or_default();
-    let mut name = String::new();
-    for word in product.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()) {
-        if name.len() + word.len() >= NAME_BYTES_MAX {
-            break;
+/// Waits for an event, somebody's word, or the end of a pause. Says whether it was one of the first two.
+fn has_news(hotplug: Option<&Hotplug>, word: &Wake, pause: Option<Duration>) -> io::Result<bool> {
+    let until = pause.map(|pause| Instant::now() + pause);
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let mut interests = vec![Interest::new(word.as_fd(), false)];
+        interests.extend(hotplug.map(|hotplug| Interest::new(hotplug.as_fd(), false)));
+        wait(&mut interests, left)?;
+        if interests[0].readable {
+            word.clear();
+            return Ok(true);
         }
-        if !name.is_empty() {
-            name.push('-');
+        if hotplug.map(Hotplug::has_changed).transpose()? == Some(true) {
+            return Ok(true);
         }
-        name.push_str(&word.to_ascii_lowercase());
-    }
-    // A name that looks like a bus id would be one.
-    if name.bytes().any(|b| b.is_ascii_alphabetic()) {
-        name
-    } else {
-        format!("usb-{:04x}-{:04x}", device.vendor, device.product)
+        if left == Some(Duration::ZERO) {
+            return Ok(false);
+        }
     }
 }
-
-/// What is still typed and fits a table.
-const NAME_BYTES_MAX: usize = 32;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_model::descriptor::DeviceDescriptor;
-    use farbus_model::{Descriptors, Speed};
-
-    fn found(product: &str) -> Found {
-        let device =
-            DeviceDescriptor { vendor: 0x46d, product: 0xc52b, product_string: 2, ..DeviceDescriptor::default() };
-        let strings = [(2, product.to_owned())].into();
-        Found {
-            bus_id: "1-1".into(),
-            bus: 1,
-            number: 2,
-            descriptors: Descriptors { device, strings, ..Descriptors::default() },
-            serial: None,
-            speed: Speed::High,
-            configuration: 1,
-            interfaces: Vec::new(),
-            is_imported: false,
-            node: "/dev/null".into(),
-            obstacle: None,
-        }
-    }
-
-    #[test]
-    fn a_device_is_called_what_it_calls_itself() {
-        assert_eq!(name(&found("QEMU USB HARDDRIVE")), "qemu-usb-harddrive");
-        assert_eq!(name(&found("  HD Webcam (C270), v2.1\u{fffd}")), "hd-webcam-c270-v2-1");
-        assert_eq!(
-            name(&found("a very long name that somebody in marketing made up")),
-            "a-very-long-name-that-somebody"
-        );
-        for nothing in ["", "---", "1-1", "2000"] {
-            assert_eq!(name(&found(nothing)), "usb-046d-c52b", "{nothing}");
-        }
-    }
 
     #[test]
     fn what_stands_against_it_is_said_with_what_to_do() {
         let obstacle = Obstacle::NoPermission { node: "/dev/bus/usb/001/002".into() };
-        let hindered = Found { obstacle: Some(obstacle), ..found("Stick") };
-        let said = open(&hindered).err().map(|error| error.to_string()).unwrap_or_default();
+        let said = UsbError::Obstacle { bus_id: "1-1".into(), obstacle }.to_string();
         assert!(said.starts_with("usb:1-1: no permission for /dev/bus/usb/001/002\n  run as root"), "{said}");
         let error = UsbError::NoneFound("046d:c52b".parse().unwrap());
         assert!(error.to_string().contains("usb:046d:c52b\n  'farbus share --list'"), "{error}");

@@ -8,15 +8,16 @@ use std::time::Duration;
 /// The way to the service manager, if there is one.
 #[derive(Debug, Default)]
 pub struct Manager {
-    socket: Option<(UnixDatagram, SocketAddr)>,
+    socket: Option<UnixDatagram>,
     watchdog: Option<Duration>,
 }
 
 impl Manager {
-    /// As the environment says; without a manager everything said is said to nobody.
+    /// As the environment says; without a manager everything said is said to nobody. Whoever gives rights away later still reaches
+    /// the manager.
     ///
     /// # Errors
-    /// If it names a socket that cannot be meant, or the system has no more descriptors.
+    /// If it names a socket that cannot be meant or is not there, or the system has no more descriptors.
     pub fn from_environment() -> io::Result<Self> {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
             return Ok(Self::default());
@@ -29,7 +30,9 @@ impl Manager {
         let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
         let is_for_us = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
         let watchdog = number("WATCHDOG_USEC").filter(|us| *us > 0 && is_for_us).map(Duration::from_micros);
-        Ok(Self { socket: Some((UnixDatagram::unbound()?, address)), watchdog })
+        let socket = UnixDatagram::unbound()?;
+        socket.connect_addr(&address)?;
+        Ok(Self { socket: Some(socket), watchdog })
     }
 
     /// How often it wants to hear that we live, at least.
@@ -60,8 +63,8 @@ impl Manager {
     }
 
     fn say(&self, text: &str) {
-        if let Some((socket, address)) = &self.socket
-            && let Err(error) = socket.send_to_addr(text.as_bytes(), address)
+        if let Some(socket) = &self.socket
+            && let Err(error) = socket.send(text.as_bytes())
         {
             tracing::debug!(%error, "the service manager does not listen");
         }

@@ -5,6 +5,7 @@
 
 mod capture;
 mod case;
+mod daemon;
 mod exporters;
 mod kernel;
 mod keyboard;
@@ -29,6 +30,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         usbfs::CASES,
         exporters::CASES,
         strangers::CASES,
+        daemon::CASES,
         reset::CASES,
         link::CASES,
         capture::CASES,

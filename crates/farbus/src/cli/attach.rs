@@ -1,8 +1,8 @@
 //! `farbus attach` and `farbus detach`.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,16 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
+use super::confined::{give_rights_away, start_broker};
 use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
-use crate::client::{Attribute, ClientError, Target, remember_address, why_lost};
+use crate::broker::{Hands, Mandate};
+use crate::client::{Attribute, Client, ClientError, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
 use farbus_io::frontend::fuse::Cutter;
-use farbus_io::sys::vhci::Vhci;
+use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
 use farbus_session::{OpStatus, Reject};
 
@@ -52,6 +54,10 @@ pub struct AttachArgs {
     /// Where the paired host is now; remembered.
     #[arg(long, value_name = "HOST[:PORT]")]
     address: Option<String>,
+    /// Keep the rights it was started with. Without this, what hears the network runs as nobody, sees no files and makes no
+    /// connections by itself.
+    #[arg(long)]
+    no_sandbox: bool,
 }
 
 /// How a device appears.
@@ -67,11 +73,11 @@ pub enum Via {
 
 impl Via {
     /// Whether it is the kernel, here and now.
-    pub fn is_kernel(self) -> bool {
+    pub fn is_kernel(self, hands: &Hands) -> bool {
         match self {
             Via::Kernel => true,
             Via::Fuse => false,
-            Via::Auto => Vhci::open().is_ok() && rustix::process::geteuid().is_root(),
+            Via::Auto => hands.may_plug().is_ok(),
         }
     }
 }
@@ -92,15 +98,33 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     }
     // Signals are caught before anything has to be taken back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let via_kernel = args.via.is_kernel();
+    let via_kernel = args.via.is_kernel(&Hands::Own);
     if via_kernel && args.at.is_some() {
         return Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself"));
     }
     let target = &args.target;
-    let mut patience = Patience::new(args.wait, signals);
-    let ended = match via_kernel {
-        true => attach_to_kernel(&args, &mut patience)?,
-        false => attach_as_file(&args, &mut patience)?,
+    let at = (!via_kernel).then(|| args.at.clone().unwrap_or_else(|| default_place(target)));
+    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    // From here on whatever a stranger says is read without rights.
+    let mandate = Mandate {
+        remove: vec![door.path().to_owned()],
+        hosts: vec![target.address.clone()],
+        plugs: via_kernel,
+        mounts: at.iter().cloned().collect(),
+        ..Mandate::default()
+    };
+    let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
+    let client = Client::for_host(&target.address, hands)?;
+    if !args.no_sandbox {
+        give_rights_away(&Needs::default())?;
+    }
+    let shown = Arc::new(Shown::new(&args));
+    let for_door = Arc::clone(&shown);
+    door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    let mut patience = Patience::new(args.wait, signals, &shown);
+    let ended = match at {
+        None => attach_to_kernel(&args, &client, &shown, &mut patience)?,
+        Some(at) => attach_as_file(&args, &client, &shown, &at, &mut patience)?,
     };
     match ended {
         None => {
@@ -111,14 +135,14 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
             say(format!("{target} detached"));
             Ok(())
         }
-        Some(Ended::Lost(why)) => Err(loss(target, &why)),
+        Some(Ended::Lost(why)) => Err(loss(&client, target, &why)),
         Some(Ended::Broken(reject)) => Err(cut_off(target, &reject)),
     }
 }
 
 /// A link that ended, and what its exporter says of it now.
-pub fn loss(target: &Target, why: &str) -> Failure {
-    let attribute = why_lost(target);
+pub fn loss(client: &Client, target: &Target, why: &str) -> Failure {
+    let attribute = client.why_lost(target);
     let what = match attribute {
         Attribute::Gone => "the device has left its exporter",
         Attribute::Refused => "its exporter ended the session: its owner took it back, or it failed",
@@ -133,8 +157,9 @@ pub fn cut_off(target: &Target, reject: &Reject) -> Failure {
 }
 
 /// Signals, and how long a device that is in use is waited for.
-struct Patience {
+struct Patience<'a> {
     signals: Option<Signals>,
+    shown: &'a Shown,
     /// `None`: not at all.
     until: Option<Instant>,
 }
@@ -144,13 +169,13 @@ const TRY_AGAIN: [Duration; 3] = [Duration::from_millis(200), Duration::from_mil
 /// For ever, as far as an [`Instant`] reaches everywhere.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-impl Patience {
-    fn new(wait: Option<Option<u64>>, signals: Signals) -> Self {
+impl<'a> Patience<'a> {
+    fn new(wait: Option<Option<u64>>, signals: Signals, shown: &'a Shown) -> Self {
         let until = wait.map(|seconds| {
             let span = seconds.map_or(FOR_EVER, Duration::from_secs).min(FOR_EVER);
             Instant::now() + span
         });
-        Self { signals: Some(signals), until }
+        Self { signals: Some(signals), shown, until }
     }
 
     /// The signals, for whoever ends what was had.
@@ -186,11 +211,11 @@ impl Patience {
         }
     }
 
-    /// Sleeps; says whether a signal came.
+    /// Sleeps; says whether a signal came, or its owner's word.
     fn sleep_until(&mut self, until: Instant) -> bool {
         let signals = self.signals.as_mut().expect("signals are taken once, when a device was had");
         loop {
-            if signals.pending().next().is_some() {
+            if signals.pending().next().is_some() || self.shown.is_ending() {
                 return true;
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -202,24 +227,34 @@ impl Patience {
     }
 }
 
-fn attach_to_kernel(args: &AttachArgs, patience: &mut Patience) -> Result<Option<Ended>, Failure> {
+fn attach_to_kernel(
+    args: &AttachArgs,
+    client: &Client,
+    shown: &Shown,
+    patience: &mut Patience<'_>,
+) -> Result<Option<Ended>, Failure> {
     let target = &args.target;
-    let Some(attachment) = patience.have(|| KernelAttachment::new(target))? else { return Ok(None) };
+    let Some(attachment) = patience.have(|| KernelAttachment::new(client, target))? else { return Ok(None) };
     let at = format!("vhci port {}", attachment.port().0);
-    explain(args.reason.as_ref(), attachment.local_address());
-    let _door = open_door(args, &at, attachment.ender(), Some(attachment.meters()))?;
+    shown.attached(&at, attachment.ender(), Some(attachment.meters()));
+    explain(client, target, args.reason.as_ref(), attachment.local_address());
     end_on(patience.take_signals(), attachment.ender(), None);
     say(format!("{target} attached at {at}   (Ctrl-C or 'farbus detach' ends)"));
     Ok(Some(attachment.run()))
 }
 
-fn attach_as_file(args: &AttachArgs, patience: &mut Patience) -> Result<Option<Ended>, Failure> {
+fn attach_as_file(
+    args: &AttachArgs,
+    client: &Client,
+    shown: &Shown,
+    at: &Path,
+    patience: &mut Patience<'_>,
+) -> Result<Option<Ended>, Failure> {
     let target = &args.target;
-    let at = args.at.clone().unwrap_or_else(|| default_place(target));
-    let Some(attachment) = patience.have(|| FileAttachment::new(target, &at))? else { return Ok(None) };
+    let Some(attachment) = patience.have(|| FileAttachment::new(client, target, at))? else { return Ok(None) };
     let file = attachment.file();
-    explain(args.reason.as_ref(), attachment.local_address());
-    let _door = open_door(args, &file.display().to_string(), attachment.ender(), None)?;
+    shown.attached(&file.display().to_string(), attachment.ender(), None);
+    explain(client, target, args.reason.as_ref(), attachment.local_address());
     end_on(patience.take_signals(), attachment.ender(), Some(attachment.cutter()));
     let size = format_bytes(attachment.size_bytes());
     say(format!("{target} attached as {} ({size})   (Ctrl-C or 'farbus detach' ends)", file.display()));
@@ -235,13 +270,12 @@ pub fn default_place(target: &Target) -> PathBuf {
     folder().join(target.device.replace('/', "_"))
 }
 
-/// Tells an exporter on this machine what its device is needed for: plain USB/IP has no word for it.
-pub fn explain(reason: Option<&String>, user: Option<SocketAddr>) {
-    if let (Some(reason), Some(user)) = (reason, user) {
-        let question = Question::Explain { user: user.to_string(), reason: reason.clone() };
-        if let Err(error) = ask_all(&question) {
-            tracing::info!(%error, "nobody here was told the reason");
-        }
+/// Tells an exporter what its device is needed for, as far as it can be told.
+pub fn explain(client: &Client, target: &Target, reason: Option<&String>, user: Option<SocketAddr>) {
+    if let Some(reason) = reason
+        && let Err(error) = client.explain(target, reason, user)
+    {
+        tracing::info!(%error, "nobody was told the reason");
     }
 }
 
@@ -267,46 +301,88 @@ fn end_on(mut signals: Signals, ender: Ender, cutter: Option<Cutter>) {
     });
 }
 
-fn open_door(args: &AttachArgs, at: &str, ender: Ender, meters: Option<Arc<Meters>>) -> Result<Door, Failure> {
-    let (target, reason, at, since) = (args.target.clone(), args.reason.clone(), at.to_owned(), Instant::now());
-    let (door, knocks) = Door::hang().map_err(Failure::local)?;
-    let answer = move |question| match question {
-        Question::Status => {
-            let device = AttachmentStatus {
-                name: target.device.clone(),
-                title: target.to_string(),
-                state: "attached",
-                user: target.address.clone(),
-                at: at.clone(),
-                reason: reason.clone(),
-                used_s: since.elapsed().as_secs_f64(),
-                meters: meters.as_ref().map(|meters| meters.read()),
-            };
-            let address = target.address.clone();
-            ProcessStatus { pid: std::process::id(), role: "attach", address, devices: vec![device] }.answer()
-        }
-        Question::Detach { device } => {
-            let is_ours = device.is_none_or(|asked| {
-                asked == target.device
-                    || asked == target.to_string()
-                    || asked.parse::<Target>().is_ok_and(|asked| asked == target)
-            });
-            if !is_ours {
-                return Answer::Unknown;
-            }
+/// What a status shows, from the first try on.
+struct Shown {
+    target: Target,
+    reason: Option<String>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    at: String,
+    since: Option<Instant>,
+    ender: Option<Ender>,
+    meters: Option<Arc<Meters>>,
+    is_ending: bool,
+}
+
+impl Shown {
+    fn new(args: &AttachArgs) -> Self {
+        Self { target: args.target.clone(), reason: args.reason.clone(), state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attached(&self, at: &str, ender: Ender, meters: Option<Arc<Meters>>) {
+        let mut state = self.state();
+        if state.is_ending {
             ender.end();
-            Answer::Ok(serde_json::Value::Null)
         }
-        Question::Version
-        | Question::Type { .. }
-        | Question::Eject { .. }
-        | Question::Insert { .. }
-        | Question::Release { .. }
-        | Question::Explain { .. }
-        | Question::Reload => Answer::Unknown,
-    };
-    door.open(knocks, answer).map_err(Failure::local)?;
-    Ok(door)
+        (state.at, state.since) = (at.to_owned(), Some(Instant::now()));
+        (state.ender, state.meters) = (Some(ender), meters);
+    }
+
+    /// Whether its owner wants it to end, attached or not.
+    fn is_ending(&self) -> bool {
+        self.state().is_ending
+    }
+
+    fn answer(&self, question: Question) -> Answer {
+        match question {
+            Question::Status => self.status(),
+            Question::Detach { device } if device.as_deref().is_none_or(|asked| self.is_meant(asked)) => {
+                let mut state = self.state();
+                state.is_ending = true;
+                if let Some(ender) = &state.ender {
+                    ender.end();
+                }
+                Answer::Ok(serde_json::Value::Null)
+            }
+            Question::Version
+            | Question::Detach { .. }
+            | Question::Type { .. }
+            | Question::Eject { .. }
+            | Question::Insert { .. }
+            | Question::Release { .. }
+            | Question::Explain { .. }
+            | Question::Reload => Answer::Unknown,
+        }
+    }
+
+    fn is_meant(&self, asked: &str) -> bool {
+        asked == self.target.device
+            || asked == self.target.to_string()
+            || asked.parse::<Target>().is_ok_and(|asked| asked == self.target)
+    }
+
+    fn status(&self) -> Answer {
+        let state = self.state();
+        let device = AttachmentStatus {
+            name: self.target.device.clone(),
+            title: self.target.to_string(),
+            state: if state.since.is_some() { "attached" } else { "waiting" },
+            user: self.target.address.clone(),
+            at: state.at.clone(),
+            reason: self.reason.clone(),
+            used_s: state.since.map(|since| since.elapsed().as_secs_f64()).unwrap_or_default(),
+            meters: state.meters.as_ref().map(|meters| meters.read()),
+        };
+        let address = self.target.address.clone();
+        ProcessStatus { pid: std::process::id(), role: "attach", address, devices: vec![device] }.answer()
+    }
 }
 
 pub fn detach(args: DetachArgs) -> Result<(), Failure> {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
 use crate::session_record::class_words;
-use crate::usb::name;
+use crate::wanted::name;
 
 #[derive(Serialize)]
 struct Line {

@@ -1,21 +1,18 @@
 //! `farbus list`.
 
-use farbus_session::DeviceRecord;
-use farbus_session::registry::{PATH_PREFIX, in_use};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
-use crate::client::{FailureReport, address_of, list, name_of, remember_address, states};
-use crate::device_status::DeviceStatus;
+use crate::client::{ANSWER_TIME_MAX, Client, FailureReport, address_of, remember_address};
+use crate::listed::Listed;
 use crate::neighbours;
-use crate::session_record::classes;
 
 /// Show what a host offers, or everybody who is there.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Without a host: this machine's own shares, and hosts nearby that announce themselves (mDNS).\n\n\
+    after_help = "Without a host: this machine's own shares, the hosts that it is paired with (asked over their encrypted\n    links), and hosts nearby that announce themselves (mDNS).\n\n\
     Examples:\n  farbus list                     everybody\n  \
     farbus list lab3                one host: a name, announced or not, or an address\n  \
     farbus list 10.0.0.7:3241 --json\n  \
@@ -32,57 +29,17 @@ pub struct Args {
     pub json: bool,
 }
 
+/// A device, and how it is attached where no host was named.
 #[derive(Serialize)]
 struct Line {
-    name: String,
-    bus_id: String,
-    vendor: String,
-    product: String,
-    speed: String,
-    interfaces: Vec<String>,
-    path: String,
-    /// `available` or `in use`; absent where an exporter does not say it.
+    #[serde(flatten)]
+    device: Listed,
+    /// Whose it is.
     #[serde(skip_serializing_if = "Option::is_none")]
-    state: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    user: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    used_s: Option<u64>,
-    /// As `farbus attach` takes it, where no host was named.
+    host: Option<String>,
+    /// As `farbus attach` takes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<String>,
-}
-
-impl Line {
-    fn new(record: &DeviceRecord) -> Self {
-        let user = in_use(record);
-        let state = match user {
-            Some(_) => Some("in use"),
-            None => record.path.starts_with(PATH_PREFIX).then_some("available"),
-        };
-        Self {
-            name: name_of(record).to_owned(),
-            bus_id: record.bus_id.clone(),
-            vendor: format!("{:04x}", record.vendor),
-            product: format!("{:04x}", record.product),
-            speed: record.speed.to_string(),
-            interfaces: classes(record),
-            path: record.path.clone(),
-            state: state.map(str::to_owned),
-            used_s: user.as_ref().map(|user| user.used_s),
-            user: user.map(|user| user.user),
-            target: None,
-        }
-    }
-
-    /// With what a paired host says over its encrypted link, which is more than a record can.
-    fn told(mut self, status: Option<&DeviceStatus>) -> Self {
-        if let Some(status) = status {
-            self.state = Some(status.state.clone());
-            self.user = status.user.clone().or(self.user);
-        }
-        self
-    }
 }
 
 /// A host whose devices are not known.
@@ -98,9 +55,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(moved) = &args.address {
         remember_address(&address, moved)?;
     }
-    let states = states(&address)?.unwrap_or_default();
-    let state_of = |record: &DeviceRecord| states.iter().find(|status| status.bus_id == record.bus_id);
-    let lines: Vec<Line> = list(&address)?.iter().map(|record| Line::new(record).told(state_of(record))).collect();
+    let devices = Client::default().offers(&address, ANSWER_TIME_MAX)?;
+    let lines: Vec<Line> = devices.into_iter().map(|device| Line { device, host: None, target: None }).collect();
     if args.json {
         return print_json(&lines);
     }
@@ -116,9 +72,9 @@ fn everybody(as_json: bool) -> Result<(), Failure> {
     let (mut lines, mut silent) = (Vec::new(), Vec::new());
     for host in neighbours::all() {
         match host.devices {
-            Ok(records) => lines.extend(records.iter().map(|record| {
-                let target = Some(format!("{}/{}", host.name, name_of(record)));
-                Line { target, ..Line::new(record) }
+            Ok(devices) => lines.extend(devices.into_iter().map(|device| {
+                let target = Some(format!("{}/{}", host.name, device.name));
+                Line { device, host: Some(host.name.clone()), target }
             })),
             Err(failure) => silent.push(Silent { host: host.name, failure }),
         }
@@ -142,11 +98,11 @@ fn everybody(as_json: bool) -> Result<(), Failure> {
 
 fn print_lines(lines: Vec<Line>) {
     let mut table = table(&["NAME", "BUS ID", "ID", "SPEED", "STATE", "USER", "WHAT"]);
-    for line in lines {
-        let ids = format!("{}:{}", line.vendor, line.product);
-        let (state, user) = (line.state.unwrap_or_default(), line.user.unwrap_or_default());
-        let name = line.target.unwrap_or(line.name);
-        table.add_row([name, line.bus_id, ids, line.speed, state, user, line.interfaces.join(", ")]);
+    for Line { device, target, .. } in lines {
+        let ids = format!("{}:{}", device.vendor, device.product);
+        let (state, user) = (device.state.unwrap_or_default(), device.user.unwrap_or_default());
+        let name = target.unwrap_or(device.name);
+        table.add_row([name, device.bus_id, ids, device.speed, state, user, device.interfaces.join(", ")]);
     }
     print_table(&table);
 }

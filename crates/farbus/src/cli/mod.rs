@@ -1,6 +1,7 @@
 //! The `farbus` command, verb by verb.
 
 mod attach;
+mod confined;
 mod daemon;
 mod demo;
 mod docs;
@@ -65,9 +66,9 @@ enum Verb {
     /// The half of a confined process that kept its rights; started by it alone.
     #[command(hide = true)]
     Broker,
-    /// Wait for the end of the input, then hand the interfaces that it left to their drivers.
+    /// The process that speaks multicast DNS; started by others alone.
     #[command(hide = true)]
-    GiveBack,
+    Nearby,
 }
 
 impl Cli {
@@ -112,8 +113,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Allow(args) => trust::allow(&args),
         Verb::Forbid(args) => trust::forbid(&args),
         Verb::Completions(args) => docs::completions(&args, Cli::command()),
-        Verb::Broker => crate::broker::run().map_err(Failure::local),
+        Verb::Broker => crate::broker::run(daemon::read_config).map_err(Failure::local),
         Verb::Man(args) => docs::man(&args, Cli::command()),
-        Verb::GiveBack => crate::guardian::run().map_err(Failure::local),
+        Verb::Nearby => crate::nearby::run().map_err(Failure::local),
     }
 }

@@ -11,26 +11,25 @@ use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::storage::{Options, Storage};
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_io::link::Listener;
-use farbus_io::store::FileStore;
-use farbus_io::sys::confine::{Needs, confine};
-use farbus_io::usb::{Hotplug, Obstacle, OpenError, Selector};
+use farbus_io::sys::confine::Needs;
+use farbus_io::usb::{Hotplug, Selector};
 use farbus_model::{BlockStore, Command, Speed};
 use farbus_session::DeviceRecord;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tracing::{debug, warn};
 
 use super::Failure;
+use super::confined::{give_rights_away, start_broker};
 use super::listen::{everywhere, listen_address};
 use super::output::say;
 use super::owner::ProcessStatus;
 use crate::address::SECURE_PORT;
-use crate::broker::{Broker, Mandate};
+use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
 use crate::trust::Trust;
-use crate::usb::{self, UsbError};
+use crate::usb;
 
 /// Offer devices to other machines until interrupted.
 #[derive(Debug, clap::Args)]
@@ -145,8 +144,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
         return super::inventory::run(args.json);
     }
     let share = Arc::new(Share::default());
-    let mut real = usb::Shared::default();
-    let offer_one = |what: &What| offer(&share, &mut real, what.kind(), what);
+    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    let usb: Vec<String> = args.what.iter().filter_map(What::usb).map(Selector::to_string).collect();
+    let mandate = Mandate { remove: vec![door.path().to_owned()], usb, ..Mandate::default() };
+    let has_usb = !mandate.usb.is_empty();
+    let broker = if has_usb || !args.no_sandbox { Some(Arc::new(start_broker(&mandate)?)) } else { None };
+    let mut real = broker.clone().filter(|_| has_usb).map(usb::Shared::new);
+    let offer_one = |what: &What| offer(&share, &mut real, &Hands::Own, what.kind(), what);
     let offered: Vec<Vec<DeviceRecord>> = args.what.iter().map(offer_one).collect::<Result<_, _>>()?;
     for record in offered.iter().flatten() {
         println!(
@@ -170,14 +174,14 @@ pub fn run(args: Args) -> Result<(), Failure> {
     else {
         return Err(Failure::local("nobody could reach these devices: give --secure, or another --listen than 'none'"));
     };
-    let (door, knocks) = Door::hang().map_err(Failure::local)?;
     // All that needs rights is open: they are given away before the first thread that may hear a stranger.
-    let state = secure.as_ref().map(|secure| secure.trust.folder().path());
     let deaf = |error| Failure::local(format!("cannot hear what is plugged in: {error}"));
-    let hotplug = (!real.is_empty()).then(Hotplug::new).transpose().map_err(deaf)?;
-    let broker = if args.no_sandbox { None } else { Some(Arc::new(confined(&door, state, real.meant())?)) };
-    if let Some(broker) = &broker {
-        real.open_through(Arc::clone(broker));
+    let hotplug = has_usb.then(Hotplug::new).transpose().map_err(deaf)?;
+    if !args.no_sandbox {
+        // One that follows real devices reads what there is in sysfs; one for paired hosts reads whom it knows, and writes its log.
+        let readable = if has_usb { vec!["/sys".into()] } else { Vec::new() };
+        let state = secure.as_ref().map(|secure| secure.trust.folder().path().to_owned());
+        give_rights_away(&Needs { readable, state, ..Needs::default() })?;
     }
     let for_door = Arc::clone(&share);
     door.open(knocks, move |question| answer(&for_door, address, question)).map_err(Failure::local)?;
@@ -189,36 +193,19 @@ pub fn run(args: Args) -> Result<(), Failure> {
         share.listen_secure_on(listener, trust).map_err(Failure::local)?;
         say(format!("listening on {address} for paired hosts, encrypted   (Ctrl-C ends)"));
     }
-    let follower = hotplug.map(|hotplug| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
-    let follower = follower.map_err(deaf)?;
+    let follower = real.map(|real| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
+    let mut follower = follower.map_err(deaf)?;
     signals.forever().next();
-    let real = follower.map(usb::Follower::stop);
+    follower.iter_mut().for_each(usb::Follower::stop);
     let is_durable = share.stop();
     // Each device went back to its drivers as it was dropped.
-    real.into_iter().for_each(|mut real| real.dismiss());
+    follower.into_iter().for_each(usb::Follower::dismiss);
+    drop(broker);
     if is_durable {
         Ok(())
     } else {
         Err(Failure::local("a device did not become durable in time; its last writes may be lost"))
     }
-}
-
-/// Leaves this process without rights; what it still needs is done by the other half.
-/// A share for paired hosts reads whom it knows and writes its audit log in the folder `state`.
-/// One that follows real devices reads what there is in sysfs.
-fn confined(door: &Door, state: Option<&Path>, usb: Vec<String>) -> Result<Broker, Failure> {
-    let readable = if usb.is_empty() { Vec::new() } else { vec!["/sys".into()] };
-    let mandate = Mandate { remove: vec![door.path().to_owned()], usb };
-    let broker =
-        Broker::start(&mandate).map_err(|error| Failure::local(format!("cannot start a second half: {error}")))?;
-    let confinement = confine(&Needs { readable, state: state.map(Path::to_owned) })
-        .map_err(|error| Failure::local(format!("{error}\n  --no-sandbox shares without giving rights away")))?;
-    if confinement.files.is_ok() {
-        debug!("{confinement}")
-    } else {
-        warn!("{confinement}")
-    }
-    Ok(broker)
 }
 
 fn bind_plain(told: &str) -> Result<(Listener, SocketAddr), Failure> {
@@ -260,6 +247,22 @@ fn bind(address: SocketAddr) -> Result<(Listener, SocketAddr), Failure> {
 }
 
 impl What {
+    /// The real device that it means, if it means one.
+    pub fn usb(&self) -> Option<&Selector> {
+        match self {
+            What::Usb(selector) => Some(selector),
+            _ => None,
+        }
+    }
+
+    /// The disk image that it is, and whether only to be read.
+    pub fn image(&self) -> Option<(&Path, bool)> {
+        match self {
+            What::Disk { path, read_only, .. } => Some((path, *read_only)),
+            _ => None,
+        }
+    }
+
     /// What its name begins with if nobody names it.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -272,15 +275,22 @@ impl What {
 }
 
 /// Offers a device under a name that begins with `name`; real devices have names of their own, and may be several.
-pub fn offer(share: &Share, real: &mut usb::Shared, name: &str, what: &What) -> Result<Vec<DeviceRecord>, Failure> {
+pub fn offer(
+    share: &Share,
+    real: &mut Option<usb::Shared>,
+    hands: &Hands,
+    name: &str,
+    what: &What,
+) -> Result<Vec<DeviceRecord>, Failure> {
     let one = match *what {
         What::Usb(ref selector) => {
-            return real.add(share, selector).map_err(|error| Failure::new(attribute_of(&error), error));
+            let real = real.as_mut().expect("whoever offers real devices has somebody who opens them");
+            return real.add(share, selector).map_err(|error| Failure::new(error.attribute(), error));
         }
         What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
         What::Keyboard => share.add(name, Keyboard::device()),
         What::Disk { ref path, read_only, sector_bytes } => {
-            let store = FileStore::open(path, read_only).map_err(Failure::local)?;
+            let store = hands.open_image(path, read_only).map_err(Failure::local)?;
             let whole = store.path().display().to_string();
             let product = path.file_name().map_or_else(|| whole.clone(), |name| name.to_string_lossy().into_owned());
             let serial = Options::serial_of(&whole);
@@ -291,18 +301,6 @@ pub fn offer(share: &Share, real: &mut usb::Shared, name: &str, what: &What) -> 
         }
     };
     one.map(|record| vec![record]).map_err(Failure::local)
-}
-
-/// Whose trouble it is that a real device is not shared.
-pub fn attribute_of(error: &UsbError) -> Attribute {
-    match error {
-        UsbError::NoneFound(_) | UsbError::Open { error: OpenError::Gone, .. } => Attribute::Gone,
-        UsbError::Obstacle { obstacle: Obstacle::Unreadable, .. } => Attribute::Device,
-        UsbError::Obstacle { obstacle: Obstacle::NoPermission { .. }, .. }
-        | UsbError::Open { error: OpenError::NotAllowed { .. }, .. } => Attribute::Local,
-        UsbError::Obstacle { .. } | UsbError::Open { error: OpenError::Busy { .. }, .. } => Attribute::Refused,
-        UsbError::Open { .. } | UsbError::Share(_) | UsbError::System(_) => Attribute::Local,
-    }
 }
 
 pub fn listen_failure(address: SocketAddr, error: &std::io::Error) -> Failure {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::attach;
+use farbus::client;
 use farbus::model::BlockStore;
 use rustix::fs::OFlags;
 use rustix::process::Signal;
@@ -68,7 +68,7 @@ fn what_is_written_to_the_file_is_in_the_image_and_back_again() {
     assert_eq!(house.run(&["detach"]).code, Some(0));
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0));
     assert!(!is_mounted(&house.path("at")) && !house.path("at").exists());
-    let again = attach::open_disk(&share.library_target("disk"));
+    let again = client::open_disk(&share.library_target("disk"));
     assert!(again.is_ok(), "{:?}", again.err().map(|error| error.to_string()));
 }
 
@@ -125,7 +125,7 @@ fn an_attachment_that_is_killed_leaves_the_disk_to_the_next() {
     attach.kill();
     let mut disk = None;
     wait_until(PATIENCE, "the disk is offered again", || {
-        disk = attach::open_disk(&share.library_target("disk")).ok();
+        disk = client::open_disk(&share.library_target("disk")).ok();
         disk.is_some()
     });
     let (mut disk, mut found) = (disk.unwrap(), vec![0; 4096]);
@@ -133,8 +133,17 @@ fn an_attachment_that_is_killed_leaves_the_disk_to_the_next() {
     assert!(found == noise(1, 4096), "what was written before is there");
     drop(disk);
 
-    // A second attachment is told of the dead mount, and how to clear it away.
-    let again = || house.run(&["attach", &share.target("disk"), "--via", "fuse", "--at", at.to_str().unwrap()]);
+    // The half that kept its rights has cleared the dead mount away, and the folder that was made for it.
+    wait_until(PATIENCE, "nothing is left", || !is_mounted(&at) && !at.exists());
+
+    // Of one that has no other half something stays, and the next is told how to clear it away.
+    let arguments = ["--via", "fuse", "--at", at.to_str().unwrap()];
+    let command = house.command(&[&["attach", &share.target("disk"), "--no-sandbox"], &arguments[..]].concat());
+    let mut alone = Running::start(command);
+    wait_until(PATIENCE, "it is attached", || is_mounted(&at));
+    alone.kill();
+    let target = share.target("disk");
+    let again = || house.run(&[&["attach", target.as_str()], &arguments[..]].concat());
     let mut second = again();
     wait_until(PATIENCE, "the disk is free", || {
         let is_busy = second.code == Some(3);
@@ -158,7 +167,7 @@ fn a_share_that_is_told_to_end_makes_its_disk_durable() {
     let image = house.image("image", 16 * MIB);
     let disk = format!("disk:{}", image.display());
     let mut share = house.share(&[&disk]);
-    let mut remote = attach::open_disk(&share.library_target("disk")).unwrap();
+    let mut remote = client::open_disk(&share.library_target("disk")).unwrap();
     remote.write_at(5 * MIB, &noise(2, 100_000)).unwrap();
     share.process.signal(Signal::TERM);
     assert_eq!(share.process.wait_for_end(PATIENCE), Some(0), "{}", share.process.log());
@@ -183,7 +192,7 @@ fn a_share_that_is_told_to_end_syncs_what_was_written_and_not_flushed() {
     let arguments = [&watch[..], &["share", &disk, "--listen", "127.0.0.1:0"]].concat();
     let program = PathBuf::from("strace");
     let mut share = Share::follow(Running::start(house.command_of(&program, &arguments)));
-    let mut remote = attach::open_disk(&share.library_target("disk")).unwrap();
+    let mut remote = client::open_disk(&share.library_target("disk")).unwrap();
     remote.write_at(0, &noise(3, 4096)).unwrap();
     let syncs = || {
         let calls = fs::read_to_string(&record).unwrap_or_default();

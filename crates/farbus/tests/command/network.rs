@@ -185,6 +185,39 @@ fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
     assert_eq!(after.stdout, "[]", "it said farewell: {after:?}");
 }
 
+/// A paired host goes by its key: where it was seen last nobody is, and what it announces says where it is now.
+#[test]
+fn a_paired_host_that_moved_is_found_by_its_key() {
+    let network = Network::lay("moved");
+    if !has("network namespaces", network.is_some()) {
+        return;
+    }
+    let network = network.expect("looked at just now");
+    let house = House::alone();
+    let as_host = |name: &str, mut command: std::process::Command| {
+        command.env("FARBUS_STATE", house.path(name)).env("FARBUS_NAME", name);
+        command.env("XDG_RUNTIME_DIR", house.path(&format!("run-{name}")));
+        command
+    };
+    let waits = as_host("lab3", command_in(&house, &network.router, &["pair", "--listen", "10.111.2.1:0", "--json"]));
+    let mut waits = Running::start(waits);
+    let line: serde_json::Value = serde_json::from_str(&waits.wait_for_line("\"code\"")).unwrap();
+    let (address, code) = (line["address"].as_str().unwrap(), line["code"].as_str().unwrap());
+    // What is remembered is the port where paired hosts meet; nobody will be there.
+    let joins = finish(as_host("desk", command_in(&house, &network.near, &["pair", address, code])), PATIENCE);
+    assert_eq!((joins.code, waits.wait_for_end(PATIENCE)), (Some(0), Some(0)), "{joins:?}");
+    let allow = finish(as_host("lab3", command_in(&house, &network.router, &["allow", "desk", "zero"])), PATIENCE);
+    assert_eq!(allow.code, Some(0), "{allow:?}");
+    let config = house.path("farbus.toml");
+    std::fs::write(&config, "plain.listen=[]\nsecure.listen=['10.111.2.1:0']\nshare=[{what='zero'}]").unwrap();
+    let arguments = ["daemon", "--config", config.to_str().unwrap()];
+    let _daemon = Share::follow(Running::start(as_host("lab3", command_in(&house, &network.router, &arguments))));
+    let list = || finish(as_host("desk", command_in(&house, &network.near, &["list", "lab3", "--json"])), PATIENCE);
+    wait_until(PATIENCE, "it is found", || list().code == Some(0));
+    let listed: serde_json::Value = serde_json::from_str(&list().stdout).unwrap();
+    assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"zero".into(), &"available".into()));
+}
+
 /// Reads past the kernel's cache until it is told that the disk is gone.
 fn read_for_ever(path: &Path, turns: &AtomicU64) {
     let file = File::options().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).unwrap();

@@ -237,6 +237,67 @@ fn a_disk_is_read_and_written_over_an_encrypted_link() {
     assert!(outcome.stderr.contains("does not know this host's key"), "{outcome:?}");
 }
 
+/// Both daemons read strangers' bytes, and neither has a right left to do anything with them.
+#[test]
+fn a_daemon_serves_paired_hosts_and_another_keeps_what_they_share_attached() {
+    if !super::harness::has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "disk"]);
+    let image = house.image("a.img", 4 << 20);
+    let daemon = |host: &Host<'_>, text: &str| {
+        let config = house.path(&format!("{}.toml", host.name));
+        fs::write(&config, text).unwrap();
+        host.start(&["daemon", "--config", config.to_str().unwrap()])
+    };
+    let shares = format!(
+        "plain.listen=[]\nsecure.listen=['127.0.0.1:0']\nshare=[{{what='disk:{}', name='disk'}}, {{what='zero'}}]",
+        image.display()
+    );
+    let mut exporter = daemon(&lab3, &shares);
+    let address = exporter.wait_for_line("for paired hosts").split_whitespace().nth(2).unwrap().to_owned();
+    desk.ok(&["list", "lab3", "--address", &address]);
+    let at = house.path("mnt");
+    let attaches = format!(
+        "plain.listen=[]\nattach=[{{target='lab3/disk', via='fuse', at='{}', reason='nightly backup'}}]",
+        at.display()
+    );
+    let mut importer = daemon(&desk, &attaches);
+    let file = at.join("disk.img");
+    wait_until(PATIENCE, "it is attached", || file.exists());
+    fs::File::options().write(true).open(&file).and_then(|mut file| file.write_all(&[7; 4096])).unwrap();
+
+    // Who uses it, and what for: told to its owner, and to everybody who may ask.
+    let disk = |host: &Host<'_>| host.json(&["status", "--json"])[0]["devices"][0].clone();
+    wait_until(PATIENCE, "the reason is told", || disk(&lab3)["reason"] == "nightly backup");
+    let listed = desk.json(&["list", "--json"]);
+    let line = listed.as_array().unwrap().iter().find(|line| line["target"] == "lab3/disk").expect("it is listed");
+    assert_eq!(
+        (&line["host"], &line["state"], &line["reason"]),
+        (&"lab3".into(), &"in use".into(), &"nightly backup".into())
+    );
+    assert!(line["user"].as_str().unwrap().starts_with("desk ("), "{listed}");
+    assert!(!listed.to_string().contains("lab3/zero"), "not allowed, hence not seen: {listed}");
+
+    for host in [&lab3, &desk] {
+        let pid = &host.json(&["status", "--json"])[0]["pid"];
+        super::rights::assert_without_rights(pid);
+    }
+
+    // Another configuration, read again by the half that may.
+    fs::write(house.path("desk.toml"), "plain.listen=[]").unwrap();
+    assert!(desk.ok(&["daemon", "reload"]).contains("removed"));
+    wait_until(PATIENCE, "it is let go of", || !at.exists() && disk(&lab3)["state"] == "available");
+    assert!(fs::read(&image).unwrap()[..4096] == [7; 4096], "durable at the exporter");
+    for process in [&mut importer, &mut exporter] {
+        process.signal(rustix::process::Signal::TERM);
+        assert_eq!(process.wait_for_end(PATIENCE), Some(0), "{}", process.log());
+    }
+}
+
 #[test]
 fn a_paired_name_is_never_anything_else() {
     let house = House::new();

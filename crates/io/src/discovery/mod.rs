@@ -202,6 +202,15 @@ pub fn find(kind: Kind, name: &str, span: Duration, port: u16) -> Result<Option<
     Ok(search(&[kind], span, port, is_it)?.into_iter().find(is_it))
 }
 
+/// The host for paired ones whose key has this fingerprint, as it says, or nobody within `span`.
+///
+/// # Errors
+/// [`DiscoveryError`].
+pub fn find_key(fingerprint: &str, span: Duration, port: u16) -> Result<Option<Host>, DiscoveryError> {
+    let is_it = |host: &Host| host.fingerprint.as_deref() == Some(fingerprint);
+    Ok(search(&[Kind::Secure], span, port, is_it)?.into_iter().find(is_it))
+}
+
 fn search(
     kinds: &[Kind],
     span: Duration,
@@ -294,6 +303,8 @@ mod tests {
         let secure = find(Kind::Secure, "lab3", LONG, port).unwrap().expect("it is announced");
         assert_eq!((secure.addresses[0].port(), secure.fingerprint.as_deref()), (3241, Some("ab:cd")));
         assert_eq!(find(Kind::Plain, "not a name", LONG, port), Ok(None), "and no time is lost on it");
+        let by_key = find_key("ab:cd", LONG, port).unwrap().expect("it is announced");
+        assert_eq!(by_key.addresses, secure.addresses);
 
         announcer.announce(&[announcement(Kind::Secure, 3241)]).unwrap();
         // An answer is not given twice within a second (RFC 6762 §6): time enough for the next.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::stream::Link;
 
@@ -30,6 +30,11 @@ impl Listener {
     /// What the system says.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         Ok(Self { socket: TcpListener::bind(address)?, is_passed: false })
+    }
+
+    /// A socket that listens already and is ours alone.
+    pub fn over(socket: OwnedFd) -> Self {
+        Self { socket: socket.into(), is_passed: false }
     }
 
     /// A socket that listens already and that whoever passed it keeps.

@@ -56,11 +56,20 @@ impl Link {
     /// # Errors
     /// [`LinkError`] with what the last address said.
     pub fn connect(address: &str, time_max: Duration) -> Result<Self, LinkError> {
+        let (fd, peer) = Self::dial(address, time_max)?;
+        Self::over_tcp(fd, peer).map_err(|source| LinkError { address: address.to_owned(), source })
+    }
+
+    /// A connection to `address` that is no link yet; [`Link::over_tcp`] makes it one, in another process perhaps.
+    ///
+    /// # Errors
+    /// As [`Link::connect`].
+    pub fn dial(address: &str, time_max: Duration) -> Result<(OwnedFd, SocketAddr), LinkError> {
         let fail = |source| LinkError { address: address.to_owned(), source };
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         for candidate in address.to_socket_addrs().map_err(fail)? {
             match TcpStream::connect_timeout(&candidate, time_max) {
-                Ok(stream) => return Self::over_tcp(stream.into(), candidate).map_err(fail),
+                Ok(stream) => return Ok((stream.into(), candidate)),
                 Err(error) => last = error,
             }
         }

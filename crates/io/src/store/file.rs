@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -48,9 +49,23 @@ impl FileStore {
         Self::try_open(path, read_only).map_err(|trouble| OpenError { path: path.to_owned(), trouble })
     }
 
+    /// The store behind a descriptor that [`FileStore::open`] opened in another process: its lock came along.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn passed(file: OwnedFd, path: impl Into<PathBuf>, read_only: bool) -> Result<Self, OpenError> {
+        let path = path.into();
+        Self::over(file.into(), &path, read_only).map_err(|trouble| OpenError { path, trouble })
+    }
+
     /// The path it was opened at.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The descriptor, to be passed to another process; [`FileStore::passed`] takes it there.
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.file.into()
     }
 
     fn try_open(path: &Path, read_only: bool) -> Result<Self, Trouble> {
@@ -80,6 +95,10 @@ impl FileStore {
             return Err(Trouble::NotADisk);
         }
         lock(&file, path, read_only)?;
+        Self::over(file, path, read_only)
+    }
+
+    fn over(file: File, path: &Path, read_only: bool) -> Result<Self, Trouble> {
         // A block device's metadata says size 0; its end says the truth for both.
         let size_bytes = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|errno| Trouble::Other(errno.into()))?;
         if size_bytes == 0 {

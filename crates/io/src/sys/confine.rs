@@ -35,6 +35,8 @@ pub struct Needs {
     pub readable: Vec<PathBuf>,
     /// A folder of its own, in which it may do everything. Who owns the folder is who it becomes.
     pub state: Option<PathBuf>,
+    /// Datagrams to and from networks, as multicast DNS has them, and the list of this machine's networks.
+    pub datagrams: bool,
 }
 
 /// What [`confine`] took away.
@@ -85,7 +87,7 @@ pub fn confine(needs: &Needs) -> Result<Confinement, ConfineError> {
     let user = become_somebody(needs.state.as_deref())?;
     rustix::thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))?;
     let files = restrict_files(needs);
-    restrict_calls(needs.state.is_some())?;
+    restrict_calls(needs)?;
     Ok(Confinement { user, files })
 }
 
@@ -122,6 +124,11 @@ fn owner(folder: &Path) -> Result<(String, (Uid, Gid)), ConfineError> {
     let metadata = fs::metadata(folder).map_err(failed("look at its folder"))?;
     let name = if metadata.uid() == 0 { "root".to_owned() } else { format!("user {}", metadata.uid()) };
     Ok((name, (Uid::from_raw(metadata.uid()), Gid::from_raw(metadata.gid()))))
+}
+
+/// The user that is there for us, if somebody made one.
+pub(crate) fn service_user() -> Option<(Uid, Gid)> {
+    account(&fs::read_to_string("/etc/passwd").ok()?, USERS[0])
 }
 
 /// A user's numbers, if it is there and is not root by another name.
@@ -259,6 +266,18 @@ const STATE_CALLS: &[u32] = &[
     nr::__NR_flock,
 ];
 
+/// What datagrams ask for besides `socket`.
+const DATAGRAM_CALLS: &[u32] = &[nr::__NR_bind, nr::__NR_connect];
+/// Domain and kind of `socket(2)`: IPv4 and IPv6 datagrams, routing netlink, which lists networks, and what the C library asks
+/// for a network's number on.
+const DATAGRAM_SOCKETS: &[(u64, u64)] = &[(2, 2), (10, 2), (16, 2), (16, 3), (AF_UNIX, 2)];
+/// `ioctl`: the number of a network.
+const SIOCGIFINDEX: u64 = 0x8933;
+/// The bits of a socket's kind that are no flags.
+const SOCKET_KIND: u64 = 0xf;
+/// `socketpair(2)`: within this process, or to whoever is passed an end.
+const AF_UNIX: u64 = 1;
+
 /// Calls that newer systems have under another number only.
 #[cfg(target_arch = "x86_64")]
 const OLD_CALLS: &[u32] =
@@ -288,11 +307,11 @@ const CLONE_THREAD: u64 = 0x0001_0000;
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
 
-fn restrict_calls(has_state: bool) -> Result<(), ConfineError> {
+fn restrict_calls(needs: &Needs) -> Result<(), ConfineError> {
     let limit = rustix::process::getrlimit(Resource::Core);
     rustix::process::setrlimit(Resource::Core, rustix::process::Rlimit { current: Some(0), ..limit })
         .map_err(failed("forbid memory dumps"))?;
-    for program in [unknown_call(nr::__NR_clone3), allowed_calls(has_state)] {
+    for program in [unknown_call(nr::__NR_clone3), allowed_calls(needs)] {
         let program = program.map_err(failed("build the filter of system calls"))?;
         seccompiler::apply_filter(&program).map_err(failed("apply the filter of system calls"))?;
     }
@@ -306,11 +325,28 @@ fn unknown_call(call: u32) -> Result<BpfProgram, seccompiler::BackendError> {
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(ENOSYS), arch()?)?.try_into()
 }
 
-fn allowed_calls(has_state: bool) -> Result<BpfProgram, seccompiler::BackendError> {
-    let state = STATE_CALLS.iter().chain(OLD_STATE_CALLS).filter(|_| has_state);
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
-        CALLS.iter().chain(OLD_CALLS).chain(state).map(|&call| (i64::from(call), Vec::new())).collect();
-    let ioctls = IOCTLS.iter().map(|&(mask, value)| only(1, SeccompCmpArgLen::Dword, mask, value));
+fn allowed_calls(needs: &Needs) -> Result<BpfProgram, seccompiler::BackendError> {
+    let state = STATE_CALLS.iter().chain(OLD_STATE_CALLS).filter(|_| needs.state.is_some());
+    let datagrams = DATAGRAM_CALLS.iter().filter(|_| needs.datagrams);
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = CALLS
+        .iter()
+        .chain(OLD_CALLS)
+        .chain(state)
+        .chain(datagrams)
+        .map(|&call| (i64::from(call), Vec::new()))
+        .collect();
+    if needs.datagrams {
+        let sockets = DATAGRAM_SOCKETS.iter().map(|&(domain, kind)| {
+            let is_domain = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, domain)?;
+            let is_kind = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(SOCKET_KIND), kind)?;
+            SeccompRule::new(vec![is_domain, is_kind])
+        });
+        rules.insert(nr::__NR_socket.into(), sockets.collect::<Result<_, _>>()?);
+    }
+    rules.insert(nr::__NR_socketpair.into(), vec![only(0, SeccompCmpArgLen::Dword, !0, AF_UNIX)?]);
+    let of_networks = [(!0, SIOCGIFINDEX)].into_iter().filter(|_| needs.datagrams);
+    let ioctls =
+        IOCTLS.iter().copied().chain(of_networks).map(|(mask, value)| only(1, SeccompCmpArgLen::Dword, mask, value));
     rules.insert(nr::__NR_ioctl.into(), ioctls.collect::<Result<_, _>>()?);
     let prctls = PRCTLS.iter().map(|&value| only(0, SeccompCmpArgLen::Dword, !0, value));
     rules.insert(nr::__NR_prctl.into(), prctls.collect::<Result<_, _>>()?);
@@ -345,7 +381,7 @@ mod tests {
 
     #[test]
     fn the_filters_can_be_built() {
-        assert!(!allowed_calls(false).unwrap().is_empty());
+        assert!(!allowed_calls(&Needs::default()).unwrap().is_empty());
         assert!(!unknown_call(nr::__NR_clone3).unwrap().is_empty());
     }
 }

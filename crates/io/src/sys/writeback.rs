@@ -8,8 +8,7 @@ use std::fmt;
 
 use rustix::io::Errno;
 use rustix::mm::MlockAllFlags;
-use rustix::process::Resource;
-use rustix::thread::CapabilitySet;
+use rustix::process::{Resource, Rlimit};
 
 /// What [`protect_writeback_path`] obtained.
 #[derive(Debug)]
@@ -48,11 +47,12 @@ pub fn mark_io_flusher() -> Result<(), Refusal> {
 
 fn lock_memory() -> Result<(), Refusal> {
     // Under a limit MCL_FUTURE would make a later allocation fail instead: worse than not locked.
-    let may_lock = rustix::thread::capabilities(None).is_ok_and(|c| c.effective.contains(CapabilitySet::IPC_LOCK));
+    // Nor does the right to lock help: whoever gives it away later is under the limit from then on.
+    let unlimited = Rlimit { current: None, maximum: None };
     if let Some(limit) = rustix::process::getrlimit(Resource::Memlock).current
-        && !may_lock
+        && rustix::process::setrlimit(Resource::Memlock, unlimited).is_err()
     {
-        return Err(Refusal(format!("it needs CAP_IPC_LOCK or `ulimit -l unlimited` (now {} KiB)", limit >> 10)));
+        return Err(Refusal(format!("it needs CAP_SYS_RESOURCE or `ulimit -l unlimited` (now {} KiB)", limit >> 10)));
     }
     // ONFAULT: buffers that are reserved for the largest request and never filled take no memory.
     rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)

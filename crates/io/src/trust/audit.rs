@@ -101,7 +101,11 @@ impl Audit {
             serde_json::to_vec(&Line { at: timestamp(SystemTime::now()), event }).map_err(io::Error::other)?;
         line.push(b'\n');
         self.folder.make().map_err(|error| io::Error::other(error.what))?;
-        let open = || OpenOptions::new().append(true).create(true).mode(0o600).open(self.folder.file(AUDIT_FILE));
+        let open = || -> io::Result<fs::File> {
+            let path = self.folder.file(AUDIT_FILE);
+            let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+            self.folder.give(&file).map(|()| file)
+        };
         let mut file = open()?;
         if file.metadata()?.len() + line.len() as u64 > self.bytes_max {
             self.rotate(line.len() as u64)?;

@@ -4,9 +4,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::{env, fmt};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Gid, Uid, flock};
+
+use crate::sys::confine::service_user;
 
 /// The folder of a host's key, its peers and its audit log.
 #[derive(Clone, Debug)]
@@ -37,11 +40,20 @@ impl Folder {
         Self { path: path.into() }
     }
 
-    /// `FARBUS_STATE`; else `/var/lib/farbus` for root, `farbus` in `XDG_STATE_HOME` (or `~/.local/state`) for others.
+    /// `FARBUS_STATE`; else `/var/lib/farbus` for root, `farbus` in `XDG_STATE_HOME` (or `~/.local/state`) for others. A
+    /// process that becomes another user keeps that of the first.
     ///
     /// # Errors
     /// If the user has no home either.
     pub fn of_user() -> Result<Self, StateError> {
+        static FOUND: OnceLock<PathBuf> = OnceLock::new();
+        match FOUND.get() {
+            Some(path) => Ok(Self::at(path)),
+            None => Self::find().map(|folder| Self::at(FOUND.get_or_init(|| folder.path))),
+        }
+    }
+
+    fn find() -> Result<Self, StateError> {
         let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         if let Some(told) = variable("FARBUS_STATE") {
             return Ok(Self::at(told));
@@ -67,8 +79,26 @@ impl Folder {
 
     /// Makes it, for its owner's eyes only.
     pub(super) fn make(&self) -> Result<(), StateError> {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
-        made.map_err(|error| self.trouble("", &error))
+        let make = || -> io::Result<()> {
+            let is_new = !self.path.exists();
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+            match service_user().filter(|_| is_new && rustix::process::geteuid().is_root()) {
+                Some((user, group)) => Ok(rustix::fs::chown(&self.path, Some(user), Some(group))?),
+                None => Ok(()),
+            }
+        };
+        make().map_err(|error| self.trouble("", &error))
+    }
+
+    /// A file that root makes in somebody's folder is that somebody's: whoever serves strangers from there is not root.
+    pub(super) fn give(&self, file: &File) -> io::Result<()> {
+        if rustix::process::geteuid().is_root() {
+            let owner = fs::metadata(&self.path)?;
+            if file.metadata()?.uid() != owner.uid() {
+                rustix::fs::fchown(file, Some(Uid::from_raw(owner.uid())), Some(Gid::from_raw(owner.gid())))?;
+            }
+        }
+        Ok(())
     }
 
     /// What `name` holds; `None` if there is no such file.
@@ -107,6 +137,7 @@ impl Folder {
             }
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
             file.write_all(bytes)?;
+            self.give(&file)?;
             file.sync_all()?;
             fs::rename(&fresh, self.file(name))?;
             File::open(&self.path)?.sync_all()
@@ -120,6 +151,7 @@ impl Folder {
         let open = || -> io::Result<File> {
             let file =
                 OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(self.file("lock"))?;
+            self.give(&file)?;
             flock(&file, FlockOperation::LockExclusive)?;
             Ok(file)
         };

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::super::Failure;
-use super::super::attach::{cut_off, default_place, explain, loss};
+use super::super::attach::{cut_off, explain, loss};
 use super::config::Attach;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
-use crate::client::{Attribute, ClientError, FailureReport};
+use crate::broker::Hands;
+use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::meters::Meters;
 
 /// The first pause; each is twice the one before.
@@ -31,6 +32,7 @@ pub struct Kept {
 }
 
 struct Shared {
+    client: Client,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -79,8 +81,10 @@ impl Kept {
     ///
     /// # Errors
     /// If the system has no more threads.
-    pub fn start(spec: Attach) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
+    pub fn start(spec: Attach, hands: &Hands) -> std::io::Result<Self> {
+        // Whoever waits for one host does not keep the others waiting.
+        let client = Client::through(hands.apart()?);
+        let shared = Arc::new(Shared { client, state: Mutex::default(), changed: Condvar::new() });
         let (for_thread, its_spec) = (Arc::clone(&shared), spec.clone());
         let thread =
             thread::Builder::new().name("attachment".into()).spawn(move || for_thread.keep_attached(&its_spec))?;
@@ -157,7 +161,7 @@ impl Shared {
     fn keep_attached(&self, spec: &Attach) {
         let mut pause = PAUSE;
         while self.may_try() {
-            let failure = match take(spec) {
+            let failure = match take(&self.client, spec) {
                 Ok(had) => {
                     let started = Instant::now();
                     let failure = self.run(spec, had);
@@ -207,7 +211,7 @@ impl Shared {
             (state.since, state.failure, state.at) = (Some(Instant::now()), None, at);
             (state.ender, state.meters) = (Some(ender), meters);
         }
-        explain(spec.reason.as_ref(), address);
+        explain(&self.client, &spec.target, spec.reason.as_ref(), address);
         let ended = match had {
             Had::Kernel(attachment) => attachment.run(),
             Had::File(attachment) => attachment.run(),
@@ -223,7 +227,7 @@ impl Shared {
             Ended::Released => {
                 Some((false, Failure::new(Attribute::Local, format!("{target}: this machine let go of it"))))
             }
-            Ended::Lost(why) => Some((false, loss(target, &why))),
+            Ended::Lost(why) => Some((false, loss(&self.client, target, &why))),
             Ended::Broken(reject) => Some((false, cut_off(target, &reject))),
         }
     }
@@ -249,12 +253,11 @@ impl Shared {
     }
 }
 
-fn take(spec: &Attach) -> Result<Had, ClientError> {
-    if spec.via.is_kernel() {
-        return KernelAttachment::new(&spec.target).map(|attachment| Had::Kernel(Box::new(attachment)));
+fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
+    if spec.via.is_kernel(client.hands()) {
+        return KernelAttachment::new(client, &spec.target).map(|attachment| Had::Kernel(Box::new(attachment)));
     }
-    let at = spec.at.clone().unwrap_or_else(|| default_place(&spec.target));
-    FileAttachment::new(&spec.target, &at).map(Had::File)
+    FileAttachment::new(client, &spec.target, &spec.place()).map(Had::File)
 }
 
 fn is_busy(error: &ClientError) -> bool {

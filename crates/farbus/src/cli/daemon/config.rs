@@ -12,22 +12,28 @@ use farbus_session::rules::{Pattern, Rule, id_from};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::super::attach::Via;
-use super::super::listen::listen_address;
+use super::super::attach::{Via, default_place};
+use super::super::listen::{everywhere, listen_address};
 use super::super::share::What;
-use crate::address::DEFAULT_PORT;
+use crate::address::{DEFAULT_PORT, SECURE_PORT};
 use crate::allow::Network;
+use crate::broker::Mandate;
 use crate::client::Target;
+use crate::wanted::Wanted;
 
 /// What a configuration file says, checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// Where plain USB/IP is served.
     pub listen: Vec<SocketAddr>,
     /// Who may connect there besides this machine.
     pub allow: Vec<Network>,
-    /// Whether hosts nearby are told of addresses off the loopback.
+    /// Where paired hosts are served.
+    pub secure: Vec<SocketAddr>,
+    /// Whether hosts nearby are told of plain addresses off the loopback.
     pub announce: bool,
+    /// Whether they are told of those for paired hosts.
+    pub announce_secure: bool,
     /// Devices that are shared, each under a name of its own.
     pub shares: Vec<Shared>,
     /// Which real devices are shared, and under which name.
@@ -58,6 +64,13 @@ pub struct Attach {
     pub reason: Option<String>,
 }
 
+impl Attach {
+    /// In which folder it appears, as a file.
+    pub fn place(&self) -> PathBuf {
+        self.at.clone().unwrap_or_else(|| default_place(&self.target))
+    }
+}
+
 /// What is wrong with a file, and where.
 #[derive(Debug)]
 pub struct ConfigError {
@@ -84,6 +97,7 @@ impl std::error::Error for ConfigError {}
 #[serde(default, deny_unknown_fields)]
 struct File {
     plain: Plain,
+    secure: Option<Secure>,
     share: Vec<ShareTable>,
     usb: Vec<UsbTable>,
     attach: Vec<AttachTable>,
@@ -94,6 +108,13 @@ struct File {
 struct Plain {
     listen: Option<Vec<Spanned<String>>>,
     allow: Vec<Spanned<String>>,
+    announce: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Secure {
+    listen: Option<Vec<Spanned<String>>>,
     announce: Option<bool>,
 }
 
@@ -144,7 +165,42 @@ impl Config {
             };
             fail(None, format!("{error}{hint}"))
         })?;
-        Self::parse(&text).map_err(|(span, message)| fail(span.map(|span| place_of(&text, span.start)), message))
+        Self::parse_file(path, &text)
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn parse_file(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let fail = |place, message| ConfigError { file: path.to_owned(), place, message };
+        Self::parse(text).map_err(|(span, message)| fail(span.map(|span| place_of(text, span.start)), message))
+    }
+
+    /// Which of this machine's USB devices are to be shared. A share that means one by itself comes before the rules.
+    pub fn wanted(&self) -> Wanted {
+        let mut wanted = Wanted::by_rules(&self.rules);
+        for shared in &self.shares {
+            if let Some(selector) = shared.what.usb() {
+                wanted.add(selector.clone(), Some(shared.name.clone()));
+            }
+        }
+        wanted
+    }
+
+    /// What whoever acts on it may ask to be done.
+    pub fn mandate(&self) -> Mandate {
+        let images = self.shares.iter().filter_map(|shared| shared.what.image());
+        let files = self.attachments.iter().filter(|attach| attach.via != Via::Kernel);
+        Mandate {
+            images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
+            hosts: self.attachments.iter().map(|attach| attach.target.address.clone()).collect(),
+            plugs: self.attachments.iter().any(|attach| attach.via != Via::Fuse),
+            mounts: files.map(Attach::place).collect(),
+            listen: self.listen.iter().chain(&self.secure).copied().collect(),
+            wanted: self.wanted(),
+            ..Mandate::default()
+        }
     }
 
     /// Reads a text.
@@ -152,6 +208,8 @@ impl Config {
         let file: File = toml::from_str(text).map_err(|error| (error.span(), error.message().to_owned()))?;
         let announce = file.plain.announce.unwrap_or(true);
         let (listen, allow) = plain_from(file.plain)?;
+        let announce_secure = file.secure.as_ref().is_some_and(|secure| secure.announce.unwrap_or(true));
+        let secure = file.secure.map(|secure| secure_from(secure, &listen)).transpose()?.unwrap_or_default();
         let mut names = BTreeSet::new();
         let shares = file.share.into_iter().map(|table| share_from(table, &mut names)).collect::<Result<_, _>>()?;
         let rules = file.usb.into_iter().map(|table| rule_from(table, &mut names)).collect::<Result<_, _>>()?;
@@ -164,7 +222,8 @@ impl Config {
                 false => Err((Some(span), format!("{} is attached twice", attach.target))),
             }
         });
-        Ok(Self { listen, allow, announce, shares, rules, attachments: attachments.collect::<Result<_, _>>()? })
+        let attachments = attachments.collect::<Result<_, _>>()?;
+        Ok(Self { listen, allow, secure, announce, announce_secure, shares, rules, attachments })
     }
 }
 
@@ -196,6 +255,21 @@ fn plain_from(plain: Plain) -> Result<(Vec<SocketAddr>, Vec<Network>), Wrong> {
         listen.push(address);
     }
     Ok((listen, allow))
+}
+
+/// Everywhere, unless it says where.
+fn secure_from(secure: Secure, plain: &[SocketAddr]) -> Result<Vec<SocketAddr>, Wrong> {
+    let Some(words) = secure.listen else { return Ok(everywhere(SECURE_PORT)[..1].to_vec()) };
+    let mut listen = Vec::new();
+    for word in words {
+        let address = listen_address(word.get_ref(), SECURE_PORT);
+        let address = address.map_err(|failure| (Some(word.span()), failure.to_string()))?;
+        if address.port() != 0 && (plain.contains(&address) || listen.contains(&address)) {
+            return Err((Some(word.span()), format!("{address} is listened at already")));
+        }
+        listen.push(address);
+    }
+    Ok(listen)
 }
 
 fn parsed_address(text: &str, span: Option<Range<usize>>) -> Result<SocketAddr, Wrong> {
@@ -275,6 +349,9 @@ fn parsed<T: FromStr<Err = String>>(word: &Spanned<String>) -> Result<T, Wrong> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farbus_io::usb::{Found, Interface};
+    use farbus_model::descriptor::DeviceDescriptor;
+    use farbus_model::{Descriptors, Speed};
 
     #[test]
     fn everything_has_a_default_but_what_is_shared() {
@@ -293,7 +370,74 @@ mod tests {
         Config::parse(text).unwrap_or_else(|(_, message)| panic!("{message}"));
         let config = Config::parse(&uncommented).unwrap_or_else(|(span, message)| panic!("{message} {span:?}"));
         assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 2));
-        assert_eq!((config.listen.len(), config.allow.len()), (2, 1));
+        assert_eq!((config.listen.len(), config.allow.len(), config.secure.len()), (2, 1, 1));
+    }
+
+    #[test]
+    fn paired_hosts_are_served_everywhere_unless_it_says_where_or_nothing() {
+        let secure = |text: &str| Config::parse(text).map(|config| (config.secure, config.announce_secure));
+        assert_eq!(secure(""), Ok((vec![], false)));
+        assert_eq!(secure("[secure]"), Ok((vec!["[::]:3241".parse().unwrap()], true)));
+        let here = vec!["127.0.0.1:3241".parse().unwrap(), "10.0.0.1:99".parse().unwrap()];
+        assert_eq!(secure("secure = {listen=['127.0.0.1', '10.0.0.1:99'], announce=false}"), Ok((here, false)));
+        assert!(secure("secure.listen = ['127.0.0.1:3240']").is_err(), "plain USB/IP is there");
+    }
+
+    #[test]
+    fn what_may_be_asked_for_is_what_it_says() {
+        let text = "secure.listen=['127.0.0.1']\nshare=[{what='disk:/a,ro'},{what='zero'}]\n\
+                    attach=[{target='lab/x',via='kernel'},{target='lab/y',via='fuse',at='/mnt/y'}]";
+        let mandate = Config::parse(text).unwrap().mandate();
+        assert_eq!(mandate.images, [("/a".into(), true)]);
+        assert_eq!(mandate.hosts, ["lab:3240", "lab:3240"]);
+        assert_eq!((mandate.plugs, mandate.mounts), (true, vec!["/mnt/y".into()]));
+        assert_eq!(mandate.listen, ["127.0.0.1:3240".parse().unwrap(), "127.0.0.1:3241".parse().unwrap()]);
+        assert!(mandate.wanted.is_empty() && mandate.remove.is_empty() && mandate.config.is_none());
+    }
+
+    fn found(bus_id: &str, product: &str, class: [u8; 3]) -> Found {
+        let device = DeviceDescriptor { vendor: 0x46d, product: 0xc52b, product_string: 2, ..Default::default() };
+        Found {
+            bus_id: bus_id.into(),
+            bus: 1,
+            number: 7,
+            descriptors: Descriptors { device, strings: [(2, product.to_owned())].into(), ..Descriptors::default() },
+            serial: None,
+            speed: Speed::High,
+            configuration: 1,
+            interfaces: vec![Interface { number: 0, class, driver: None }],
+            is_imported: false,
+            node: "/dev/null".into(),
+            obstacle: None,
+        }
+    }
+
+    #[test]
+    fn what_is_plugged_in_is_shared_as_shares_and_rules_ask() {
+        let all = [
+            found("1-1", "Stick", [8, 6, 0x50]),
+            found("1-2", "Keys", [3, 1, 1]),
+            found("1-3", "Camera", [14, 1, 0]),
+            found("1-4", "Other stick", [8, 6, 0x50]),
+            Found { is_imported: true, ..found("9-1", "Far stick", [8, 6, 0x50]) },
+        ];
+        let named = |text: &str| -> Vec<(String, String)> {
+            let wanted = Config::parse(text).map_err(|(_, message)| message).unwrap().wanted();
+            all.iter().filter_map(|found| Some((found.bus_id.clone(), wanted.name_of(found)?))).collect()
+        };
+        let pair = |bus_id: &str, name: &str| (bus_id.to_owned(), name.to_owned());
+        assert_eq!(named("usb = [{class='storage'}]"), [pair("1-1", "stick"), pair("1-4", "other-stick")]);
+        assert_eq!(
+            named("usb = [{share=false, port='1-4'}, {}, {class='keyboard', name='keys'}]"),
+            [pair("1-1", "stick"), pair("1-2", "keys"), pair("1-3", "camera")],
+        );
+        assert_eq!(
+            named("share = [{what='usb:1-2', name='desk'}, {what='zero'}]\nusb = [{class='video'}]"),
+            [pair("1-2", "desk"), pair("1-3", "camera")],
+            "a share means what it names, an input device too"
+        );
+        assert_eq!(named("share = [{what='zero'}]"), []);
+        assert_eq!(named("usb = [{port='9-1'}]"), [pair("9-1", "far-stick")], "another machine's, by its port alone");
     }
 
     #[test]
@@ -327,6 +471,7 @@ mod tests {
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, fuse and auto"),
             ("[[attach]]\ntarget = \"a/b\"\nat = \"/mnt\"", "3:6", "via = \"fuse\""),
             ("[[attach]]\ntarget = \"a/b\"\n[[attach]]\ntarget = \"a:3240/b\"", "4:10", "attached twice"),
+            ("[secure]\nlisten = [\"lab3\"]", "2:11", "no address to listen at"),
             ("[secure\n", "1:8", ""),
             ("[nonsense]", "1:2", "`plain`"),
         ];

@@ -3,25 +3,28 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use farbus_io::discovery::{self, Announcement, Announcer, Kind};
+use farbus_io::discovery::{Announcement, Kind};
 use farbus_io::link::Listener;
 use farbus_io::service::Manager;
+use farbus_io::usb::Hotplug;
 use serde_json::{Value, json};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::super::Failure;
 use super::super::owner::ProcessStatus;
 use super::super::share::{self, What, listen_failure, offer};
 use super::attachment::Kept;
 use super::config::{Config, Shared};
-use super::real::Real;
 use crate::allow::Network;
+use crate::broker::{Broker, Hands};
 use crate::client::{FailureReport, Target, name_of};
 use crate::control::{Answer, Question};
+use crate::nearby::Nearby;
 use crate::share::Share;
-use crate::usb;
+use crate::trust::Trust;
+use crate::usb::{self, Follower};
 
 /// Addresses that may always connect to a plain listener: this machine's own.
 const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
@@ -29,9 +32,23 @@ const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
 /// The daemon, as its threads see it.
 pub struct Desk {
     path: PathBuf,
-    share: Share,
+    share: Arc<Share>,
     manager: Manager,
+    /// Whoever does what this process may not.
+    broker: Arc<Broker>,
+    hands: Hands,
+    /// Who this host is, and whom it knows; none where nobody is to be served who is paired.
+    trust: Option<Trust>,
+    nearby: Option<Nearby>,
     has: Mutex<Has>,
+}
+
+/// A socket that is listened at.
+struct Listens {
+    /// As the configuration says it; port 0 takes a free one.
+    asked: SocketAddr,
+    address: SocketAddr,
+    is_secure: bool,
 }
 
 /// What runs.
@@ -39,14 +56,29 @@ struct Has {
     config: Config,
     /// Listeners that were passed and are not in use.
     passed: Vec<Listener>,
-    /// As the configuration says, and as it is (port 0 takes a free one).
-    listeners: Vec<(SocketAddr, SocketAddr)>,
-    announcer: Option<Announcer>,
+    listeners: Vec<Listens>,
     /// Why it is not announced.
     unannounced: Option<String>,
     shares: BTreeMap<String, Offered>,
-    real: Real,
+    /// Real devices; none once it ends.
+    real: Option<Follower>,
     attachments: BTreeMap<String, Kept>,
+}
+
+/// What a daemon is given before it gives its rights away.
+pub struct Tools {
+    /// The way to the service manager.
+    pub manager: Manager,
+    /// Whoever does what it may not from then on.
+    pub broker: Arc<Broker>,
+    /// Who this host is.
+    pub trust: Option<Trust>,
+    /// Who announces it.
+    pub nearby: Option<Nearby>,
+    /// The kernel's word that something was plugged in.
+    pub hotplug: Option<Hotplug>,
+    /// Listeners that were passed.
+    pub passed: Vec<Listener>,
 }
 
 /// A device of the configuration.
@@ -65,26 +97,24 @@ pub struct Changes {
 
 impl Desk {
     /// Nothing runs yet; [`Desk::apply`] begins.
-    pub fn new(path: PathBuf, share: Share, manager: Manager, passed: Vec<Listener>) -> Self {
-        let config = Config {
-            listen: vec![],
-            allow: vec![],
-            announce: true,
-            shares: vec![],
-            rules: vec![],
-            attachments: vec![],
-        };
+    ///
+    /// # Errors
+    /// If the system has no more threads or descriptors.
+    pub fn new(path: PathBuf, tools: Tools) -> std::io::Result<Self> {
+        let Tools { manager, broker, trust, nearby, hotplug, passed } = tools;
+        let share = Arc::new(Share::default());
+        let hands = Hands::Through(Arc::clone(&broker));
+        let real = Follower::start(Arc::clone(&share), usb::Shared::new(Arc::new(broker.line()?)), hotplug)?;
         let has = Has {
-            config,
+            config: Config::default(),
             passed,
             listeners: vec![],
-            announcer: None,
             unannounced: None,
             shares: BTreeMap::new(),
-            real: Real::default(),
+            real: Some(real),
             attachments: BTreeMap::new(),
         };
-        Self { path, share, manager, has: Mutex::new(has) }
+        Ok(Self { path, share, manager, broker, hands, trust, nearby, has: Mutex::new(has) })
     }
 
     fn has(&self) -> MutexGuard<'_, Has> {
@@ -101,9 +131,9 @@ impl Desk {
         self.has().passed.iter().filter_map(|listener| listener.address().ok()).collect()
     }
 
-    /// Where it listens.
-    pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.has().listeners.iter().map(|(_, address)| *address).collect()
+    /// Where it listens, and whether for paired hosts.
+    pub fn addresses(&self) -> Vec<(SocketAddr, bool)> {
+        self.has().listeners.iter().map(|listens| (listens.address, listens.is_secure)).collect()
     }
 
     /// Reads the configuration again. What stays in it is not touched: sessions go on.
@@ -112,13 +142,22 @@ impl Desk {
     /// [`Failure`]: nothing has changed if the file is wrong, and what could be done was done otherwise.
     pub fn reload(&self) -> Result<Changes, Failure> {
         self.manager.reloading();
-        let result = Config::read(&self.path).map_err(Failure::local).and_then(|config| self.apply(config));
+        let result = self.read().and_then(|config| self.apply(config));
         match &result {
             Ok(changes) => info!(added = ?changes.added, removed = ?changes.removed, "reloaded"),
             Err(failure) => warn!("not reloaded: {failure}"),
         }
         self.manager.ready(&self.summary());
         result
+    }
+
+    /// The configuration as it is now.
+    ///
+    /// # Errors
+    /// What is wrong with it, and where.
+    pub fn read(&self) -> Result<Config, Failure> {
+        let text = self.broker.config().map_err(Failure::local)?;
+        Config::parse_file(&self.path, &text).map_err(Failure::local)
     }
 
     /// Makes what runs what `config` says.
@@ -129,40 +168,65 @@ impl Desk {
         let mut has = self.has();
         let mut changes = Changes::default();
         self.listen(&mut has, &config, &mut changes)?;
-        announce(&mut has, config.announce);
+        self.announce(&mut has, &config);
         self.offer_all(&mut has, &config.shares, &mut changes);
-        has.real.look(&self.share, &config);
-        attach_all(&mut has, &config, &mut changes);
+        if let Some(real) = &has.real {
+            real.want(config.wanted());
+        }
+        self.attach_all(&mut has, &config, &mut changes);
         has.config = config;
         Ok(changes)
     }
 
     /// New addresses first: if one cannot be had, nothing was taken away.
     fn listen(&self, has: &mut Has, config: &Config, changes: &mut Changes) -> Result<(), Failure> {
-        let mut fresh: Vec<(SocketAddr, Listener)> = Vec::new();
-        for &address in &config.listen {
-            if !has.listeners.iter().any(|(asked, _)| *asked == address) {
-                fresh.push((address, listener_at(&mut has.passed, address)?));
+        if !config.secure.is_empty() && self.trust.is_none() {
+            let what = "it began without [secure], and has given away what it needs for that\n  restart it";
+            return Err(Failure::local(format!("cannot serve paired hosts: {what}")));
+        }
+        let plain = config.listen.iter().map(|address| (*address, false));
+        let wanted: Vec<(SocketAddr, bool)> = plain.chain(config.secure.iter().map(|at| (*at, true))).collect();
+        let mut fresh: Vec<(SocketAddr, bool, Listener)> = Vec::new();
+        for &(asked, is_secure) in &wanted {
+            if !has.listeners.iter().any(|listens| (listens.asked, listens.is_secure) == (asked, is_secure)) {
+                fresh.push((asked, is_secure, self.listener_at(&mut has.passed, asked)?));
             }
         }
-        has.listeners.retain(|(asked, address)| {
-            let stays = config.listen.contains(asked);
-            if stays {
-                self.share.allow(*address, allowed_at(*address, &config.allow));
-            } else {
-                self.share.close(*address);
-                changes.removed.push(address.to_string());
+        has.listeners.retain(|&Listens { asked, address, is_secure }| {
+            let stays = wanted.contains(&(asked, is_secure));
+            match stays {
+                true if is_secure => {}
+                true => self.share.allow(address, allowed_at(address, &config.allow)),
+                false => {
+                    self.share.close(address);
+                    changes.removed.push(address.to_string());
+                }
             }
             stays
         });
-        for (asked, listener) in fresh {
-            let allowed = listener.address().map(|address| allowed_at(address, &config.allow));
-            let listens = allowed.and_then(|allowed| self.share.listen_on(listener, allowed));
-            let address = listens.map_err(|error| listen_failure(asked, &error))?;
-            has.listeners.push((asked, address));
+        for (asked, is_secure, listener) in fresh {
+            let address =
+                self.begin(listener, is_secure, &config.allow).map_err(|error| listen_failure(asked, &error))?;
+            has.listeners.push(Listens { asked, address, is_secure });
             changes.added.push(address.to_string());
         }
         Ok(())
+    }
+
+    fn begin(&self, listener: Listener, is_secure: bool, allow: &[Network]) -> std::io::Result<SocketAddr> {
+        let address = listener.address()?;
+        match self.trust.as_ref().filter(|_| is_secure) {
+            Some(trust) => self.share.listen_secure_on(listener, trust.clone()).map(|()| address),
+            None => self.share.listen_on(listener, allowed_at(address, allow)),
+        }
+    }
+
+    fn listener_at(&self, passed: &mut Vec<Listener>, address: SocketAddr) -> Result<Listener, Failure> {
+        let at = passed.iter().position(|listener| listener.address().is_ok_and(|passed| passed == address));
+        match at {
+            Some(at) => Ok(passed.swap_remove(at)),
+            None => self.broker.listen(address).map_err(|error| listen_failure(address, &error)),
+        }
     }
 
     fn offer_all(&self, has: &mut Has, shares: &[Shared], changes: &mut Changes) {
@@ -188,16 +252,14 @@ impl Desk {
     }
 
     fn offer(&self, shared: &Shared) -> Result<String, FailureReport> {
-        let offered = offer(&self.share, &mut usb::Shared::default(), &shared.name, &shared.what)
+        let offered = offer(&self.share, &mut None, &self.hands, &shared.name, &shared.what)
             .map_err(|failure| failure.report())?;
         Ok(offered.first().map(|record| name_of(record).to_owned()).unwrap_or_default())
     }
 
-    /// What could not be had is tried again, and what was plugged in or pulled out is seen.
+    /// What could not be had is tried again.
     pub fn try_again(&self) {
         let mut has = self.has();
-        let Has { real, config, .. } = &mut *has;
-        real.look(&self.share, config);
         for (name, offered) in has.shares.iter_mut().filter(|(_, offered)| offered.result.is_err()) {
             offered.result = self.offer(&offered.shared);
             if offered.result.is_ok() {
@@ -205,8 +267,8 @@ impl Desk {
             }
         }
         // Its network may have come up.
-        let is_wished = has.config.announce;
-        announce(&mut has, is_wished);
+        let config = has.config.clone();
+        self.announce(&mut has, &config);
     }
 
     /// Answers its owner.
@@ -243,7 +305,10 @@ impl Desk {
                 devices.push(json!({ "name": name, "state": "failed", "failure": failure }));
             }
         }
-        devices.extend(has.real.failures());
+        let troubles = has.real.iter().flat_map(|real| real.shared().troubles());
+        devices.extend(troubles.map(|usb::Trouble { name, attribute, message }| {
+            json!({ "name": name, "state": "failed", "failure": FailureReport { attribute, message } })
+        }));
         for kept in has.attachments.values() {
             let (status, failure) = kept.status();
             let mut status = json!(status);
@@ -252,38 +317,91 @@ impl Desk {
             }
             devices.push(status);
         }
-        let address = has.listeners.first().map(|(_, address)| address.to_string()).unwrap_or_default();
+        // The plain one, if there is one: what asks this machine for a list asks there.
+        let first = has.listeners.iter().min_by_key(|listens| listens.is_secure);
+        let address = first.map(|listens| listens.address.to_string()).unwrap_or_default();
         ProcessStatus { pid: std::process::id(), role: "daemon", address, devices }.answer()
     }
 
     /// A line for the service manager.
     pub fn summary(&self) -> String {
         let has = self.has();
-        let shared = has.shares.values().filter(|offered| offered.result.is_ok()).count() + has.real.count();
+        let real = has.real.as_ref().map_or(0, |real| real.shared().count());
+        let shared = has.shares.values().filter(|offered| offered.result.is_ok()).count() + real;
         format!("{shared} shared, {} attachments", has.attachments.len())
     }
 
     /// Ends everything in good order. Says whether all devices became durable in time.
     pub fn stop(&self) -> bool {
-        self.has().announcer = None;
+        if let Some(nearby) = &self.nearby
+            && let Err(error) = nearby.announce(&[])
+        {
+            debug!(%error, "no farewell was said");
+        }
+        let mut real = self.has().real.take();
+        real.iter_mut().for_each(Follower::stop);
         let attachments = std::mem::take(&mut self.has().attachments);
         // All begin to end before the first is waited for.
         attachments.values().for_each(Kept::end);
         drop(attachments);
-        self.share.stop()
+        let is_durable = self.share.stop();
+        // Each device went back to its drivers as it was dropped.
+        real.into_iter().for_each(Follower::dismiss);
+        is_durable
+    }
+
+    /// Tells hosts nearby where something is served, as far as it is not for this machine alone.
+    fn announce(&self, has: &mut Has, config: &Config) {
+        let Some(nearby) = &self.nearby else { return };
+        let fingerprint = self.trust.as_ref().map(|trust| trust.fingerprint().to_string());
+        let wanted = announcements(&has.listeners, config, fingerprint.as_deref());
+        let trouble = nearby.announce(&wanted).err().map(|error| error.to_string());
+        // The same trouble again is no news.
+        if let Some(error) = trouble.as_ref().filter(|_| trouble != has.unannounced) {
+            warn!(error, "not announced");
+        }
+        has.unannounced = trouble;
+    }
+
+    fn attach_all(&self, has: &mut Has, config: &Config, changes: &mut Changes) {
+        let stays = |kept: &Kept| config.attachments.contains(kept.spec());
+        let gone: Vec<_> = has.attachments.extract_if(.., |_, kept| !stays(kept)).collect();
+        gone.iter().for_each(|(_, kept)| kept.end());
+        changes.removed.extend(gone.into_iter().map(|(name, _)| name));
+        for spec in &config.attachments {
+            let name = spec.target.to_string();
+            if let Some(kept) = has.attachments.get(&name) {
+                kept.resume();
+                continue;
+            }
+            match Kept::start(spec.clone(), &self.hands) {
+                Ok(kept) => {
+                    has.attachments.insert(name.clone(), kept);
+                    changes.added.push(name);
+                }
+                Err(error) => warn!(target = name, %error, "not attached"),
+            }
+        }
     }
 }
 
-/// Tells hosts nearby where plain USB/IP is served, as far as it is not for this machine alone.
-fn announce(has: &mut Has, is_wished: bool) {
+/// What is announced: each port once, with its addresses.
+fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&str>) -> Vec<Announcement> {
     let mut wanted: Vec<Announcement> = Vec::new();
-    for (_, address) in has.listeners.iter().filter(|(_, at)| is_wished && !at.ip().is_loopback()) {
+    for Listens { address, is_secure, .. } in listeners.iter().filter(|listens| !listens.address.ip().is_loopback()) {
+        let (kind, is_wished) = match is_secure {
+            true => (Kind::Secure, config.announce_secure),
+            false => (Kind::Plain, config.announce),
+        };
+        if !is_wished {
+            continue;
+        }
         let port = address.port();
-        let known = wanted.iter().position(|announcement| announcement.port == port);
+        let known = wanted.iter().position(|other| (other.kind, other.port) == (kind, port));
         let at = known.unwrap_or_else(|| {
             let version = env!("CARGO_PKG_VERSION").to_owned();
-            let addresses = Vec::new();
-            wanted.push(Announcement { kind: Kind::Plain, port, addresses, version, fingerprint: None });
+            let fingerprint = fingerprint.filter(|_| *is_secure).map(str::to_owned);
+            wanted.push(Announcement { kind, port, addresses: Vec::new(), version, fingerprint });
             wanted.len() - 1
         });
         // No address means all of them.
@@ -293,50 +411,7 @@ fn announce(has: &mut Has, is_wished: bool) {
             false => wanted[at].addresses.push(address.ip()),
         }
     }
-    if wanted.is_empty() {
-        has.announcer = None;
-        return;
-    }
-    let result = match &mut has.announcer {
-        Some(announcer) => announcer.announce(&wanted),
-        none => Announcer::new(&discovery::own_name(), discovery::PORT)
-            .and_then(|announcer| none.insert(announcer).announce(&wanted)),
-    };
-    let trouble = result.err().map(|error| error.to_string());
-    // The same trouble again is no news.
-    if let Some(error) = trouble.as_ref().filter(|_| trouble != has.unannounced) {
-        warn!(error, "not announced");
-    }
-    has.unannounced = trouble;
-}
-
-fn attach_all(has: &mut Has, config: &Config, changes: &mut Changes) {
-    let stays = |kept: &Kept| config.attachments.contains(kept.spec());
-    let gone: Vec<_> = has.attachments.extract_if(.., |_, kept| !stays(kept)).collect();
-    gone.iter().for_each(|(_, kept)| kept.end());
-    changes.removed.extend(gone.into_iter().map(|(name, _)| name));
-    for spec in &config.attachments {
-        let name = spec.target.to_string();
-        if let Some(kept) = has.attachments.get(&name) {
-            kept.resume();
-            continue;
-        }
-        match Kept::start(spec.clone()) {
-            Ok(kept) => {
-                has.attachments.insert(name.clone(), kept);
-                changes.added.push(name);
-            }
-            Err(error) => warn!(target = name, %error, "not attached"),
-        }
-    }
-}
-
-fn listener_at(passed: &mut Vec<Listener>, address: SocketAddr) -> Result<Listener, Failure> {
-    let at = passed.iter().position(|listener| listener.address().is_ok_and(|passed| passed == address));
-    match at {
-        Some(at) => Ok(passed.swap_remove(at)),
-        None => Listener::bind(address).map_err(|error| listen_failure(address, &error)),
-    }
+    wanted
 }
 
 /// Who may connect at an address: everybody on the loopback, which is this machine alone.
@@ -348,6 +423,25 @@ fn allowed_at(address: SocketAddr, allow: &[Network]) -> Option<Vec<Network>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_for_this_machine_alone_is_announced_as_what_it_is() {
+        let listens = |address: &str, is_secure| {
+            let address = address.parse().unwrap();
+            Listens { asked: address, address, is_secure }
+        };
+        let all = [listens("127.0.0.1:3240", false), listens("10.0.0.1:3240", false), listens("[::]:3241", true)];
+        let config = Config { announce: true, announce_secure: true, ..Config::default() };
+        let told = announcements(&all, &config, Some("sha256:ab"));
+        assert_eq!(
+            told.iter().map(|told| (told.kind, told.port)).collect::<Vec<_>>(),
+            [(Kind::Plain, 3240), (Kind::Secure, 3241)]
+        );
+        assert_eq!((&told[0].addresses, &told[0].fingerprint), (&vec!["10.0.0.1".parse().unwrap()], &None));
+        assert_eq!((told[1].addresses.len(), told[1].fingerprint.as_deref()), (0, Some("sha256:ab")));
+        let quiet = Config { announce: true, ..Config::default() };
+        assert_eq!(announcements(&all, &quiet, Some("sha256:ab")).len(), 1);
+    }
 
     #[test]
     fn the_loopback_is_open_and_another_address_is_for_its_list_and_ourselves() {

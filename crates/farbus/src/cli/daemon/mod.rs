@@ -3,17 +3,18 @@
 mod attachment;
 mod config;
 mod desk;
-mod real;
 
-use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Interest, Listener, wait};
+use farbus_io::link::Listener;
 use farbus_io::service::Manager;
 use farbus_io::sys::activation;
+use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::protect_writeback_path;
 use farbus_io::usb::Hotplug;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -22,12 +23,15 @@ use tracing::{info, warn};
 
 use super::Failure;
 use super::attach::report_protection;
+use super::confined::{give_rights_away, start_broker};
 use super::output::say;
+use crate::broker::Mandate;
 use crate::client::Attribute;
 use crate::control::{Answer, Door, Question, ask_all};
-use crate::share::Share;
+use crate::nearby::Nearby;
+use crate::trust::Trust;
 use config::Config;
-use desk::Desk;
+use desk::{Desk, Tools};
 
 /// How often it looks after what could not be had, and says that it lives.
 const TICK: Duration = Duration::from_secs(2);
@@ -38,6 +42,7 @@ const TICK: Duration = Duration::from_secs(2);
     [plain]                                   where plain USB/IP is served\n  \
     listen = [\"127.0.0.1:3240\"]               the default; another address needs:\n  \
     allow = [\"192.0.2.0/24\"]                  who may connect\n  \
+    [secure]                                  where paired hosts are served: everywhere, unless it says 'listen'\n  \
     [[share]]\n  what = \"disk:/srv/backup.img\"             as in 'farbus share'\n  \
     name = \"backup\"\n  \
     [[attach]]\n  target = \"lab3/disk\"                     attached, and again whenever it is lost\n  \
@@ -56,6 +61,10 @@ pub struct Args {
     /// Read the file, say what is wrong with it, and do nothing else.
     #[arg(long)]
     check: bool,
+    /// Keep the rights it was started with. Without this, what hears the network runs as nobody, sees no files and makes no
+    /// connections by itself.
+    #[arg(long)]
+    no_sandbox: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -76,11 +85,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
             config.shares.len(),
             config.rules.len(),
             config.attachments.len(),
-            config.listen.len()
+            config.listen.len() + config.secure.len()
         ));
         return Ok(());
     }
-    serve(args.config, config)
+    serve(args.config, &config, args.no_sandbox)
 }
 
 fn reload() -> Result<(), Failure> {
@@ -106,29 +115,61 @@ fn reload() -> Result<(), Failure> {
     Err(Failure::new(Attribute::Gone, "no daemon of yours runs here\n  start one: farbus daemon --config FILE"))
 }
 
-fn serve(path: PathBuf, config: Config) -> Result<(), Failure> {
+/// What the half that keeps the rights reads in a configuration.
+///
+/// # Errors
+/// What is wrong with it, and where.
+pub fn read_config(path: &Path) -> io::Result<(String, Mandate)> {
+    let text = fs::read_to_string(path).map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
+    let config = Config::parse_file(path, &text).map_err(io::Error::other)?;
+    Ok((text, config.mandate()))
+}
+
+fn serve(path: PathBuf, config: &Config, no_sandbox: bool) -> Result<(), Failure> {
+    // Before any thread: what is granted here is inherited. An attachment may be asked for later, when it is not granted any more.
+    let protection = protect_writeback_path();
     if !config.attachments.is_empty() {
-        // Before any thread: what is granted here is inherited.
-        report_protection(&protect_writeback_path());
+        report_protection(&protection);
     }
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let manager = Manager::from_environment().map_err(Failure::local)?;
-    let passed = activation::listeners().map_err(Failure::local)?.into_iter().map(Listener::passed).collect();
-    let desk = Arc::new(Desk::new(path, Share::default(), manager, passed));
-    let result = desk.apply(config);
+    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    let mandate = Mandate {
+        remove: vec![door.path().to_owned()],
+        config: Some(path.canonicalize().map_err(Failure::local)?),
+        ..Mandate::default()
+    };
+    let broker = Arc::new(start_broker(&mandate)?);
+    let trust = match config.secure.is_empty() && !Trust::is_there() {
+        true => None,
+        false => Some(Trust::open()?),
+    };
+    let tools = Tools {
+        manager: Manager::from_environment().map_err(Failure::local)?,
+        broker,
+        trust,
+        nearby: Nearby::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok(),
+        hotplug: Hotplug::new().inspect_err(|error| info!(%error, "what is plugged in is seen a little later")).ok(),
+        passed: activation::listeners().map_err(Failure::local)?.into_iter().map(Listener::passed).collect(),
+    };
+    if !no_sandbox {
+        let state = tools.trust.as_ref().map(|trust| trust.folder().path().to_owned());
+        give_rights_away(&Needs { readable: vec!["/sys".into()], state, ..Needs::default() })?;
+    }
+    let desk = Arc::new(Desk::new(path, tools).map_err(Failure::local)?);
+    let result = desk.read().and_then(|config| desk.apply(config));
     if let Err(failure) = result {
         desk.stop();
         return Err(failure);
     }
     let for_door = Arc::clone(&desk);
-    let (door, knocks) = Door::hang().map_err(Failure::local)?;
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     tick(&desk).map_err(Failure::local)?;
     for address in desk.unused() {
-        warn!(%address, "a socket was passed that [plain] listen does not name: nobody answers there");
+        warn!(%address, "a socket was passed that the configuration does not name: nobody answers there");
     }
-    for address in desk.addresses() {
-        say(format!("listening on {address}   (Ctrl-C ends)"));
+    for (address, is_secure) in desk.addresses() {
+        let to_whom = if is_secure { " for paired hosts, encrypted" } else { "" };
+        say(format!("listening on {address}{to_whom}   (Ctrl-C ends)"));
     }
     desk.manager().ready(&desk.summary());
     for signal in signals.forever() {
@@ -146,28 +187,17 @@ fn serve(path: PathBuf, config: Config) -> Result<(), Failure> {
     }
 }
 
-/// Looks after things, at once when something is plugged in or pulled out, as long as the process lives.
-fn tick(desk: &Arc<Desk>) -> std::io::Result<()> {
-    let hotplug = Hotplug::new().inspect_err(|error| info!(%error, "what is plugged in is seen a little later")).ok();
+/// Looks after things as long as the process lives.
+fn tick(desk: &Arc<Desk>) -> io::Result<()> {
     let desk = Arc::clone(desk);
     let pause = desk.manager().watchdog().map_or(TICK, |watchdog| (watchdog / 2).min(TICK));
     thread::Builder::new().name("tick".into()).spawn(move || {
         loop {
-            wait_for_news(hotplug.as_ref(), pause);
+            thread::sleep(pause);
             // Takes the locks that a question takes: a daemon that is stuck does not say that it lives.
             desk.try_again();
             desk.manager().alive();
         }
     })?;
     Ok(())
-}
-
-fn wait_for_news(hotplug: Option<&Hotplug>, pause: Duration) {
-    let Some(hotplug) = hotplug else { return thread::sleep(pause) };
-    let mut interests = [Interest::new(hotplug.as_fd(), false)];
-    let has_news = wait(&mut interests, Some(pause)).and_then(|()| hotplug.has_changed());
-    if has_news.is_err() {
-        // Not at once again, whatever is wrong.
-        thread::sleep(pause);
-    }
 }

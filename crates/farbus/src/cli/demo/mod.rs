@@ -24,8 +24,9 @@ use self::stage::{Scratch, Stage};
 use super::Failure;
 use super::output::say;
 use super::owner::format_bytes;
-use crate::attach::{Ended, FileAttachment, open_disk};
-use crate::client::{ClientError, Target, list, name_of};
+use crate::attach::{Ended, FileAttachment};
+use crate::broker::Hands;
+use crate::client::{ClientError, Target, list, name_of, open_disk};
 use crate::port::RemotePort;
 use crate::session_record::classes;
 use crate::share::Share;
@@ -159,7 +160,7 @@ fn steadily(
 /// block device, that device mounted.
 fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stage: &mut Stage) -> Result<(), Failure> {
     stage.doing("show")?;
-    let attachment = match FileAttachment::over(disk, &scratch.path("attached")) {
+    let attachment = match FileAttachment::over(disk, &Hands::Own, &scratch.path("attached")) {
         Ok(attachment) => attachment,
         Err(error) => {
             stage.reduce(format!("the disk is not shown as a file: {error}"));

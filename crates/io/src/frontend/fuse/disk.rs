@@ -72,7 +72,7 @@ struct Desk {
 }
 
 impl Disk {
-    pub(super) fn new(name: &OsStr, store: Box<dyn BlockStore>) -> io::Result<Arc<Self>> {
+    pub(super) fn new(name: &OsStr, (uid, gid): (u32, u32), store: Box<dyn BlockStore>) -> io::Result<Arc<Self>> {
         let now = SystemTime::now();
         let perm = if store.is_read_only() { 0o400 } else { 0o600 };
         let attributes = |ino, kind, perm, nlink, size: u64| FileAttr {
@@ -86,8 +86,8 @@ impl Disk {
             kind,
             perm,
             nlink,
-            uid: rustix::process::getuid().as_raw(),
-            gid: rustix::process::getgid().as_raw(),
+            uid,
+            gid,
             rdev: 0,
             blksize: BLOCK_BYTES,
             flags: 0,

@@ -48,6 +48,8 @@ pub enum MountError {
     },
     /// Only root mounts by itself; everybody else needs FUSE's helper program, which is missing.
     NoHelper,
+    /// Whoever was asked to mount said this.
+    Told(String),
     /// Something else.
     Refused {
         /// Where.
@@ -81,6 +83,7 @@ impl fmt::Display for MountError {
             MountError::NoHelper => {
                 f.write_str("only root mounts without the program fusermount3; install it with `apt-get install fuse3`")
             }
+            MountError::Told(what) => f.write_str(what),
             MountError::Refused { at, error } => write!(f, "cannot mount at {}: {error}", at.display()),
         }
     }

@@ -21,6 +21,7 @@
 mod disk;
 mod error;
 mod health;
+mod mounter;
 mod mounting;
 mod mountpoint;
 
@@ -38,7 +39,8 @@ use fuser::SessionACL;
 use self::disk::{Disk, FileSystem, REQUEST_BYTES_MAX};
 pub use self::error::{MountError, UnmountError};
 pub use self::health::Health;
-use self::mountpoint::{Abort, Left, Mountpoint};
+pub use self::mounter::{Keeper, Left, Mounted, Mounter};
+pub use self::mountpoint::OwnMounter;
 use crate::sys::writeback;
 
 /// How long the kernel may take to end the session of a mount that nobody uses. It takes
@@ -54,15 +56,16 @@ pub struct DiskMount {
     file: PathBuf,
     disk: Arc<Disk>,
     session: Option<JoinHandle<()>>,
+    at: PathBuf,
     // Last: the folder can go only when nothing is mounted there.
-    mountpoint: Mountpoint,
+    keeper: Arc<dyn Keeper>,
 }
 
 /// Cuts a mounted disk off from its users.
 #[derive(Clone)]
 pub struct Cutter {
     disk: Arc<Disk>,
-    abort: Abort,
+    keeper: Arc<dyn Keeper>,
 }
 
 /// What [`DiskMount::unmount`] achieved.
@@ -82,21 +85,34 @@ impl DiskMount {
     /// # Errors
     /// [`MountError`], which says what to type next.
     pub fn mount(at: &Path, file_name: &str, store: impl BlockStore + 'static) -> Result<DiskMount, MountError> {
+        Self::mount_by(&OwnMounter, at, file_name, store)
+    }
+
+    /// The same by `mounter`.
+    ///
+    /// # Errors
+    /// [`MountError`], which says what to type next.
+    pub fn mount_by(
+        mounter: &dyn Mounter,
+        at: &Path,
+        file_name: &str,
+        store: impl BlockStore + 'static,
+    ) -> Result<DiskMount, MountError> {
         if matches!(file_name, "" | "." | "..") || file_name.contains(['/', '\0']) || file_name.len() > 255 {
             return Err(MountError::BadName { name: file_name.to_owned() });
         }
-        let mut mountpoint = Mountpoint::prepare(at)?;
         let refused = |error| MountError::Refused { at: at.to_owned(), error };
         let read_only = store.is_read_only();
-        let disk = Disk::new(OsStr::new(file_name), Box::new(store)).map_err(refused)?;
-        let device = mountpoint.mount(read_only)?;
+        let disk = Disk::new(OsStr::new(file_name), mounter.owner(), Box::new(store)).map_err(refused)?;
+        let Mounted { at: place, device, keeper } = mounter.mount(at, read_only)?;
         // From here on the folder is left with the value that is dropped on an error.
-        let mut mount = DiskMount { file: mountpoint.path().join(file_name), disk, session: None, mountpoint };
+        let mut mount = DiskMount { file: place.join(file_name), disk, session: None, at: place, keeper };
         let session = FileSystem(mount.disk.clone());
-        let session = fuser::Session::from_fd(session, device, SessionACL::Owner, fuser::Config::default());
+        // The kernel lets in the owner of the mount alone, who may be somebody else than this process.
+        let session = fuser::Session::from_fd(session, device, SessionACL::All, fuser::Config::default());
         let session = session.map_err(refused)?;
         // After the handshake, in which the kernel takes the smaller of two.
-        mount.mountpoint.set_read_ahead(REQUEST_BYTES_MAX);
+        mount.keeper.set_read_ahead(REQUEST_BYTES_MAX);
         let disk = mount.disk.clone();
         let thread = thread::Builder::new().name("farbus-fuse".into()).spawn(move || serve(session, &disk));
         mount.session = Some(thread.map_err(refused)?);
@@ -110,7 +126,7 @@ impl DiskMount {
 
     /// The folder it lies in.
     pub fn mountpoint(&self) -> &Path {
-        self.mountpoint.path()
+        &self.at
     }
 
     /// How the disk is.
@@ -131,7 +147,7 @@ impl DiskMount {
     /// What cuts the disk off, for an owner who hears of a lost link before the store does. It may be
     /// used while another thread waits in [`DiskMount::unmount`].
     pub fn cutter(&self) -> Cutter {
-        Cutter { disk: self.disk.clone(), abort: self.mountpoint.abort() }
+        Cutter { disk: self.disk.clone(), keeper: Arc::clone(&self.keeper) }
     }
 
     /// Makes everything durable and takes the disk out of the file tree, even if it is in use.
@@ -141,12 +157,11 @@ impl DiskMount {
     /// [`UnmountError`] when it is still mounted.
     pub fn unmount(&mut self) -> Result<Unmounted, UnmountError> {
         let flushed = self.disk.flush();
-        let left = self.mountpoint.leave();
-        let left = left.map_err(|error| UnmountError { at: self.mountpoint.path().to_owned(), error })?;
+        let left = self.keeper.leave().map_err(|error| UnmountError { at: self.at.clone(), error })?;
         let patience = if left == Left::Busy { USER_WAIT } else { END_WAIT };
         let in_use = self.session.is_some() && self.wait_for(Health::Ended, Some(patience)) < Health::Ended;
         if in_use {
-            tracing::warn!(at = %self.mountpoint.path().display(), "the disk is still in use and was taken out of the tree");
+            tracing::warn!(at = %self.at.display(), "the disk is still in use and was taken out of the tree");
             return Ok(Unmounted { in_use, flushed });
         }
         self.join();
@@ -170,7 +185,7 @@ impl Cutter {
     /// only when the store lets it.
     pub fn cut(&self) {
         self.disk.lose();
-        self.abort.now();
+        self.keeper.abort();
     }
 }
 

@@ -7,10 +7,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
+use super::mounter::{Keeper, Left, Mounted, Mounter};
 use super::{MountError, mounting};
 
 /// A folder that a disk is, or is to be, mounted at. Removed at the end if we made it.
@@ -31,15 +33,43 @@ struct Mount {
     device: String,
 }
 
-/// What became of the mount when it was to go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
-    /// Nobody used it.
-    Idle,
-    /// It has left the file tree; programs that have its file open keep it.
-    Busy,
-    /// It had gone before.
-    Already,
+/// This process mounts by itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OwnMounter;
+
+impl Mounter for OwnMounter {
+    fn mount(&self, at: &Path, read_only: bool) -> Result<Mounted, MountError> {
+        let mut point = Mountpoint::prepare(at)?;
+        let device = point.mount(read_only)?;
+        let (at, abort) = (point.at.clone(), point.abort());
+        Ok(Mounted { at, device, keeper: Arc::new(OwnKeeper { abort, point: Mutex::new(point) }) })
+    }
+
+    fn owner(&self) -> (u32, u32) {
+        (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
+    }
+}
+
+/// A mount of this process's own.
+#[derive(Debug)]
+struct OwnKeeper {
+    /// Apart, for whoever cannot wait until the other has done.
+    abort: Abort,
+    point: Mutex<Mountpoint>,
+}
+
+impl Keeper for OwnKeeper {
+    fn set_read_ahead(&self, bytes: usize) {
+        self.point.lock().unwrap_or_else(PoisonError::into_inner).set_read_ahead(bytes);
+    }
+
+    fn leave(&self) -> io::Result<Left> {
+        self.point.lock().unwrap_or_else(PoisonError::into_inner).leave()
+    }
+
+    fn abort(&self) {
+        self.abort.now();
+    }
 }
 
 impl Mountpoint {
@@ -64,10 +94,6 @@ impl Mountpoint {
             None => Ok(point),
             Some(_) => Err(MountError::NotEmpty { at: at.to_owned() }),
         }
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.at
     }
 
     /// Mounts here; the descriptor through which the kernel asks.

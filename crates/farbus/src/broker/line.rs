@@ -1,0 +1,116 @@
+//! The confined half's end.
+
+use std::io::{self, Read, Seek};
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use farbus_io::link::Listener;
+use farbus_io::store::FileStore;
+use farbus_io::sys::passing::Passage;
+use rustix::process::{getgid, getuid};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::mandate::Mandate;
+use super::protocol::{Answer, Question, to_json};
+
+/// The confined half's way to the other: a line on which it asks, one thing at a time.
+#[derive(Debug)]
+pub struct Broker {
+    passage: Mutex<Passage>,
+    /// Whose mounts the other half's are.
+    pub(super) owner: (u32, u32),
+}
+
+impl Broker {
+    /// Starts the other half: this program once more, as it was called, with all its rights.
+    ///
+    /// # Errors
+    /// If there is no room for another process.
+    pub fn start(mandate: &Mandate) -> io::Result<Self> {
+        let (passage, theirs) = Passage::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        // Paths in the mandate may be said from where we are.
+        command.arg("broker").stdin(theirs).stdout(Stdio::null());
+        // Nobody waits for it: it ends after us.
+        command.spawn()?;
+        passage.send(&to_json(mandate)?, None)?;
+        Ok(Self { passage: Mutex::new(passage), owner: (getuid().as_raw(), getgid().as_raw()) })
+    }
+
+    /// One more line: what is asked there waits for nothing that is asked here.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors or threads.
+    pub fn line(&self) -> io::Result<Self> {
+        let line = self.ask_for_descriptor(&Question::Line)?;
+        Ok(Self { passage: Mutex::new(Passage::over(line)), owner: self.owner })
+    }
+
+    /// The text of the configuration as it is now.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub fn config(&self) -> io::Result<String> {
+        let mut file = std::fs::File::from(self.ask_for_descriptor(&Question::Config)?);
+        let mut text = String::new();
+        file.rewind()?;
+        file.read_to_string(&mut text)?;
+        Ok(text)
+    }
+
+    /// Listens at an address.
+    ///
+    /// # Errors
+    /// What the system or the mandate says against it.
+    pub fn listen(&self, address: SocketAddr) -> io::Result<Listener> {
+        Ok(Listener::over(self.ask_for_descriptor(&Question::Listen { address })?))
+    }
+
+    /// Opens a disk image.
+    ///
+    /// # Errors
+    /// A sentence of the store's, or of the mandate.
+    pub fn open_image(&self, path: &Path, read_only: bool) -> io::Result<FileStore> {
+        let file = self.ask_for_descriptor(&Question::OpenImage { path: path.to_owned(), read_only })?;
+        FileStore::passed(file, path, read_only).map_err(io::Error::other)
+    }
+
+    /// Opens a USB device's node. Should we end before we say that it was given back, its drivers get it all the same.
+    ///
+    /// # Errors
+    /// What the system or the mandate says against it.
+    pub fn open_usb(&self, bus: u32, device: u32) -> io::Result<OwnedFd> {
+        self.ask_for_descriptor(&Question::OpenUsb { bus, device })
+    }
+
+    /// A device's drivers have it again, or it is gone.
+    pub fn given_back(&self, bus: u32, device: u32) {
+        if let Err(error) = self.ask::<Value>(&Question::GivenBack { bus, device }, None) {
+            tracing::debug!(%error, "nobody needs to know that a device was given back");
+        }
+    }
+
+    fn ask_for_descriptor(&self, question: &Question) -> io::Result<OwnedFd> {
+        let (_, fd) = self.ask::<Value>(question, None)?;
+        fd.ok_or_else(|| io::Error::other("no descriptor came along"))
+    }
+
+    pub(super) fn ask<T: DeserializeOwned>(
+        &self,
+        question: &Question,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> io::Result<(T, Option<OwnedFd>)> {
+        let passage = self.passage.lock().unwrap_or_else(PoisonError::into_inner);
+        passage.send(&to_json(question)?, fd)?;
+        let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that keeps the rights has ended");
+        let parcel = passage.receive()?.ok_or_else(ended)?;
+        match serde_json::from_slice(&parcel.bytes)? {
+            Answer::Done(value) => Ok((serde_json::from_value(value)?, parcel.fd)),
+            Answer::Refused { why, kind } => Err(kind.error(why)),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! What one half may have done by the other.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use farbus_io::usb::Selector;
+use serde::{Deserialize, Serialize};
+
+use crate::wanted::Wanted;
+
+/// What the confined half may have done for it. Everything else is refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Mandate {
+    /// Sockets to remove when the other half is gone, however it went.
+    pub remove: Vec<PathBuf>,
+    /// Which USB devices may be opened, in the words of `farbus share` (`usb:1-1.4`).
+    pub usb: Vec<String>,
+    /// Which disk images may be opened, and whether only to be read.
+    pub images: Vec<(PathBuf, bool)>,
+    /// Which hosts (`HOST:PORT`) may be connected to.
+    pub hosts: Vec<String>,
+    /// Whether a device may be plugged into this machine's kernel.
+    pub plugs: bool,
+    /// Where disks may be mounted as files.
+    pub mounts: Vec<PathBuf>,
+    /// The file that says the rest, and may be read again.
+    pub config: Option<PathBuf>,
+    /// Where may be listened. Only a file says this, and the next.
+    #[serde(skip)]
+    pub listen: Vec<SocketAddr>,
+    /// Which USB devices may be opened besides.
+    #[serde(skip)]
+    pub wanted: Wanted,
+}
+
+/// Reads a configuration: its text, for the other half to read itself, and what it asks for.
+pub type ReadConfig = fn(&Path) -> io::Result<(String, Mandate)>;
+
+impl Mandate {
+    /// The devices that are meant, all of them.
+    pub(super) fn devices(&self) -> Wanted {
+        let selectors = self.usb.iter().filter_map(|words| words.strip_prefix("usb:")?.parse::<Selector>().ok());
+        let mut wanted = self.wanted.clone();
+        selectors.for_each(|selector| wanted.add(selector, None));
+        wanted
+    }
+
+    /// The same with what a configuration grants instead of what another granted before.
+    pub(super) fn with_config(&self, granted: Self) -> Self {
+        Self { remove: self.remove.clone(), config: self.config.clone(), ..granted }
+    }
+}

@@ -1,0 +1,30 @@
+//! The half that keeps its rights, so that the half that listens to strangers needs none.
+//!
+//! | asked | done, where the mandate allows it |
+//! |---|---|
+//! | `line` | one more line to ask on, so that who waits for one thing does not wait for another |
+//! | `config` | the configuration is read again, and what it says is the mandate from then on |
+//! | `listen` | a listening socket is bound, and passed |
+//! | `open_image` | a disk image is opened and locked, and passed |
+//! | `open_usb` | a node below `/dev/bus/usb` is opened, and passed |
+//! | `given_back` | a device's drivers have it again: nothing is left to be done for it |
+//! | `connect` | a host is found and connected to, and the connection is passed |
+//! | `explain` | a share on this machine is told what one of its devices is needed for |
+//! | `may_plug`, `plug`, `unplug` | this machine's kernel is given a socket that speaks USB/IP, and loses it |
+//! | `mount`, `read_ahead`, `leave`, `abort`, `forget` | a folder is made a file system's, and let go of |
+//! | the other half is gone | devices go back to their drivers, mounts and sockets are removed, and this half ends |
+//!
+//! The mandate is given before the other half hears a stranger. From then on it may be somebody else's: whatever it asks is
+//! held against the mandate, and nothing else is believed.
+
+mod hands;
+mod line;
+mod mandate;
+mod protocol;
+mod rights;
+mod taken;
+
+pub use hands::Hands;
+pub use line::Broker;
+pub use mandate::{Mandate, ReadConfig};
+pub use rights::run;

@@ -1,0 +1,87 @@
+//! What the two halves say to each other: JSON, a message each way, and a descriptor with it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What may be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case")]
+pub(super) enum Question {
+    Line,
+    Config,
+    Listen { address: SocketAddr },
+    OpenImage { path: PathBuf, read_only: bool },
+    OpenUsb { bus: u32, device: u32 },
+    GivenBack { bus: u32, device: u32 },
+    Connect { host: String, time_max_ms: u64 },
+    Explain { user: String, reason: String },
+    MayPlug,
+    Plug { device_id: u32, speed: String },
+    Unplug { port: u32 },
+    Mount { at: PathBuf, read_only: bool },
+    ReadAhead { mount: u64, bytes: usize },
+    Leave { mount: u64 },
+    Abort { mount: u64 },
+    Forget { mount: u64 },
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Answer {
+    Done(Value),
+    Refused { why: String, kind: Kind },
+}
+
+/// What a refusal means to whoever acts on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Kind {
+    Denied,
+    Gone,
+    InUse,
+    Other,
+}
+
+impl Kind {
+    pub(super) fn of(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => Kind::Denied,
+            io::ErrorKind::NotFound => Kind::Gone,
+            io::ErrorKind::AddrInUse => Kind::InUse,
+            _ => Kind::Other,
+        }
+    }
+
+    pub(super) fn error(self, why: String) -> io::Error {
+        let kind = match self {
+            Kind::Denied => io::ErrorKind::PermissionDenied,
+            Kind::Gone => io::ErrorKind::NotFound,
+            Kind::InUse => io::ErrorKind::AddrInUse,
+            Kind::Other => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, why)
+    }
+}
+
+/// Where a mount is, and its number from then on.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct MountedAt {
+    pub mount: u64,
+    pub at: PathBuf,
+}
+
+/// A message's bytes.
+pub(super) fn to_json(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    Ok(serde_json::to_vec(message)?)
+}
+
+/// How long the other half may try to connect, in the unit in which it is told.
+pub(super) fn in_ms(span: Duration) -> u64 {
+    span.as_millis().try_into().unwrap_or(u64::MAX)
+}

@@ -1,0 +1,365 @@
+//! The half that has the rights: what it does, and what it does not.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::frontend::fuse::{Keeper, Mounter, OwnMounter};
+use farbus_io::store::FileStore;
+use farbus_io::sys::passing::Passage;
+use farbus_io::sys::vhci::{Port, Vhci};
+use farbus_io::usb::Inventory;
+use farbus_model::Speed;
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tracing::warn;
+
+use super::hands::{may_plug, word_of};
+use super::mandate::{Mandate, ReadConfig};
+use super::protocol::{Answer, Kind, MountedAt, Question, to_json};
+use super::taken::Taken;
+use crate::control::{Question as OwnerQuestion, ask_all};
+use crate::reach;
+
+/// Lines at once: one for the process, three for each attachment.
+const LINES_MAX: usize = 1024;
+/// The longest that anybody may wait for a connection.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// The other half's life: `farbus broker`, with the passage as its standard input.
+///
+/// # Errors
+/// What the system says of the passage.
+pub fn run(read_config: ReadConfig) -> io::Result<()> {
+    // Ctrl-C goes to both halves; this one ends when the other has.
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+    }
+    let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
+    let Some(parcel) = passage.receive()? else { return Ok(()) };
+    let rights = Arc::new(Rights::new(serde_json::from_slice(&parcel.bytes)?, read_config));
+    let end = serve(&passage, &rights);
+    rights.end();
+    end
+}
+
+/// What the other half may ask for, and what it has.
+struct Rights {
+    mandate: Mutex<Mandate>,
+    read_config: ReadConfig,
+    taken: Mutex<Taken>,
+    mounts: Mutex<BTreeMap<u64, Mount>>,
+    mount_numbers: AtomicU64,
+    ports: Mutex<BTreeSet<u32>>,
+    lines: AtomicU64,
+}
+
+#[derive(Clone)]
+struct Mount {
+    at: PathBuf,
+    keeper: Arc<dyn Keeper>,
+}
+
+/// What is answered to a question, and the descriptor that goes with it.
+type Reply = io::Result<(Value, Option<OwnedFd>)>;
+
+fn serve(passage: &Passage, rights: &Arc<Rights>) -> io::Result<()> {
+    while let Some(parcel) = passage.receive()? {
+        let result = match serde_json::from_slice(&parcel.bytes) {
+            Ok(question) => rights.carry_out(question, parcel.fd),
+            Err(error) => Err(io::Error::other(format!("not a question: {error}"))),
+        };
+        let (answer, fd) = match result {
+            Ok((value, fd)) => (Answer::Done(value), fd),
+            Err(error) => (Answer::Refused { why: error.to_string(), kind: Kind::of(&error) }, None),
+        };
+        match passage.send(&to_json(&answer)?, fd.as_ref().map(AsFd::as_fd)) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            sent => sent?,
+        }
+    }
+    Ok(())
+}
+
+fn done(value: Value) -> Reply {
+    Ok((value, None))
+}
+
+fn passed(fd: impl Into<OwnedFd>) -> Reply {
+    Ok((Value::Null, Some(fd.into())))
+}
+
+fn opened<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Nothing that a right process asks for: worth a line in the log.
+fn refused(what: String) -> io::Error {
+    warn!("refused to the confined half: {what}");
+    io::Error::other(what)
+}
+
+impl Rights {
+    fn new(mandate: Mandate, read_config: ReadConfig) -> Self {
+        Self {
+            mandate: Mutex::new(mandate),
+            read_config,
+            taken: Mutex::default(),
+            mounts: Mutex::default(),
+            mount_numbers: AtomicU64::new(0),
+            ports: Mutex::default(),
+            lines: AtomicU64::new(0),
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, question: Question, fd: Option<OwnedFd>) -> Reply {
+        match question {
+            Question::Line => self.line(),
+            Question::Config => self.config(),
+            Question::Listen { address } => {
+                self.hold(opened(&self.mandate).listen.contains(&address), || format!("{address} is not listened at"))?;
+                // Every address, on a machine where the new family is switched off, is those of the old one.
+                let old = |_| match address.ip() == Ipv6Addr::UNSPECIFIED {
+                    true => TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())),
+                    false => TcpListener::bind(address),
+                };
+                passed(TcpListener::bind(address).or_else(old)?)
+            }
+            Question::OpenImage { path, read_only } => {
+                let is_meant = opened(&self.mandate).images.contains(&(path.clone(), read_only));
+                self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
+                passed(FileStore::open(&path, read_only).map_err(io::Error::other)?.into_descriptor())
+            }
+            Question::OpenUsb { bus, device } => self.open_usb(bus, device),
+            Question::GivenBack { bus, device } => {
+                opened(&self.taken).give_back(bus, device);
+                done(Value::Null)
+            }
+            Question::Connect { host, time_max_ms } => {
+                self.hold(opened(&self.mandate).hosts.contains(&host), || format!("{host} is nobody to connect to"))?;
+                let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
+                let connected = reach::dial(&host, time_max, crate::nearby::find);
+                let (connection, peer) = connected.map_err(|error| error.source)?;
+                Ok((json!(peer), Some(connection)))
+            }
+            Question::Explain { user, reason } => {
+                self.hold(!opened(&self.mandate).hosts.is_empty(), || "nothing is attached".to_owned())?;
+                ask_all(&OwnerQuestion::Explain { user, reason })?;
+                done(Value::Null)
+            }
+            Question::MayPlug => {
+                self.hold(opened(&self.mandate).plugs, || "nothing is to be plugged in".to_owned())?;
+                may_plug()?;
+                done(Value::Null)
+            }
+            Question::Plug { device_id, speed } => self.plug(device_id, &speed, fd),
+            Question::Unplug { port } => {
+                self.hold(opened(&self.ports).contains(&port), || format!("port {port} is not yours"))?;
+                Vhci::open().and_then(|vhci| vhci.detach(Port(port))).map_err(io::Error::other)?;
+                opened(&self.ports).remove(&port);
+                done(Value::Null)
+            }
+            Question::Mount { at, read_only } => self.mount(&at, read_only),
+            Question::ReadAhead { mount, bytes } => {
+                self.mount_of(mount)?.keeper.set_read_ahead(bytes);
+                done(Value::Null)
+            }
+            Question::Leave { mount } => done(json!(word_of(self.mount_of(mount)?.keeper.leave()?))),
+            Question::Abort { mount } => {
+                self.mount_of(mount)?.keeper.abort();
+                done(Value::Null)
+            }
+            Question::Forget { mount } => {
+                let mount = opened(&self.mounts).remove(&mount);
+                drop(mount);
+                done(Value::Null)
+            }
+        }
+    }
+
+    fn hold(&self, is_meant: bool, what: impl FnOnce() -> String) -> io::Result<()> {
+        if is_meant { Ok(()) } else { Err(refused(what())) }
+    }
+
+    fn line(self: &Arc<Self>) -> Reply {
+        let lines = self.lines.fetch_add(1, Ordering::Relaxed);
+        let (ours, theirs) = Passage::pair()?;
+        let rights = Arc::clone(self);
+        let spawned = match lines < LINES_MAX as u64 {
+            false => Err(refused(format!("there are {LINES_MAX} lines already"))),
+            true => thread::Builder::new().name("line".into()).spawn(move || {
+                if let Err(error) = serve(&ours, &rights) {
+                    warn!(%error, "a line of the confined half ended");
+                }
+                rights.lines.fetch_sub(1, Ordering::Relaxed);
+            }),
+        };
+        match spawned {
+            Ok(_) => passed(theirs),
+            Err(error) => {
+                self.lines.fetch_sub(1, Ordering::Relaxed);
+                Err(error)
+            }
+        }
+    }
+
+    fn config(&self) -> Reply {
+        let path = opened(&self.mandate).config.clone();
+        let path = path.ok_or_else(|| refused("there is no configuration".into()))?;
+        let (text, granted) = (self.read_config)(&path)?;
+        let mut file = fs::File::from(memfd_create("configuration", MemfdFlags::CLOEXEC)?);
+        file.write_all(text.as_bytes())?;
+        let mut mandate = opened(&self.mandate);
+        *mandate = mandate.with_config(granted);
+        passed(file)
+    }
+
+    fn open_usb(&self, bus: u32, device: u32) -> Reply {
+        let devices = opened(&self.mandate).devices();
+        self.hold(!devices.is_empty(), || "no USB device is shared here".to_owned())?;
+        let all = Inventory::default().devices()?;
+        let found = all.iter().find(|found| (found.bus, found.number) == (bus, device));
+        let found = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there is no such device"))?;
+        self.hold(devices.name_of(found).is_some(), || format!("usb:{} is not to be shared", found.bus_id))?;
+        let node = open_node(&usb_node(bus, device))?;
+        opened(&self.taken).take(found);
+        passed(node)
+    }
+
+    fn plug(&self, device_id: u32, speed: &str, socket: Option<OwnedFd>) -> Reply {
+        self.hold(opened(&self.mandate).plugs, || "nothing is to be plugged in".to_owned())?;
+        let speeds = [Speed::Low, Speed::Full, Speed::High, Speed::Super, Speed::SuperPlus];
+        let speed = speeds.into_iter().find(|known| known.name() == speed);
+        let speed = speed.ok_or_else(|| refused("that is no speed".into()))?;
+        let socket = socket.ok_or_else(|| refused("no socket came along".into()))?;
+        let vhci = Vhci::open().map_err(io::Error::other)?;
+        let Port(port) = vhci.attach(socket.as_fd(), device_id, speed).map_err(io::Error::other)?;
+        opened(&self.ports).insert(port);
+        done(json!(port))
+    }
+
+    fn mount(&self, at: &Path, read_only: bool) -> Reply {
+        let is_meant = opened(&self.mandate).mounts.iter().any(|meant| meant == at);
+        self.hold(is_meant, || format!("nothing is to be mounted at {}", at.display()))?;
+        let mounted = OwnMounter.mount(at, read_only).map_err(io::Error::other)?;
+        let mount = self.mount_numbers.fetch_add(1, Ordering::Relaxed);
+        let at = mounted.at;
+        opened(&self.mounts).insert(mount, Mount { at: at.clone(), keeper: mounted.keeper });
+        Ok((json!(MountedAt { mount, at }), Some(mounted.device)))
+    }
+
+    fn mount_of(&self, mount: u64) -> io::Result<Mount> {
+        let mounts = opened(&self.mounts);
+        mounts.get(&mount).cloned().ok_or_else(|| refused(format!("there is no mount {mount}")))
+    }
+
+    /// The other half is gone, however it went: what it left is put in order.
+    fn end(&self) {
+        for path in &opened(&self.mandate).remove {
+            // Where the other half could, it has removed them.
+            let _ = fs::remove_file(path);
+        }
+        for mount in std::mem::take(&mut *opened(&self.mounts)).into_values() {
+            if let Err(error) = mount.keeper.leave() {
+                warn!(at = %mount.at.display(), %error, "left mounted");
+            }
+        }
+        std::mem::take(&mut *opened(&self.taken)).end();
+    }
+}
+
+fn usb_node(bus: u32, device: u32) -> PathBuf {
+    format!("/dev/bus/usb/{bus:03}/{device:03}").into()
+}
+
+fn open_node(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|errno| io::Error::new(errno.kind(), format!("cannot open {}: {errno}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn no_config(_: &Path) -> io::Result<(String, Mandate)> {
+        Err(io::Error::other("there is none"))
+    }
+
+    fn asked(mandate: Mandate, bytes: &[u8]) -> (Answer, bool) {
+        let (ours, theirs) = Passage::pair().unwrap();
+        ours.send(bytes, None).unwrap();
+        let rights = Arc::new(Rights::new(mandate, no_config));
+        let server = thread::spawn(move || serve(&Passage::over(theirs), &rights));
+        let parcel = ours.receive().unwrap().unwrap();
+        drop(ours);
+        server.join().unwrap().unwrap();
+        (serde_json::from_slice(&parcel.bytes).unwrap(), parcel.fd.is_some())
+    }
+
+    #[test]
+    fn what_is_not_in_the_mandate_is_refused() {
+        let everything = [
+            Question::Config,
+            Question::Listen { address: "127.0.0.1:0".parse().unwrap() },
+            Question::OpenImage { path: "/etc/shadow".into(), read_only: true },
+            Question::OpenUsb { bus: 1, device: 2 },
+            Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1 },
+            Question::Explain { user: "127.0.0.1:1".into(), reason: "because".into() },
+            Question::MayPlug,
+            Question::Plug { device_id: 1, speed: "high".into() },
+            Question::Unplug { port: 0 },
+            Question::Mount { at: "/".into(), read_only: false },
+            Question::ReadAhead { mount: 0, bytes: 1 },
+            Question::Leave { mount: 0 },
+            Question::Abort { mount: 0 },
+        ];
+        for question in everything {
+            let (answer, has_fd) = asked(Mandate::default(), &to_json(&question).unwrap());
+            assert!(matches!(answer, Answer::Refused { .. }) && !has_fd, "{question:?}: {answer:?}");
+        }
+        let mandate = Mandate { usb: vec!["usb:1-1".into()], ..Mandate::default() };
+        let (answer, has_fd) = asked(mandate, b"{\"ask\":\"open\",\"path\":\"/etc/shadow\"}");
+        assert!(matches!(answer, Answer::Refused { why, .. } if why.starts_with("not a question")) && !has_fd);
+    }
+
+    #[test]
+    fn an_image_is_opened_as_it_was_meant_and_not_otherwise() {
+        let path = std::env::temp_dir().join(format!("farbus-rights-{}", std::process::id()));
+        fs::write(&path, [0; 512]).unwrap();
+        let mandate = Mandate { images: vec![(path.clone(), true)], ..Mandate::default() };
+        let ask = |read_only| to_json(&Question::OpenImage { path: path.clone(), read_only }).unwrap();
+        assert_eq!(asked(mandate.clone(), &ask(true)), (Answer::Done(Value::Null), true));
+        assert!(matches!(asked(mandate, &ask(false)), (Answer::Refused { .. }, false)), "it may be read, not written");
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_node_is_named_by_numbers_alone() {
+        assert_eq!(usb_node(1, 2), Path::new("/dev/bus/usb/001/002"));
+        assert_eq!(usb_node(255, 127), Path::new("/dev/bus/usb/255/127"));
+    }
+
+    #[test]
+    fn a_line_more_is_answered_while_the_first_is_not() {
+        let (ours, theirs) = Passage::pair().unwrap();
+        let rights = Arc::new(Rights::new(Mandate::default(), no_config));
+        let for_server = Arc::clone(&rights);
+        let server = thread::spawn(move || serve(&Passage::over(theirs), &for_server));
+        ours.send(&to_json(&Question::Line).unwrap(), None).unwrap();
+        let second = Passage::over(ours.receive().unwrap().unwrap().fd.unwrap());
+        second.send(&to_json(&Question::Unplug { port: 1 }).unwrap(), None).unwrap();
+        let answer: Answer = serde_json::from_slice(&second.receive().unwrap().unwrap().bytes).unwrap();
+        assert_eq!(answer, Answer::Refused { why: "port 1 is not yours".into(), kind: Kind::Other });
+        drop((ours, second));
+        server.join().unwrap().unwrap();
+    }
+}
