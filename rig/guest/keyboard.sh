@@ -1,4 +1,4 @@
-attach 1-1
+attach "${DEVICE:-1-1}"
 # Other input devices may exist (a power button); ours hangs on USB, which is bus 3.
 keyboard() {
   for input in /sys/class/input/event*; do

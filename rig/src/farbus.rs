@@ -27,6 +27,11 @@ pub struct Share {
     announced: Vec<String>,
 }
 
+/// A running `farbus attach --via fuse`. Dropping it ends it.
+pub struct Attached {
+    child: Child,
+}
+
 impl Farbus {
     /// Prepares a runtime folder of its own, so that cases do not meet each other or the user's farbus.
     pub fn new(program: PathBuf, runtime: &Path, logs: &Path, name: &str) -> Result<Self> {
@@ -62,6 +67,45 @@ impl Farbus {
         }
     }
 
+    /// `farbus list ADDRESS --json`.
+    pub fn list(&self, address: &str) -> Result<serde_json::Value> {
+        let text = tool::text(self.command().args(["list", address, "--json"]))?;
+        serde_json::from_str(&text).map_err(|error| Error::Farbus {
+            asked: "list --json".into(),
+            said: format!("what it printed is not JSON ({error}): {text}"),
+        })
+    }
+
+    /// `farbus attach TARGET --via fuse` that has to fail: how it ended, and what it said.
+    pub fn attach_refused(&self, target: &str) -> Result<(ExitStatus, String)> {
+        let mut attach = self.command();
+        attach.args(["attach", target, "--via", "fuse"]).stdin(Stdio::null());
+        let output = attach.output().map_err(Error::io("start farbus attach"))?;
+        Ok((output.status, String::from_utf8_lossy(&output.stderr).into_owned()))
+    }
+
+    /// `farbus attach TARGET --via fuse --at FOLDER`, with the disk's file there.
+    pub fn attach_file(&self, target: &str, folder: &Path) -> Result<Attached> {
+        let mut attach = self.command();
+        attach.args(["attach", target, "--via", "fuse", "--at"]).arg(folder);
+        attach.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = attach.spawn().map_err(Error::io("start farbus attach"))?;
+        let mut attached = Attached { child };
+        let start = Instant::now();
+        let is_there = || std::fs::metadata(folder.join("disk.img")).is_ok_and(|file| file.len() > 0);
+        while !is_there() {
+            let ended = attached.child.try_wait().map_err(Error::io("look after farbus attach"))?;
+            if ended.is_some() || start.elapsed() > READY_WITHIN {
+                return Err(Error::Farbus {
+                    asked: format!("attach {target} --via fuse"),
+                    said: format!("no file appeared ({ended:?})"),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(attached)
+    }
+
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.env("XDG_RUNTIME_DIR", &self.runtime);
@@ -82,12 +126,7 @@ impl Share {
 
     /// `farbus list --json` against it.
     pub fn list(&self) -> Result<serde_json::Value> {
-        let address = format!("127.0.0.1:{}", self.port);
-        let text = tool::text(self.farbus.command().args(["list", &address, "--json"]))?;
-        serde_json::from_str(&text).map_err(|error| Error::Farbus {
-            asked: "list --json".into(),
-            said: format!("what it printed is not JSON ({error}): {text}"),
-        })
+        self.farbus.list(&format!("127.0.0.1:{}", self.port))
     }
 
     /// `farbus type DEVICE TEXT`.
@@ -143,20 +182,44 @@ impl Share {
     }
 }
 
+impl Attached {
+    /// Ctrl-C, and it has to end well.
+    pub fn detach(mut self) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), Signal::INT)
+            .map_err(|errno| Error::io("signal farbus attach")(errno.into()))?;
+        let status = self.child.wait().map_err(Error::io("wait for farbus attach"))?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(Error::Farbus { asked: "detach".into(), said: format!("it ended with {status}") })
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            // Asked first: a mount would outlive a kill.
+            let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
+            std::thread::sleep(Duration::from_millis(500));
+            end(&mut self.child);
+        }
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         end(&mut self.child);
     }
 }
 
-fn end(child: &mut Child) {
+pub(crate) fn end(child: &mut Child) {
     // Both fail only when the child has ended and been waited for.
     let _ = child.kill();
     let _ = child.wait();
 }
 
 /// Collects both streams into the log and hands out the lines.
-fn follow(child: &mut Child, log: &Path) -> Result<Receiver<String>> {
+pub(crate) fn follow(child: &mut Child, log: &Path) -> Result<Receiver<String>> {
     let file = File::create(log).map_err(Error::io(format!("create {}", log.display())))?;
     let (sender, lines) = channel();
     let stdout = child.stdout.take().expect("piped");
@@ -176,7 +239,7 @@ fn follow(child: &mut Child, log: &Path) -> Result<Receiver<String>> {
 }
 
 /// Reads until the line that says where it listens.
-fn announcement(lines: &Receiver<String>) -> std::result::Result<(u16, Vec<String>), String> {
+pub(crate) fn announcement(lines: &Receiver<String>) -> std::result::Result<(u16, Vec<String>), String> {
     let start = Instant::now();
     let mut announced = Vec::new();
     loop {

@@ -5,6 +5,8 @@ use crate::image::kernel::{Kernel, write_whole};
 use crate::image::{root::Base, testusb};
 use crate::machine::{Guest, Spec};
 use crate::{Error, Result, prerequisites, tool};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -19,6 +21,9 @@ pub struct Workshop {
     farbus: Option<PathBuf>,
     scratch: PathBuf,
     logs: PathBuf,
+    cache: PathBuf,
+    records: PathBuf,
+    versions: BTreeMap<String, String>,
     /// How many passes the repeating cases make.
     pub times: u32,
 }
@@ -28,6 +33,7 @@ pub struct Lab<'a> {
     workshop: &'a Workshop,
     name: &'static str,
     boots: std::cell::Cell<u32>,
+    met: RefCell<BTreeMap<String, String>>,
 }
 
 /// Who attaches the device in the guest.
@@ -81,7 +87,8 @@ impl Workshop {
         let cache = target_folder().join("rig");
         let scratch = cache.join(format!("scratch-{}", std::process::id()));
         let logs = logs.unwrap_or_else(|| cache.join("logs"));
-        for folder in [&cache, &scratch, &logs] {
+        let records = records_folder();
+        for folder in [&cache, &scratch, &logs, &records] {
             std::fs::create_dir_all(folder).map_err(Error::io(format!("create {}", folder.display())))?;
         }
         let farbus = farbus.or_else(beside_us);
@@ -89,17 +96,23 @@ impl Workshop {
         let testusb = testusb::build(&cache)?;
         let for_guests = farbus.as_deref().map(|program| stripped(program, &scratch)).transpose()?;
         let base = Base::build(&kernel, &testusb, for_guests.as_deref())?;
-        Ok(Self { kernel: kernel.uncompressed(&cache)?, base, farbus, scratch, logs, times })
+        let versions = versions(&kernel)?;
+        Ok(Self { kernel: kernel.uncompressed(&cache)?, base, farbus, scratch, logs, cache, records, versions, times })
     }
 
     /// A bench for the case of this name.
     pub fn lab(&self, name: &'static str) -> Lab<'_> {
-        Lab { workshop: self, name, boots: std::cell::Cell::new(0) }
+        Lab { workshop: self, name, boots: std::cell::Cell::new(0), met: RefCell::new(self.versions.clone()) }
     }
 
     /// Where the logs go.
     pub fn logs(&self) -> &Path {
         &self.logs
+    }
+
+    /// Where the records go.
+    pub fn records(&self) -> &Path {
+        &self.records
     }
 }
 
@@ -152,6 +165,21 @@ impl Lab<'_> {
         self.workshop.scratch.join(format!("{}.{name}", self.name))
     }
 
+    /// Where what is made or fetched once is kept.
+    pub fn cache(&self) -> &Path {
+        &self.workshop.cache
+    }
+
+    /// Notes a peer that is not of this distribution, for the record.
+    pub fn meet(&self, software: &str, version: &str) {
+        self.met.borrow_mut().insert(software.to_owned(), version.to_owned());
+    }
+
+    /// Whose versions the case is held with.
+    pub fn met(&self) -> BTreeMap<String, String> {
+        self.met.borrow().clone()
+    }
+
     /// A file of this case that stays with the logs.
     pub fn log(&self, name: &str) -> PathBuf {
         self.workshop.logs.join(format!("{}.{name}", self.name))
@@ -172,6 +200,37 @@ fn script(boot: &Boot) -> String {
         text += &format!("{name}='{value}'\n");
     }
     text + ". /rig/prelude\n" + boot.script
+}
+
+/// Where every run leaves its records.
+pub fn records_folder() -> PathBuf {
+    target_folder().join("rig").join("records")
+}
+
+/// What is there in every case.
+fn versions(kernel: &Kernel) -> Result<BTreeMap<String, String>> {
+    let first_line = |program: &str, option: &str| {
+        let program = tool::which(program).unwrap_or_else(|| program.into());
+        tool::text(Command::new(program).arg(option))
+            .map(|said| said.lines().next().unwrap_or_default().trim().to_owned())
+    };
+    let mut versions =
+        BTreeMap::from([("Linux (Debian)".to_owned(), format!("{} ({})", kernel.release, kernel.version))]);
+    for (software, program, option) in [
+        ("usbip-utils", "usbip", "version"),
+        ("Wireshark", "tshark", "--version"),
+        ("QEMU", "qemu-system-x86_64", "--version"),
+    ] {
+        versions.insert(software.to_owned(), number_in(&first_line(program, option)?).to_owned());
+    }
+    Ok(versions)
+}
+
+/// The first word that begins like a version, as in "QEMU emulator version 7.2.22 (Debian …)".
+fn number_in(said: &str) -> &str {
+    let words = said.split([' ', ')']);
+    let mut numbers = words.filter(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'));
+    numbers.next().unwrap_or(said).trim_end_matches('.')
 }
 
 /// The cargo target folder that this program was built into; cargo marks it with a tag file.
@@ -195,4 +254,17 @@ fn stripped(program: &Path, scratch: &Path) -> Result<PathBuf> {
 fn beside_us() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok()?.with_file_name("farbus");
     beside.is_file().then_some(beside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_found_in_what_tools_say() {
+        assert_eq!(number_in("usbip (usbip-utils 2.0)"), "2.0");
+        assert_eq!(number_in("TShark (Wireshark) 4.0.17 (Git v4.0.17 packaged as 4.0.17-0+deb12u3)."), "4.0.17");
+        assert_eq!(number_in("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)"), "7.2.22");
+        assert_eq!(number_in("no idea"), "no idea");
+    }
 }

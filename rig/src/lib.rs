@@ -7,11 +7,11 @@
 //! **It may touch** the machine it runs on: packages, processes, loopback sockets, files below the cargo
 //! target folder.
 //!
-//! **It never touches** another crate's code: farbus is a program here, given by its path, spoken to over its
-//! command line and the wire, as a user would.
+//! **It never touches** another room's code: farbus is a program here, given by its path, spoken to over its
+//! command line and the wire, as a user would; and so are the strangers that it meets in [`peers`].
 //!
 //! **Enter at** [`cases::all`] for what is proved, [`lab::Lab`] for the bench a case works at,
-//! [`machine::Guest`] for a running machine, [`image`] for what is inside it.
+//! [`machine::Guest`] for a running machine, [`image`] for what is inside it, [`interop`] for who met whom in a case.
 //!
 //! **Why** machines: those that build farbus have no USB in their own kernel, and the kernels that matter are
 //! our users', not ours. Emulation (`-accel tcg`, one processor) needs no rights and no luck; booting the
@@ -23,10 +23,13 @@ pub mod disk;
 pub mod error;
 pub mod farbus;
 pub mod image;
+pub mod interop;
 pub mod lab;
 pub mod machine;
 mod monitor;
+pub mod peers;
 pub mod prerequisites;
+pub mod record;
 pub mod run;
 pub mod tool;
 pub mod wire;

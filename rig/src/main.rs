@@ -1,9 +1,9 @@
 //! The rig's command line.
 
 use clap::{Parser, Subcommand};
-use farbus_rig::lab::Workshop;
-use farbus_rig::{Result, cases, run};
-use std::path::PathBuf;
+use farbus_rig::lab::{Workshop, records_folder};
+use farbus_rig::{Error, Result, cases, interop, peers, record, run};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Tests of farbus against real Linux kernels in virtual machines.
@@ -35,6 +35,17 @@ enum Command {
         #[arg(long)]
         allow_skip: bool,
     },
+    /// Serves as somebody else's exporter, for a case.
+    #[command(hide = true)]
+    Peer {
+        /// keyboard or serial.
+        what: String,
+    },
+    /// Writes the tables of who met whom into a document, from the records that runs left.
+    Interop {
+        /// The document.
+        document: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -48,6 +59,10 @@ fn main() -> ExitCode {
         Command::Run { names, farbus, times, log_dir, allow_skip } => {
             try_cases(&names, farbus, times, log_dir, allow_skip)
         }
+        Command::Peer { what } => {
+            peers::crate_server::serve(&what).map(|()| true).map_err(Error::io(format!("serve a {what}")))
+        }
+        Command::Interop { document } => write_tables(&document).map(|()| true),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
@@ -72,4 +87,12 @@ fn try_cases(
     println!("logs: {}", workshop.logs().display());
     println!("{score}");
     Ok(score.is_good(allow_skip))
+}
+
+fn write_tables(document: &Path) -> Result<()> {
+    let text = std::fs::read_to_string(document).map_err(Error::io(format!("read {}", document.display())))?;
+    let made = interop::made(&text, &record::read_all(&records_folder())?)?;
+    std::fs::write(document, made).map_err(Error::io(format!("write {}", document.display())))?;
+    println!("{} is up to date", document.display());
+    Ok(())
 }

@@ -2,6 +2,7 @@
 
 use crate::cases::{self, Case};
 use crate::lab::Workshop;
+use crate::record::Record;
 use crate::{Error, Result};
 use std::io::Write as _;
 use std::time::Instant;
@@ -50,8 +51,17 @@ pub fn run(workshop: &Workshop, cases: &[&Case]) -> Score {
         // The name stands there while the case runs; without a terminal nobody misses it.
         let _ = std::io::stdout().flush();
         let start = Instant::now();
-        let outcome = (case.run)(&workshop.lab(case.name));
+        let lab = workshop.lab(case.name);
+        let outcome = (case.run)(&lab);
         let seconds = start.elapsed().as_secs_f64();
+        let record = match &outcome {
+            Ok(note) => Record::passed(case.name, note, &lab.met()),
+            Err(Error::Skip(_)) => Record::skipped(case.name),
+            Err(_) => Record::failed(case.name),
+        };
+        if let Err(error) = record.write(workshop.records()) {
+            eprintln!("rig: no record of {}: {error}", case.name);
+        }
         match outcome {
             Ok(note) => {
                 score.passed += 1;

@@ -36,7 +36,8 @@ use std::process::ExitCode;
   cargo xtask test --skip-rig          the same without virtual machines
   cargo xtask test --only clippy       one step
   cargo xtask fuzz --seconds 600       every fuzz target for ten minutes
-  cargo xtask rig -- run 'testusb*'    some of the virtual-machine tests"
+  cargo xtask rig -- run 'testusb*'    some of the virtual-machine tests
+  cargo xtask interop                  who was seen to work with farbus, from the rig's records"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -59,6 +60,8 @@ enum Command {
     Soak(soak::Arguments),
     /// Test against real Linux kernels in virtual machines
     Rig(rig::Arguments),
+    /// Make the tables of docs/interop.md from the records of the rig's runs
+    Interop,
     /// Generate shell completions and man pages
     Man(man::Arguments),
     /// Run the demo that the README starts with
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Rig(arguments) => rig::run(&arguments),
+        Command::Interop => rig::write_interop(),
         Command::Man(arguments) => man::run(&arguments),
         Command::Demo => demo::run(),
     };

@@ -44,6 +44,8 @@ const PACKAGES: &[Package] = &[
     Package { name: "eject", steps: &["rig"] },
     Package { name: "usb.ids", steps: &["rig"] },
     Package { name: "tshark", steps: &["test", "machine", "rig"] },
+    // Fetches a client that is written in Python.
+    Package { name: "python3-pip", steps: &["rig"] },
     Package { name: "xz-utils", steps: &["rig"] },
 ];
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_host::{Enumerate, IdSource, Options, Port, RemoteDisk, run};
+use farbus_host::{DiskError, Enumerate, IdSource, Options, Port, PortError, RemoteDisk, RemoteError, run};
 use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::{HandshakeError, Protocol};
 use farbus_model::{Device, Limits};
@@ -20,7 +20,7 @@ use crate::broker::Hands;
 pub use crate::failure::{Attribute, FailureReport};
 use crate::known_host::{KnownHost, KnownHostError};
 use crate::listed::Listed;
-use crate::port::RemotePort;
+use crate::port::{LOST, RemotePort};
 use crate::questions::{Answer, Lines, Question};
 pub use crate::session_record::name_of;
 
@@ -94,6 +94,7 @@ impl ClientError {
         match self {
             ClientError::Link(_) | ClientError::Lost { .. } | ClientError::Closed { .. } => Attribute::Network,
             ClientError::Refused { status: OpStatus::NoDevice, .. } | ClientError::NoDevice { .. } => Attribute::Gone,
+            ClientError::Refused { status: OpStatus::DeviceError, .. } => Attribute::Device,
             ClientError::Refused { .. } | ClientError::Untrusted { .. } => Attribute::Refused,
             ClientError::Protocol { .. } | ClientError::Device { .. } => Attribute::Device,
             ClientError::Local(_) => Attribute::Local,
@@ -131,7 +132,11 @@ impl fmt::Display for ClientError {
             }
             ClientError::Refused { target, status, .. } => write!(f, "{target} was refused: {status}"),
             ClientError::NoDevice { target, offered } if offered.is_empty() => {
-                write!(f, "{} offers no device at all", target.address)
+                write!(
+                    f,
+                    "{} offers no device at all\n  where the device is, 'farbus share' ('usbip bind' for usbipd) offers it",
+                    target.address
+                )
             }
             ClientError::NoDevice { target, offered } => {
                 write!(f, "{} offers no '{}', but {}", target.address, target.device, offered.join(", "))
@@ -284,18 +289,31 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn import(&self, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
-        let bus_id = self.resolve(target)?.bus_id;
+        // Linux's usbipd leaves a device that is in use out of its list, and says so to whoever asks for it by its bus id.
+        let (bus_id, unlisted) = match self.resolve(target) {
+            Ok(record) => (record.bus_id, None),
+            Err(error @ ClientError::NoDevice { .. }) if may_be_bus_id(&target.device) => {
+                (target.device.clone(), Some(error))
+            }
+            Err(error) => return Err(error),
+        };
         let link = self.connect_within(&target.address, ANSWER_TIME_MAX)?;
         let mut handshake = Handshake::import(Limits::DEFAULT, &bus_id);
-        match converse(&link, &mut handshake)? {
-            Greeting::Imported(record) => Ok((link, handshake.into_device(record))),
-            Greeting::Refused(status) => {
+        match (converse(&link, &mut handshake)?, unlisted) {
+            (Greeting::Imported(record), _) => Ok((link, handshake.into_device(record))),
+            // What there is instead helps more than that this is not there.
+            (Greeting::Refused(status), Some(unlisted))
+                if status != OpStatus::Busy && status != OpStatus::DeviceError =>
+            {
+                Err(unlisted)
+            }
+            (Greeting::Refused(status), _) => {
                 // USB/IP says busy and no more; a list of ours says by whom.
                 let is_busy = status == OpStatus::Busy;
                 let user = is_busy.then(|| self.resolve(target).ok().as_ref().and_then(in_use)).flatten();
                 Err(ClientError::Refused { target: target.clone(), status, user })
             }
-            Greeting::Devices(_) => unreachable!("an import was asked for"),
+            (Greeting::Devices(_), _) => unreachable!("an import was asked for"),
         }
     }
 
@@ -331,9 +349,10 @@ impl Client {
         let (link, device) = self.import(target)?;
         let speed = device.speed();
         let mut port = RemotePort::new(link, device).map_err(|error| ClientError::Local(error.to_string()))?;
-        let trouble = |what: &dyn fmt::Display| ClientError::Device { target: target.clone(), what: what.to_string() };
         let mut driver = Enumerate::new(port.now(), IdSource::new(), speed);
-        let descriptors = run(&mut driver, &mut port).map_err(|e| trouble(&e))?.map_err(|e| trouble(&e))?;
+        let descriptors = run(&mut driver, &mut port).map_err(|error| unreachable(target, error))?;
+        let descriptors =
+            descriptors.map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })?;
         let (link, mut device) = port.into_parts();
         device.set_descriptors(descriptors);
         link.set_receive_timeout(None).map_err(|error| ClientError::Local(error.to_string()))?;
@@ -348,8 +367,10 @@ impl Client {
         let (link, device) = self.enumerate(target)?;
         let (speed, descriptors) = (device.speed(), device.descriptors().clone());
         let port = RemotePort::new(link, device).map_err(|error| ClientError::Local(error.to_string()))?;
-        farbus_host::RemoteDevice::enumerated(port, speed, descriptors)
-            .map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })
+        farbus_host::RemoteDevice::enumerated(port, speed, descriptors).map_err(|error| match error {
+            RemoteError::Port(error) => unreachable(target, error),
+            error => ClientError::Device { target: target.clone(), what: error.to_string() },
+        })
     }
 
     /// Takes a disk: imported, configured, brought up.
@@ -358,7 +379,10 @@ impl Client {
     /// [`ClientError`].
     pub fn open_disk(&self, target: &Target) -> Result<RemoteDisk<RemotePort>, ClientError> {
         let disk = self.open(target)?.into_disk(Options::default());
-        disk.map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })
+        disk.map_err(|error| match error {
+            DiskError::Port(error) => unreachable(target, error),
+            error => ClientError::Device { target: target.clone(), what: error.to_string() },
+        })
     }
 
     /// The paired host that an address names.
@@ -418,6 +442,26 @@ pub fn open_disk(target: &Target) -> Result<RemoteDisk<RemotePort>, ClientError>
     Client::default().open_disk(target)
 }
 
+/// Whether an exporter other than farbus may call a device so: `1-1.4`, `usbip-vudc.0`, and never a name like `disk`.
+fn may_be_bus_id(device: &str) -> bool {
+    device.len() < 32 && device.contains('-') && device.ends_with(|last: char| last.is_ascii_digit())
+}
+
+/// A device that was ours, and whose exporter then fell silent, went away or broke the rules.
+fn unreachable(target: &Target, error: PortError) -> ClientError {
+    let address = target.address.clone();
+    match error {
+        PortError::Gone => ClientError::Closed { address },
+        PortError::World(what) => {
+            let what = what.strip_prefix(LOST).unwrap_or(&what).to_owned();
+            ClientError::Lost { address, source: io::Error::other(what) }
+        }
+        error @ (PortError::Peer(_) | PortError::Idle) => {
+            ClientError::Device { target: target.clone(), what: error.to_string() }
+        }
+    }
+}
+
 /// A link that failed before the device was ours; on an encrypted one that may be the peer's word.
 fn lost(address: &str, source: io::Error) -> ClientError {
     let address = address.to_owned();
@@ -465,5 +509,28 @@ mod tests {
         assert_eq!(read("::1/zero"), Ok(("[::1]:3240".into(), "zero".into())));
         assert_eq!(read("[::1]:5/zero"), Ok(("[::1]:5".into(), "zero".into())));
         assert!(read("lab3").is_err());
+    }
+
+    #[test]
+    fn only_what_looks_like_a_bus_id_is_asked_for_unlisted() {
+        for bus_id in ["1-1", "1-1.4", "usbip-vudc.0", "0-0-0"] {
+            assert!(may_be_bus_id(bus_id), "{bus_id}");
+        }
+        for name in ["disk", "disk2", "my-disk", "a-name-that-is-far-longer-than-31-1"] {
+            assert!(!may_be_bus_id(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_exporter_s_word_says_whose_trouble_it_is() {
+        let attribute = |status| {
+            let target = "lab3/1-1".parse().unwrap();
+            ClientError::Refused { target, status, user: None }.attribute()
+        };
+        assert_eq!(attribute(OpStatus::Busy), Attribute::Refused);
+        assert_eq!(attribute(OpStatus::NotAvailable), Attribute::Refused);
+        assert_eq!(attribute(OpStatus::NoDevice), Attribute::Gone);
+        assert_eq!(attribute(OpStatus::DeviceError), Attribute::Device);
+        assert_eq!(attribute(OpStatus::Error), Attribute::Refused);
     }
 }

@@ -119,8 +119,11 @@ impl RemotePort {
     }
 }
 
+/// How the sentence of a [`PortError::World`] begins.
+pub(crate) const LOST: &str = "the link was lost: ";
+
 fn world(operation: &str, error: &std::io::Error) -> PortError {
-    PortError::World(format!("the link was lost: {operation}: {error}"))
+    PortError::World(format!("{LOST}{operation}: {error}"))
 }
 
 impl Port for RemotePort {

@@ -196,6 +196,28 @@ fn silence_lasts_as_long_as_the_timeout_and_then_the_reset() {
 }
 
 #[test]
+fn a_device_that_loses_a_status_behind_its_data_is_asked_phase_by_phase_from_then_on() {
+    let (mut disk, mut port) = ready(Fake::small());
+    port.device.wrong(Wrong::Silence(Silent::Status));
+    read(&mut disk, &mut port, 0, 4096).unwrap();
+    assert_eq!(port.device.resets, 1);
+    port.forget();
+    assert_eq!(read(&mut disk, &mut port, 0, 4096).unwrap().len(), 4096);
+    assert_eq!((port.submitted_at_first(), port.turns), (vec![(0x01, 31)], 3));
+    port.forget();
+    write(&mut disk, &mut port, 0, &stamp(4096)).unwrap();
+    assert_eq!((port.submitted_at_first(), port.turns), (vec![(0x01, 31)], 3));
+    assert_eq!(port.device.read_store(0, 4096), stamp(4096));
+    // A device that is silent for another reason is believed to be able.
+    let (mut disk, mut port) = ready(Fake::small());
+    port.device.wrong(Wrong::Silence(Silent::Data));
+    read(&mut disk, &mut port, 0, 4096).unwrap();
+    port.forget();
+    read(&mut disk, &mut port, 0, 4096).unwrap();
+    assert_eq!(port.turns, 1);
+}
+
+#[test]
 fn a_fault_that_stays_is_reported_after_three_tries() {
     let (mut disk, mut port) = ready(Fake::small());
     for _ in 0..3 {

@@ -73,7 +73,11 @@ fn verdicts(lab: &Lab) -> Result<String> {
 
 fn kernel_self(lab: &Lab) -> Result<String> {
     // The very script that judges farbus's disks: if it fails here, the fault is the rig's.
-    let script = concat!(include_str!("../../guest/kernel-self.sh"), include_str!("../../guest/storage.sh"));
+    let script = concat!(
+        include_str!("../../guest/disk-gadget.sh"),
+        include_str!("../../guest/kernel-self.sh"),
+        include_str!("../../guest/storage.sh")
+    );
     let modules = [storage::MODULES, &["usbip_host", "dummy_hcd", "usb_f_mass_storage"]].concat();
     let report = lab.boot(&Boot { script, modules: &modules, ..Boot::default() })?.finish()?;
     Ok(storage::note(&report.output))

@@ -5,12 +5,15 @@
 
 mod capture;
 mod case;
+mod daemon;
+mod exporters;
 mod kernel;
 mod keyboard;
 mod link;
 mod list;
 mod reset;
 mod storage;
+mod strangers;
 mod testusb;
 mod usbfs;
 
@@ -25,6 +28,9 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         keyboard::CASES,
         testusb::CASES,
         usbfs::CASES,
+        exporters::CASES,
+        strangers::CASES,
+        daemon::CASES,
         reset::CASES,
         link::CASES,
         capture::CASES,

@@ -83,17 +83,17 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// A SuperSpeed controller with these devices on it.
-fn xhci(devices: &[&str]) -> Vec<String> {
+pub(super) fn xhci(devices: &[&str]) -> Vec<String> {
     let all = std::iter::once(&"qemu-xhci,id=hc,p2=8,p3=8").chain(devices);
     all.flat_map(|device| ["-device".to_owned(), (*device).to_owned()]).collect()
 }
 
 /// The image as something that a stick may be pulled from and given to again.
-fn medium(image: &Path) -> [String; 2] {
+pub(super) fn medium(image: &Path) -> [String; 2] {
     ["-blockdev".into(), format!("driver=raw,node-name=medium,file.driver=file,file.filename={}", image.display())]
 }
 
-const STICK: &str = "usb-storage,bus=hc.0,port=1,drive=medium,removable=on,id=stick";
+pub(super) const STICK: &str = "usb-storage,bus=hc.0,port=1,drive=medium,removable=on,id=stick";
 
 fn stick(lab: &Lab, client: Client) -> Result<String> {
     lab.farbus()?;

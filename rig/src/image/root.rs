@@ -18,6 +18,7 @@ const MODULES: &[&str] = &[
     // USB/IP in both directions, and a USB device and controller made of nothing
     "vhci_hcd",
     "usbip_host",
+    "usbip_vudc",
     "dummy_hcd",
     "usb_f_mass_storage",
     "usb_f_ss_lb",
@@ -34,6 +35,7 @@ const MODULES: &[&str] = &[
     "xhci_pci",
     "ehci_pci",
     "ftdi_sio",
+    "cdc_acm",
     "cdc_ether",
     "rndis_host",
     "cdc_subset",

@@ -386,26 +386,23 @@ impl Shown {
 }
 
 pub fn detach(args: DetachArgs) -> Result<(), Failure> {
-    if args.device.is_none() {
-        only_one_attached()?;
-    }
-    let name = args.device.clone().unwrap_or_else(|| "any".into());
-    ask_owner(&name, Question::Detach { device: args.device })
+    let name = args.device.map_or_else(only_one_attached, Ok)?;
+    ask_owner(&name, Question::Detach { device: Some(name.clone()) })
 }
 
-fn only_one_attached() -> Result<(), Failure> {
+/// What is meant when nothing is named.
+fn only_one_attached() -> Result<String, Failure> {
     let mut attached = Vec::new();
     for (_, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
-        if let Answer::Ok(process) = answer
-            && process["role"] == "attach"
-        {
-            let titles = process["devices"].as_array().into_iter().flatten();
-            attached.extend(titles.filter_map(|device| device["title"].as_str().map(str::to_owned)));
-        }
+        let Answer::Ok(process) = answer else { continue };
+        let devices = process["devices"].as_array().into_iter().flatten();
+        // A daemon lists what it shares, too: that has a bus id.
+        let here = devices.filter(|device| device["bus_id"].is_null() && device["state"] != "detached");
+        attached.extend(here.filter_map(|device| device["title"].as_str().map(str::to_owned)));
     }
     match attached.len() {
         0 => Err(Failure::new(Attribute::Gone, "nothing is attached here")),
-        1 => Ok(()),
+        1 => Ok(attached.remove(0)),
         _ => Err(Failure::local(format!("which one? farbus detach {}", attached.join(" | ")))),
     }
 }

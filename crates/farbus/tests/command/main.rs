@@ -9,6 +9,7 @@ mod daemon;
 mod demo;
 mod disk;
 mod door;
+mod exporters;
 mod full_disk;
 mod harness;
 mod hostile;

@@ -9,6 +9,7 @@
 //! | IN | command, data, status | likewise; what waits on the IN pipe is only ever read |
 //! | OUT, whole packets of 64 bytes and more | command, data, status | were the command lost or refused, the data would be taken for commands; a valid command is a packet of exactly 31 bytes (§6.2.1), and no packet of this data is |
 //! | OUT, anything else | command; then data; then status | the last packet could have 31 bytes and be obeyed |
+//! | either, after a status behind data did not come | command; then data; then status | see below |
 //!
 //! | what happens | what is done |
 //! |---|---|
@@ -20,6 +21,7 @@
 //! | status while OUT data is still queued, not all of it taken | withdraw the data; fault |
 //! | status not valid or not meaningful (§6.3), phase error, STALL of the command, babble, bus errors | fault |
 //! | the command's time passes | fault |
+//! | it passes with all data moved, and only the status did not come | fault; from then on no status is asked for before its data has moved |
 //!
 //! A **fault** ends in reset recovery (§5.3.4): everything in flight is withdrawn and waited for, then
 //! Bulk-Only Mass Storage Reset, clear both halts. A device that refuses any of these may still sit
@@ -28,6 +30,10 @@
 //! kernel begins with it, then SET_CONFIGURATION, which puts every endpoint and function back to
 //! its beginning (USB 2.0 §9.1.1.5). The caller is told of the fault when the transport is fit
 //! again; if it did not become fit, the next command begins with another reset.
+//!
+//! The last line is for devices that lose a request which waits behind another. QEMU's `usb-storage` (7.2 seen) does: it reports
+//! the end of its data from within the end of its command, finds the request for the status there, and believes that the
+//! command still runs.
 //!
 //! Completions on different endpoints may be reported in any order, so nothing is decided by order
 //! between pipes: each completion is noted, and `proceed` looks at the whole.
@@ -91,6 +97,8 @@ pub(super) struct BulkOnly {
     fault: Option<Fault>,
     /// The transport is out of step: before anything else it must be reset.
     needs_reset: bool,
+    /// The device lost a status that was asked for early: it is asked phase by phase.
+    loses_early_status: bool,
     /// The device is gone or holds on to old requests: nothing is tried any more.
     dead: Option<Fault>,
     result: Option<Result<Reply, Fault>>,
@@ -182,6 +190,7 @@ impl BulkOnly {
             deadline: None,
             fault: None,
             needs_reset: false,
+            loses_early_status: false,
             dead: None,
             result: None,
             spent: Payload::Empty,
@@ -260,6 +269,7 @@ impl BulkOnly {
         self.transfers.handle_timeout(now);
         self.advance(now);
         if self.phase == Phase::Moving && self.deadline.is_some_and(|deadline| deadline <= now) {
+            self.loses_early_status |= self.run.misses_only_status();
             self.fail(now, Fault::TimedOut);
             self.advance(now);
         }
@@ -272,6 +282,7 @@ impl BulkOnly {
         self.run.command = Leg::Flying(self.transfers.data_out(now, self.target.bulk_out, payload, None));
         match self.run.direction {
             None => self.run.data = Leg::Landed,
+            Some(_) if self.loses_early_status => return,
             Some(Direction::Out) if !self.may_pipeline_out() => return,
             Some(_) => self.launch_data(now),
         }
@@ -534,6 +545,12 @@ impl Run {
             Status::Stall => Err(Fault::CommandRefused),
             status => Err(bus_fault(status)),
         }
+    }
+
+    /// Whether all is done but for the status, which was asked for.
+    fn misses_only_status(&self) -> bool {
+        let all_moved = self.direction.is_some() && self.moved == self.length;
+        self.command == Leg::Landed && self.data == Leg::Landed && all_moved && self.status.is_flying()
     }
 
     fn data_landed(&mut self, done: Done) -> Result<(), Fault> {

@@ -1,0 +1,200 @@
+//! Exporters that refuse, lie, stop in mid-sentence or fall silent: what `farbus list` and `farbus attach` make of them.
+//!
+//! Their bytes are written out here by hand, from the protocol's document (Linux, `usbip_protocol.rst`).
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::harness::House;
+
+const OK: u32 = 0;
+
+/// An exporter that answers its n-th connection with the n-th of these, then every further one with the last.
+struct Liar {
+    address: String,
+}
+
+/// What it does with one connection.
+#[derive(Clone)]
+enum Answer {
+    /// Says this to the first thing it hears, and hangs up.
+    Say(Vec<u8>),
+    /// Says the first to the handshake and the second to the first request after it, and hangs up.
+    Then(Vec<u8>, Vec<u8>),
+    /// Listens for ever.
+    Silence,
+}
+
+impl Liar {
+    fn new(answers: &[Answer]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let answers = answers.to_vec();
+        thread::spawn(move || {
+            for (n, stream) in listener.incoming().map_while(Result::ok).enumerate() {
+                let answer = answers[n.min(answers.len() - 1)].clone();
+                // A peer that hangs up first is none of ours.
+                thread::spawn(move || give(stream, answer).is_ok());
+            }
+        });
+        Self { address }
+    }
+}
+
+fn give(mut stream: TcpStream, answer: Answer) -> std::io::Result<()> {
+    hear(&mut stream)?;
+    match answer {
+        Answer::Say(bytes) => stream.write_all(&bytes),
+        Answer::Then(greeting, bytes) => {
+            stream.write_all(&greeting)?;
+            hear(&mut stream)?;
+            stream.write_all(&bytes)
+        }
+        Answer::Silence => loop {
+            hear(&mut stream)?;
+        },
+    }
+}
+
+/// Something; the end is an error.
+fn hear(stream: &mut TcpStream) -> std::io::Result<()> {
+    match stream.read(&mut [0; 1 << 12])? {
+        0 => Err(ErrorKind::UnexpectedEof.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Version, code, status.
+fn op(version: u16, code: u16, status: u32) -> Vec<u8> {
+    [&version.to_be_bytes()[..], &code.to_be_bytes(), &status.to_be_bytes()].concat()
+}
+
+/// The 312 bytes of a high-speed disk with one interface.
+fn record(bus_id: &str) -> Vec<u8> {
+    let mut bytes = vec![0; 256];
+    bytes[..4].copy_from_slice(b"/sys");
+    bytes.extend(bus_id.bytes().chain(std::iter::repeat(0)).take(32));
+    bytes.extend([1u32, 2, 3].iter().flat_map(|word| word.to_be_bytes()));
+    bytes.extend([0x1234u16, 0x5678, 0x0100].iter().flat_map(|word| word.to_be_bytes()));
+    bytes.extend([0, 0, 0, 1, 1, 1]);
+    bytes
+}
+
+fn list(devices: &[&str]) -> Vec<u8> {
+    let mut bytes = [op(0x0111, 5, OK), (devices.len() as u32).to_be_bytes().to_vec()].concat();
+    for bus_id in devices {
+        bytes.extend(record(bus_id));
+        bytes.extend([8, 6, 0x50, 0]);
+    }
+    bytes
+}
+
+fn imported(bus_id: &str) -> Vec<u8> {
+    [op(0x0111, 3, OK), record(bus_id)].concat()
+}
+
+/// USBIP_RET_SUBMIT.
+fn answered(seqnum: u32, status: u32, actual_length: u32) -> Vec<u8> {
+    let words = [3, seqnum, 0, 0, 0, status, actual_length, 0, 0, 0, 0, 0];
+    words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect()
+}
+
+fn say(bytes: impl Into<Vec<u8>>) -> Answer {
+    Answer::Say(bytes.into())
+}
+
+/// `farbus attach` of `1-1` there has to end with this code, and this word before its message.
+fn assert_refused(what: &str, answers: &[Answer], code: i32, word: &str) -> String {
+    let house = House::new();
+    let liar = Liar::new(answers);
+    let outcome = house.run(&["attach", &format!("{}/1-1", liar.address), "--via", "fuse"]);
+    let says_so = outcome.stderr.lines().any(|line| line.starts_with(&format!("farbus: {word}: ")));
+    assert!(outcome.code == Some(code) && says_so, "{what}: not {word} ({code}): {outcome:?}");
+    outcome.stderr
+}
+
+#[test]
+fn what_an_exporter_refuses_is_told_apart() {
+    let refusal = |status| [say(list(&["1-1"])), say(op(0x0111, 3, status))];
+    assert_refused("not available", &refusal(1), 3, "refused");
+    let busy = assert_refused("busy", &refusal(2), 3, "refused");
+    assert!(busy.contains("in use"), "{busy}");
+    assert_refused("device error", &refusal(3), 6, "device");
+    assert_refused("no device", &refusal(4), 4, "gone");
+    assert_refused("error", &refusal(5), 3, "refused");
+    assert_refused("a word of the future", &refusal(77), 3, "refused");
+}
+
+/// Linux's usbipd does not list what is in use, and says so when asked for it.
+#[test]
+fn what_is_not_listed_may_be_in_use() {
+    let unlisted = |status| [say(list(&["1-2"])), say(op(0x0111, 3, status))];
+    let busy = assert_refused("busy and not listed", &unlisted(2), 3, "refused");
+    assert!(busy.contains("in use"), "{busy}");
+    let gone = assert_refused("no device and not listed", &unlisted(4), 4, "gone");
+    assert!(gone.contains("offers no '1-1', but 1-2"), "{gone}");
+    let nothing = assert_refused("nothing is bound", &[say(list(&[])), say(op(0x0111, 3, 4))], 4, "gone");
+    assert!(nothing.contains("offers no device at all") && nothing.contains("usbip bind"), "{nothing}");
+    let gone = assert_refused("not available and not listed", &unlisted(1), 4, "gone");
+    assert!(gone.contains("offers no '1-1', but 1-2"), "{gone}");
+}
+
+#[test]
+fn replies_that_are_not_the_protocol_are_the_device_s_side_s_trouble() {
+    let listed = || say(list(&["1-1"]));
+    let other_device = [listed(), say(imported("1-2"))];
+    let too_much = [listed(), Answer::Then(imported("1-1"), answered(1, 0, 4096))];
+    let unknown = [listed(), Answer::Then(imported("1-1"), answered(4711, 0, 0))];
+    for (what, answers) in [
+        ("another version", &[say(op(0x0106, 5, OK))][..]),
+        ("another operation", &[say(op(0x0111, 3, OK))]),
+        ("a list without end", &[say([op(0x0111, 5, OK), vec![0xff; 4]].concat())]),
+        ("a web server", &[say(*b"HTTP/1.1 400 Bad Request\r\n\r\n")]),
+        ("another device", &other_device),
+        ("more bytes than there is room for", &too_much),
+        ("an answer to nothing", &unknown),
+    ] {
+        assert_refused(what, answers, 6, "device");
+    }
+}
+
+#[test]
+fn an_exporter_that_stops_in_mid_sentence_is_the_network_s_trouble() {
+    let listed = || say(list(&["1-1"]));
+    let half_a_list = [say(&list(&["1-1"])[..100])];
+    let half_a_device = [listed(), say(&imported("1-1")[..200])];
+    let half_an_answer = [listed(), Answer::Then(imported("1-1"), answered(1, 0, 18)[..20].to_vec())];
+    let no_answer = [listed(), say(imported("1-1"))];
+    for (what, answers) in [
+        ("nothing", &[say([])][..]),
+        ("half a list", &half_a_list),
+        ("half a device", &half_a_device),
+        ("no answer to a request", &no_answer),
+        ("half an answer", &half_an_answer),
+    ] {
+        assert_refused(what, answers, 5, "network");
+    }
+}
+
+#[test]
+fn an_exporter_that_says_nothing_is_not_waited_for_for_ever() {
+    let house = House::new();
+    let liar = Liar::new(&[Answer::Silence]);
+    let began = Instant::now();
+    let outcome = house.run(&["list", &liar.address]);
+    assert_eq!(outcome.code, Some(5), "{outcome:?}");
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_failed_attach_lets_go_of_what_it_was_given() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    // No disk: taken, looked at, and given back before the error is told.
+    for _ in 0..2 {
+        let outcome = house.run(&["attach", &share.target("zero"), "--via", "fuse"]);
+        assert_eq!(outcome.code, Some(6), "{outcome:?}");
+    }
+}

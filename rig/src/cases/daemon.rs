@@ -1,0 +1,35 @@
+//! Two daemons: one shares by rules what is plugged in, the other keeps it attached, over an encrypted link.
+
+use super::case::Case;
+use super::{storage, usbfs};
+use crate::Result;
+use crate::lab::{Boot, Client, Lab};
+
+pub(super) const CASES: &[Case] = &[Case {
+    name: "daemon-paired",
+    purpose: "two paired daemons: a stick shared by a rule, attached through vhci over TLS, checked; a kill leaves nothing",
+    run: paired,
+}];
+
+fn paired(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let image = storage::image_with_tree(lab)?;
+    let script = concat!(
+        include_str!("../../guest/daemon-before.sh"),
+        include_str!("../../guest/storage.sh"),
+        include_str!("../../guest/daemon-after.sh")
+    );
+    let hardware = [usbfs::xhci(&[usbfs::STICK]), usbfs::medium(&image).into()].concat();
+    let modules = [storage::MODULES, &["xhci_pci"]].concat();
+    let boot = Boot {
+        script,
+        modules: &modules,
+        client: Client::Farbus,
+        hardware,
+        variables: &[("KEEPS_MEDIUM", "yes".into())],
+        ..Boot::default()
+    };
+    let report = lab.boot(&boot)?.finish()?;
+    storage::judge_guests_tree(lab, &image)?;
+    Ok(storage::note(&report.output))
+}

@@ -1,0 +1,72 @@
+//! Other people's exporters: what the kernel's own `usbip-host` and `usbip-vudc` offer is used by farbus.
+//!
+//! Exporter and importer are one guest, over its loopback. The kernel's exporter is not unlinked at: it does not survive that
+//! (tests 11 and 12 of `testusb` oops it).
+
+use super::case::Case;
+use super::storage;
+use super::usbfs::{STICK, medium, xhci};
+use crate::Result;
+use crate::lab::{Boot, Client, Lab};
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "usbip-host-farbus",
+        purpose: "an xHCI stick bound to usbip-host: ext4 trees check out both ways, eject; not bound, busy and unreachable are told apart",
+        run: through_kernel,
+    },
+    Case {
+        name: "usbip-host-fuse",
+        purpose: "that stick as a file, no kernel USB on the importing side: a tree checks out, files are written; refusals as above",
+        run: as_file,
+    },
+    Case {
+        name: "vudc-farbus",
+        purpose: "a configfs disk gadget on usbip-vudc and `usbipd --device`: ext4 trees check out both ways, eject",
+        run: gadget,
+    },
+];
+
+fn through_kernel(lab: &Lab) -> Result<String> {
+    let script = concat!(
+        include_str!("../../guest/usbip-host.sh"),
+        include_str!("../../guest/usbip-host-busy.sh"),
+        include_str!("../../guest/storage.sh"),
+        include_str!("../../guest/usbip-host-after.sh")
+    );
+    stick(lab, script, 40)
+}
+
+fn as_file(lab: &Lab) -> Result<String> {
+    let script = concat!(
+        include_str!("../../guest/fuse.sh"),
+        include_str!("../../guest/usbip-host.sh"),
+        include_str!("../../guest/fuse-storage.sh"),
+        include_str!("../../guest/usbip-host-after.sh")
+    );
+    stick(lab, script, 5)
+}
+
+fn stick(lab: &Lab, script: &str, files_min: usize) -> Result<String> {
+    lab.farbus()?;
+    let image = storage::image_with_tree(lab)?;
+    let modules = [storage::MODULES, &["xhci_pci", "usbip_host", "fuse", "loop"]].concat();
+    let hardware = [xhci(&[STICK]), medium(&image).into()].concat();
+    let boot = Boot { script, modules: &modules, client: Client::Farbus, hardware, ..Boot::default() };
+    let report = lab.boot(&boot)?.finish()?;
+    storage::judge_guests_files(lab, &image, files_min)?;
+    Ok(storage::note(&report.output))
+}
+
+fn gadget(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let script = concat!(
+        include_str!("../../guest/disk-gadget.sh"),
+        include_str!("../../guest/vudc.sh"),
+        include_str!("../../guest/storage.sh")
+    );
+    let modules = [storage::MODULES, &["usbip_vudc", "usb_f_mass_storage"]].concat();
+    let boot = Boot { script, modules: &modules, client: Client::Farbus, ..Boot::default() };
+    let report = lab.boot(&boot)?.finish()?;
+    Ok(storage::note(&report.output))
+}

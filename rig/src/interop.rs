@@ -1,0 +1,279 @@
+//! Who met whom: the client and the exporter of each case, and the table that `docs/interop.md` shows of them.
+//!
+//! A case says it by its name, so that a new one needs no line here: what comes first names the exporter (`usbfs-…` is
+//! `farbus share usb:`), what comes last the client (`…-stock` is the distribution's `usbip`). Those whose names say less stand in
+//! [`OTHERS`], and those in which nobody meets farbus in [`ALONE`]; a test insists that every case is found.
+
+use crate::cases::{self, Case};
+use crate::record::Record;
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// One side of a meeting, as the table names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Peer(&'static str);
+
+const STOCK: Peer = Peer("Linux `usbip` + `vhci_hcd`");
+const FARBUS_KERNEL: Peer = Peer("`farbus attach --via kernel`");
+const FARBUS_FUSE: Peer = Peer("`farbus attach --via fuse`");
+const DAEMON: Peer = Peer("`farbus daemon`, `[[attach]]` via kernel");
+const FARBUS_LIST: Peer = Peer("`farbus list`");
+
+const SHARE: Peer = Peer("`farbus share`");
+const SHARE_USB: Peer = Peer("`farbus share usb:`");
+const USBIP_HOST: Peer = Peer("Linux `usbip-host` + `usbipd`");
+const PYTHON: Peer = Peer("`usbip` package of Python, host drivers");
+const PYTHON_SERVER: Peer = Peer("`usbip` package of Python, devices");
+const CRATE: Peer = Peer("`usbip` crate of Rust");
+const VUDC: Peer = Peer("Linux `usbip-vudc` + `usbipd --device`");
+
+/// Exporters by how the names of their cases begin; all others are cases of `farbus share`.
+const EXPORTERS: &[(&str, Peer)] = &[
+    ("usbfs-", SHARE_USB),
+    ("usbip-host-", USBIP_HOST),
+    ("vudc-", VUDC),
+    ("python-server-", PYTHON_SERVER),
+    ("crate-", CRATE),
+];
+
+/// Clients by how the names of their cases end.
+const CLIENTS: &[(&str, Peer)] = &[("-stock", STOCK), ("-farbus", FARBUS_KERNEL), ("-fuse", FARBUS_FUSE)];
+
+/// Cases whose names do not say it all: name, client, exporter.
+const OTHERS: &[(&str, Peer, Peer)] = &[
+    ("list-stock", Peer("Linux `usbip`"), SHARE),
+    ("list-farbus", FARBUS_LIST, SHARE),
+    ("storage-local", FARBUS_KERNEL, SHARE),
+    ("testusb-local", FARBUS_KERNEL, SHARE),
+    ("python-disk", PYTHON, SHARE),
+    ("python-zero", PYTHON, SHARE),
+    ("python-keyboard", PYTHON, SHARE),
+    ("daemon-paired", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
+    ("usbfs-lsusb", STOCK, SHARE_USB),
+    ("usbfs-killed", STOCK, SHARE_USB),
+    ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),
+];
+
+/// Cases about the rig itself, or about the kernel without farbus.
+const ALONE: &[&str] = &["smoke", "verdicts", "kernel-self", "kernel-testusb"];
+
+/// Cases that have not been seen to pass: no row before the run that shows it, and then a line here less.
+const UNSEEN: &[&str] = &[];
+
+/// Meetings that ordinary tests hold: client, exporter, what was done, where.
+const TESTS: &[(Peer, Peer, &str, &str)] = &[
+    (FARBUS_FUSE, SHARE, "loop device, ext4, trees check out both ways", "crates/farbus/tests/command/disk.rs"),
+    (
+        Peer("Wireshark's USB/IP dissector"),
+        Peer("both ends' bytes"),
+        "every message dissected, none malformed",
+        "crates/session/tests/tshark.rs",
+    ),
+];
+
+/// A case in which farbus met somebody.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Meeting {
+    /// Who used the device.
+    pub client: Peer,
+    /// Who offered it.
+    pub exporter: Peer,
+}
+
+/// Who met whom in a case of this name; nothing where farbus met nobody, or the name does not say it.
+pub fn meeting(name: &str) -> Option<Meeting> {
+    if ALONE.contains(&name) || UNSEEN.contains(&name) {
+        return None;
+    }
+    if let Some((_, client, exporter)) = OTHERS.iter().find(|(other, ..)| *other == name) {
+        return Some(Meeting { client: *client, exporter: *exporter });
+    }
+    let (_, client) = CLIENTS.iter().find(|(end, _)| name.ends_with(end))?;
+    let exporter = EXPORTERS.iter().find(|(start, _)| name.starts_with(start)).map_or(SHARE, |(_, exporter)| *exporter);
+    Some(Meeting { client: *client, exporter })
+}
+
+/// The name without its client, which the cases of one proof have in common.
+fn stem(name: &str) -> &str {
+    CLIENTS.iter().find_map(|(end, _)| name.strip_suffix(end)).unwrap_or(name)
+}
+
+/// A line of the table: one proof, with every client that it was tried with.
+struct Row {
+    stem: &'static str,
+    clients: Vec<Peer>,
+    exporter: Peer,
+    done: &'static str,
+    cases: Vec<&'static str>,
+}
+
+fn rows() -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    for (case, met) in cases::all().filter_map(|case| Some((case, meeting(case.name)?))) {
+        let Case { name, purpose, .. } = case;
+        let same = |row: &&mut Row| row.stem == stem(name) && row.exporter == met.exporter;
+        match rows.iter_mut().find(same).filter(|_| purpose.starts_with("the same ")) {
+            Some(row) => {
+                row.clients.push(met.client);
+                row.cases.push(name);
+            }
+            None => rows.push(Row {
+                stem: stem(name),
+                clients: vec![met.client],
+                exporter: met.exporter,
+                done: purpose,
+                cases: vec![name],
+            }),
+        }
+    }
+    rows
+}
+
+/// The rows of the table, as the list of cases makes them.
+pub fn table() -> String {
+    let mut text = String::from("| client | exporter | what was done | case |\n|---|---|---|---|\n");
+    for Row { clients, exporter, done, cases, .. } in rows() {
+        let clients: Vec<&str> = clients.iter().map(|client| client.0).collect();
+        let cases: Vec<String> = cases.iter().map(|case| format!("`{case}`")).collect();
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "| {} | {} | {done} | {} |", clients.join("; "), exporter.0, cases.join(", "));
+    }
+    for (client, exporter, done, place) in TESTS {
+        let _ = writeln!(text, "| {} | {} | {done} | `{place}` |", client.0, exporter.0);
+    }
+    text
+}
+
+const TABLE: Section = Section("meetings");
+const SEEN: Section = Section("versions");
+
+/// A part of the document that is made, between two comments.
+struct Section(&'static str);
+
+impl Section {
+    fn begin(&self) -> String {
+        format!("<!-- {}: made by `cargo xtask interop` -->\n", self.0)
+    }
+
+    fn end(&self) -> String {
+        format!("<!-- end of {} -->\n", self.0)
+    }
+
+    /// What stands there, with what is before and behind it.
+    fn split<'a>(&self, document: &'a str) -> Option<(&'a str, &'a str, &'a str)> {
+        let (before, rest) = document.split_once(&self.begin())?;
+        let (inside, after) = rest.split_once(&self.end())?;
+        Some((before, inside, after))
+    }
+
+    fn replaced(&self, document: &str, text: &str) -> Result<String> {
+        let (before, _, after) = self
+            .split(document)
+            .ok_or_else(|| Error::Expectation(format!("the document has no lines\n{}{}", self.begin(), self.end())))?;
+        Ok(format!("{before}{}\n{text}\n{}{after}", self.begin(), self.end()))
+    }
+}
+
+/// The document with both tables made anew: the one of the cases, and the one of who they were held with.
+///
+/// # Errors
+/// If a case has no record that it passed, with the line that would make one.
+pub fn made(document: &str, records: &BTreeMap<String, Record>) -> Result<String> {
+    let shown = |name: &str| records.get(name).is_some_and(Record::has_passed);
+    let missing: Vec<&str> = rows().into_iter().flat_map(|row| row.cases).filter(|case| !shown(case)).collect();
+    if !missing.is_empty() {
+        return Err(Error::Expectation(format!(
+            "{} of the table's cases have not been seen to pass; type:\n  cargo xtask rig -- run {}",
+            missing.len(),
+            missing.join(" ")
+        )));
+    }
+    let met: Vec<&Record> = records.iter().filter(|(name, _)| meeting(name).is_some()).map(|(_, r)| r).collect();
+    SEEN.replaced(&TABLE.replaced(document, &table())?, &seen(&met))
+}
+
+/// Which versions the records name; more than one where runs differed.
+fn seen(records: &[&Record]) -> String {
+    let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (software, version) in records.iter().flat_map(|record| &record.with) {
+        let known = versions.entry(software).or_default();
+        if !known.contains(&version.as_str()) {
+            known.push(version);
+        }
+    }
+    let mut text = String::from("| software | version seen |\n|---|---|\n");
+    for (software, versions) in versions {
+        let _ = writeln!(text, "| {software} | {} |", versions.join(", "));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    const DOCUMENT: &str = include_str!("../../docs/interop.md");
+
+    #[test]
+    fn every_case_says_who_met_whom() {
+        let silent: Vec<&str> = cases::all()
+            .map(|case| case.name)
+            .filter(|name| meeting(name).is_none() && !ALONE.contains(name) && !UNSEEN.contains(name))
+            .collect();
+        assert!(
+            silent.is_empty(),
+            "whom does farbus meet in {silent:?}? End the name in -stock or -farbus, or give it a line in OTHERS or ALONE"
+        );
+    }
+
+    #[test]
+    fn every_line_here_is_about_a_case_or_a_test_that_exists() {
+        for name in ALONE.iter().chain(UNSEEN).chain(OTHERS.iter().map(|(name, ..)| name)) {
+            assert!(cases::all().any(|case| case.name == *name), "no case is called {name}");
+        }
+        for (.., place) in TESTS {
+            assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(place).exists(), "there is no {place}");
+        }
+    }
+
+    #[test]
+    fn the_document_shows_the_cases_as_they_are() {
+        let (_, inside, _) = TABLE.split(DOCUMENT).expect("docs/interop.md has the table's comments");
+        assert_eq!(inside.trim(), table().trim(), "docs/interop.md has rotted: run the rig, then cargo xtask interop");
+    }
+
+    #[test]
+    fn names_say_who_met_whom() {
+        let met = |client, exporter| Some(Meeting { client, exporter });
+        assert_eq!(meeting("anything-stock"), met(STOCK, SHARE));
+        assert_eq!(meeting("usbfs-anything-farbus"), met(FARBUS_KERNEL, SHARE_USB));
+        assert_eq!(meeting("smoke"), None);
+        assert_eq!(meeting("mystery"), None);
+        assert_eq!(stem("storage-64g-farbus"), "storage-64g");
+    }
+
+    #[test]
+    fn a_case_that_was_not_seen_to_pass_is_named() {
+        let refused = made(DOCUMENT, &BTreeMap::new()).unwrap_err().to_string();
+        assert!(refused.contains("cargo xtask rig -- run list-stock "), "{refused}");
+        let failed = Record::failed("storage-stock");
+        let refused = made(DOCUMENT, &all_passed().into_iter().chain([("storage-stock".into(), failed)]).collect());
+        assert!(refused.unwrap_err().to_string().ends_with("cargo xtask rig -- run storage-stock"));
+    }
+
+    #[test]
+    fn the_document_is_made_of_the_records() {
+        let document = made(DOCUMENT, &all_passed()).unwrap();
+        assert!(document.contains("| Linux | 6.1 |"), "{document}");
+        assert_eq!(made(&document, &all_passed()).unwrap(), document);
+        assert!(made("no comments in it", &all_passed()).is_err());
+    }
+
+    fn all_passed() -> BTreeMap<String, Record> {
+        let with = BTreeMap::from([("Linux".to_owned(), "6.1".to_owned())]);
+        let passed = |case: &Case| (case.name.to_owned(), Record::passed(case.name, "", &with));
+        cases::all().map(passed).collect()
+    }
+}

@@ -1,0 +1,58 @@
+//! Other people's programs that run on this machine: started, watched, and ended with the case.
+
+pub mod crate_server;
+pub mod python;
+
+use crate::farbus::{announcement, end, follow};
+use crate::{Error, Result, tool};
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// A server that said where it listens. Dropping it kills it.
+pub struct Server {
+    child: Child,
+    port: u16,
+}
+
+impl Server {
+    /// Starts it and waits for its "listening on ADDRESS".
+    pub fn start(mut command: Command, log: &Path) -> Result<Self> {
+        let shown = tool::show(&command);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(Error::io(format!("start {shown}")))?;
+        let said = follow(&mut child, log).map(|lines| announcement(&lines));
+        match said {
+            Ok(Ok((port, _))) => Ok(Self { child, port }),
+            Ok(Err(said)) => {
+                end(&mut child);
+                Err(Error::Tool { command: shown, said })
+            }
+            Err(error) => {
+                end(&mut child);
+                Err(error)
+            }
+        }
+    }
+
+    /// The port of the loopback that it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Gives it a line on its standard input.
+    pub fn tell(&mut self, line: &str) -> Result<()> {
+        let stdin = self.child.stdin.as_mut().expect("piped");
+        writeln!(stdin, "{line}").map_err(Error::io("write to a server's standard input"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}

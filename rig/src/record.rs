@@ -1,0 +1,100 @@
+//! What a run leaves for programs: one file a case, with its outcome and the versions of everybody in it.
+
+use crate::{Error, Result};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// How a case ended, and with whom.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    case: String,
+    outcome: &'static str,
+    note: String,
+    /// The versions of the software that was there.
+    pub with: BTreeMap<String, String>,
+}
+
+const OUTCOMES: [&str; 3] = ["passed", "failed", "skipped"];
+
+impl Record {
+    /// A proof that held.
+    pub fn passed(case: &str, note: &str, with: &BTreeMap<String, String>) -> Self {
+        Self { case: case.into(), outcome: OUTCOMES[0], note: note.into(), with: with.clone() }
+    }
+
+    /// One that did not.
+    pub fn failed(case: &str) -> Self {
+        Self { case: case.into(), outcome: OUTCOMES[1], note: String::new(), with: BTreeMap::new() }
+    }
+
+    /// One that could not be tried.
+    pub fn skipped(case: &str) -> Self {
+        Self { outcome: OUTCOMES[2], ..Self::failed(case) }
+    }
+
+    /// Whether its proof held.
+    pub fn has_passed(&self) -> bool {
+        self.outcome == OUTCOMES[0]
+    }
+
+    /// Puts it among the others, in place of what an earlier run said of the case.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let file = folder.join(format!("{}.json", self.case));
+        let text = json!({ "case": self.case, "outcome": self.outcome, "note": self.note, "with": self.with });
+        crate::image::kernel::write_whole(&file, format!("{text:#}\n").as_bytes())
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let value: Value = serde_json::from_str(text).ok()?;
+        let with = value["with"].as_object()?.iter();
+        Some(Self {
+            case: value["case"].as_str()?.to_owned(),
+            outcome: OUTCOMES.into_iter().find(|outcome| value["outcome"] == *outcome)?,
+            note: value["note"].as_str()?.to_owned(),
+            with: with
+                .map(|(name, version)| Some((name.clone(), version.as_str()?.to_owned())))
+                .collect::<Option<_>>()?,
+        })
+    }
+}
+
+/// All records of a folder, by case.
+///
+/// # Errors
+/// A file there that is not a record; a folder that does not exist has none.
+pub fn read_all(folder: &Path) -> Result<BTreeMap<String, Record>> {
+    let mut records = BTreeMap::new();
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(records) };
+    for path in entries.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "json"))
+    {
+        let text = std::fs::read_to_string(&path).map_err(Error::io(format!("read {}", path.display())))?;
+        let record = Record::read(&text).ok_or(Error::Format { path, rule: "not a record of the rig" })?;
+        records.insert(record.case.clone(), record);
+    }
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = std::env::temp_dir().join(format!("farbus-rig-records-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let with = BTreeMap::from([("Linux".to_owned(), "6.1".to_owned())]);
+        let (good, bad) = (Record::passed("a", "2 \"quoted\"", &with), Record::failed("b"));
+        Record::failed("a").write(&folder).unwrap();
+        good.write(&folder).unwrap();
+        bad.write(&folder).unwrap();
+        Record::skipped("c").write(&folder).unwrap();
+        let all = read_all(&folder).unwrap();
+        assert_eq!(all["a"], good);
+        assert!(good.has_passed() && !all["b"].has_passed() && !all["c"].has_passed());
+        std::fs::write(folder.join("d.json"), "{}").unwrap();
+        assert!(read_all(&folder).is_err());
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(read_all(&folder).unwrap(), BTreeMap::new());
+    }
+}
