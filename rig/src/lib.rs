@@ -26,8 +26,10 @@ pub mod image;
 pub mod lab;
 pub mod machine;
 mod monitor;
+pub mod pair;
 pub mod prerequisites;
 pub mod run;
+pub mod smartcard;
 pub mod tool;
 pub mod wire;
 

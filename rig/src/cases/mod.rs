@@ -9,6 +9,7 @@ mod kernel;
 mod keyboard;
 mod link;
 mod list;
+mod pair;
 mod reset;
 mod storage;
 mod testusb;
@@ -31,4 +32,5 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     ]
     .into_iter()
     .flatten()
+    .chain(pair::all())
 }

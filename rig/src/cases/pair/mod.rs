@@ -1,0 +1,11 @@
+//! Two machines: devices of one, used by the unmodified drivers and programs of the other.
+
+mod bench;
+mod qemu;
+
+use super::case::Case;
+
+/// All that pairs prove.
+pub(super) fn all() -> impl Iterator<Item = &'static Case> {
+    [qemu::CASES].into_iter().flatten()
+}
