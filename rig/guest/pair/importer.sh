@@ -183,3 +183,48 @@ use_files() {
   note "$(wc -l </run/check) files fetched and checked in $(elapsed "$start" "$(uptime_now)") s"
   detach
 }
+
+# use_printer NAME NUMBER: a page of text.
+use_printer() {
+  take "$1" "$2"
+  wait_for 10 [ -c /dev/usb/lp0 ] || fail "no printer appeared"
+  insist_on_driver usblp
+  compare
+  seq 1 2000 | sed 's/^/line of the page that is printed, number /' >/run/page
+  say ready
+  await print
+  start=$(uptime_now)
+  cat /run/page >/dev/usb/lp0 || fail "the printer does not take the page"
+  note "usblp, $(stat -c %s /run/page) bytes in $(elapsed "$start" "$(uptime_now)") s"
+  say printed
+  await done
+  echo "sha256: $(sha256sum </run/page)"
+  detach
+}
+
+# use_midi NAME NUMBER: a few notes and a system exclusive message go out and come back.
+use_midi() {
+  take "$1" "$2"
+  wait_for 15 [ -c /dev/snd/midiC0D0 ] || fail "no MIDI port appeared"
+  insist_on_driver snd-usb-audio
+  compare
+  say ready
+  await play
+  amidi -p hw:0,0 -S "90 3C 7F 80 3C 40 F0 7D 66 61 72 62 75 73 F7" -r /run/heard -t 4 >/run/amidi 2>&1 ||
+    fail "amidi: $(cat /run/amidi)"
+  heard=$(hexdump -v -e '/1 "%02x "' /run/heard)
+  [ "$heard" = "90 3c 7f 80 3c 40 f0 7d 66 61 72 62 75 73 f7 " ] || fail "what came back is: $heard"
+  note "snd-usb-audio, $(stat -c %s /run/heard) bytes each way"
+  detach
+}
+
+# use_tests NAME NUMBER: the kernel's own test of devices.
+use_tests() {
+  take "$1" "$2"
+  insist_on_driver usbtest
+  compare
+  start=$(uptime_now)
+  test_all "$(usb_node "$device")"
+  note "pass of $(elapsed "$start" "$(uptime_now)") s"
+  detach
+}

@@ -53,12 +53,13 @@ pub(super) struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Boots both machines and shares these devices of the first.
+    /// Boots both machines, has the first do what `before` says, and shares these devices of it.
     pub(super) fn set_up(
         lab: &'a Lab<'a>,
         exporter: Boot,
         client: Client,
         programs: &[&str],
+        before: &str,
         names: &[&'static str],
     ) -> Result<Self> {
         lab.farbus()?;
@@ -66,7 +67,7 @@ impl<'a> Bench<'a> {
         let importer =
             Boot { script: IMPORTER, modules: IMPORTER_MODULES, client, programs, patience, ..Boot::default() };
         let mut pair = Pair::boot(lab, Boot { patience, ..exporter }, importer)?;
-        let said = pair.exporter.ask(&format!("offer {}", names.join(" ")))?;
+        let said = pair.exporter.ask(&format!("{before} offer {}", names.join(" ")))?;
         Ok(Self { lab, pair, names: names.to_vec(), near: by_device(&said) })
     }
 
@@ -95,6 +96,11 @@ impl<'a> Bench<'a> {
             let parts: Vec<&str> = [noted, &judged].into_iter().filter(|part| !part.is_empty()).collect();
             Ok(parts.join("; "))
         });
+    }
+
+    /// A proof, or a part of one, that is more than one device's.
+    pub(super) fn step(&mut self, name: &'static str, proof: impl FnOnce(&mut Guest, &mut Guest) -> Result<String>) {
+        self.pair.step(name, proof);
     }
 
     /// The same for a device that the using machine can judge by itself.

@@ -1,11 +1,12 @@
 //! Two machines: devices of one, used by the unmodified drivers and programs of the other.
 
 mod bench;
+mod gadgets;
 mod qemu;
 
 use super::case::Case;
 
 /// All that pairs prove.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    [qemu::CASES].into_iter().flatten()
+    [qemu::CASES, gadgets::CASES].into_iter().flatten()
 }

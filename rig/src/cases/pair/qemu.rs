@@ -123,7 +123,7 @@ fn devices(lab: &Lab, machine: &Machine) -> Result<String> {
     smartcard::insert(&media.card)?;
     let exporter =
         Boot { script: EXPORTER, modules: EXPORTER_MODULES, hardware: machine.hardware(&media), ..Boot::default() };
-    let mut bench = Bench::set_up(lab, exporter, machine.client, PROGRAMS, &NAMES)?;
+    let mut bench = Bench::set_up(lab, exporter, machine.client, PROGRAMS, "", &NAMES)?;
     bench.device("stick", "use_disk usb-storage", |_, _| Ok(()), |_| judge_tree(lab, &media.stick, "stick"));
     bench.device("uas", "use_disk uas", |_, _| Ok(()), |_| judge_tree(lab, &media.uas, "uas"));
     bench.simple("disc", "use_disc");
