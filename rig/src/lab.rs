@@ -2,7 +2,7 @@
 
 use crate::farbus::{Farbus, Share};
 use crate::image::kernel::{Kernel, write_whole};
-use crate::image::{root::Base, testusb};
+use crate::image::{isostream, root::Base, testusb};
 use crate::machine::{Guest, Network, Spec};
 use crate::{Error, Result, prerequisites, tool};
 use std::path::{Path, PathBuf};
@@ -102,8 +102,9 @@ impl Workshop {
         let farbus = farbus.or_else(beside_us);
         let kernel = Kernel::find()?;
         let testusb = testusb::build(&cache)?;
+        let isostream = isostream::build(&scratch)?;
         let for_guests = farbus.as_deref().map(|program| stripped(program, &scratch)).transpose()?;
-        let base = Base::build(&kernel, &testusb, for_guests.as_deref())?;
+        let base = Base::build(&kernel, &[&testusb, &isostream], for_guests.as_deref())?;
         Ok(Self { kernel: kernel.uncompressed(&cache)?, base, farbus, scratch, logs, times, steps })
     }
 

@@ -31,7 +31,8 @@ find_device() {
   for folder in /sys/bus/usb/devices/*-*; do
     serial=
     [ -e "$folder/serial" ] && read -r serial <"$folder/serial"
-    [ "$serial" = "rig-$1" ] || continue
+    # farbus's own source and sink brings a serial number of its own.
+    [ "$serial" = "rig-$1" ] || [ "$1 $serial" = "zero 0" ] || continue
     case $(realpath "$folder") in *vhci*) side=far ;; *) side=near ;; esac
     [ $side = "$2" ] && echo "$folder" && return
   done

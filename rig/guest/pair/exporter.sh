@@ -12,7 +12,11 @@ offer() {
     echo "device| $name"
     seen "$folder"
     drivers_of "$folder" >"/run/drivers.$name"
-    words="$words usb:serial=rig-$name"
+    case $(realpath "$folder") in
+    # Another machine's device is shared on only when it is told by its place.
+    *vhci*) words="$words usb:$(basename "$folder")" ;;
+    *) words="$words usb:serial=rig-$name" ;;
+    esac
   done
   (
     farbus share $words --listen 0.0.0.0:3240 >/run/share.log 2>&1 &

@@ -228,3 +228,13 @@ use_tests() {
   note "pass of $(elapsed "$start" "$(uptime_now)") s"
   detach
 }
+
+# use_stream NAME NUMBER INTERFACE ALTERNATE IN OUT BYTES PACKETS INTERVAL_US SECONDS: see isostream.c.
+use_stream() {
+  take "$1" "$2"
+  compare
+  node=$(usb_node "$device")
+  shift 2
+  isostream "$node" "$@" || fail "isostream: $(dmesg | tail -n 5)"
+  detach
+}

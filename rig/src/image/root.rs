@@ -69,15 +69,20 @@ struct Contents {
 }
 
 impl Base {
-    /// Collects busybox, the tools, the modules, `testusb`, and `farbus` if there is one.
-    pub fn build(kernel: &Kernel, testusb: &Path, farbus: Option<&Path>) -> Result<Self> {
+    /// Collects busybox, the tools, the modules, our own `programs`, and `farbus` if there is one.
+    pub fn build(kernel: &Kernel, programs: &[&Path], farbus: Option<&Path>) -> Result<Self> {
         let mut contents = Contents { archive: Archive::new(), libraries: BTreeSet::new() };
         let modules = Modules::read(&kernel.modules)?;
         contents.skeleton()?;
         for tool in TOOLS {
             contents.tool(tool)?;
         }
-        contents.program(testusb, "/usr/bin/testusb")?;
+        for program in programs {
+            let name = program.file_name().unwrap_or_default().to_string_lossy();
+            // A cached one has its version in its name.
+            let name = name.split('-').next().unwrap_or_default();
+            contents.program(program, &format!("/usr/bin/{name}"))?;
+        }
         if let Some(farbus) = farbus {
             contents.program(farbus, "/usr/bin/farbus")?;
         }

@@ -2,11 +2,12 @@
 
 mod bench;
 mod gadgets;
+mod isochronous;
 mod qemu;
 
 use super::case::Case;
 
 /// All that pairs prove.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    [qemu::CASES, gadgets::CASES].into_iter().flatten()
+    [qemu::CASES, gadgets::CASES, isochronous::CASES].into_iter().flatten()
 }
