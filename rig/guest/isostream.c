@@ -14,8 +14,8 @@
 #include <sys/ioctl.h>
 #include <time.h>
 
-/* Requests in flight: with 8 packets of a millisecond each a quarter of a second, for machines that are emulated and share a processor. */
-enum { DEPTH = 32, PACKETS_MAX = 128, COMPLETIONS_MAX = 1 << 17 };
+/* Requests in flight: with 16 packets of a millisecond each a quarter of a second, for machines that are emulated and share a processor. */
+enum { DEPTH = 16, PACKETS_MAX = 128, COMPLETIONS_MAX = 1 << 17 };
 
 struct stream {
 	const char *name;

@@ -6,7 +6,10 @@
 use crate::lab::{Boot, Lab};
 use crate::machine::{Guest, Network};
 use crate::{Error, Result};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long QEMU may take to make the socket that is the cable.
+const CABLE_WITHIN: Duration = Duration::from_secs(10);
 
 /// A running pair.
 pub struct Pair {
@@ -31,10 +34,17 @@ impl Pair {
         let cable = lab.scratch("cable");
         let network = Network::CableFrom(cable.clone());
         let mut exporter = lab.boot(&Boot { role: "exporter", network, ..exporter })?;
-        // The machine that makes the cable has done so long before its kernel is up.
-        exporter.await_word("serving")?;
+        // Half a second after it started; should it have died, the other's complaint about the cable is not the one to read.
+        let start = Instant::now();
+        while !cable.exists() && start.elapsed() < CABLE_WITHIN {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if !cable.exists() {
+            exporter.await_word("serving")?;
+        }
         let network = Network::CableTo(cable);
         let mut importer = lab.boot(&Boot { role: "importer", network, ..importer })?;
+        exporter.await_word("serving")?;
         importer.await_word("serving")?;
         Ok(Self { exporter, importer, steps: Steps::default() })
     }

@@ -51,3 +51,9 @@ drivers_of() {
   done
   true
 }
+
+# An oops ends the machine; what the kernel only warns of is to be seen too. The log is emptied as the steps go, so they keep this.
+kernel_is_content() {
+  dmesg >>/run/kernel.log
+  if grep -E 'WARNING:|BUG:|blocked for more than|soft lockup|rcu.*stall' /run/kernel.log; then fail "the kernel is not content"; fi
+}

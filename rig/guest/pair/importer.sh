@@ -5,7 +5,7 @@ let_go() {
   for port in $(ports_in_use); do usbip detach -p "$port"; done
   wait_for 5 no_port_in_use
   rm -f /run/attach.log
-  dmesg -c >/dev/null
+  dmesg -c >>/run/kernel.log
 }
 
 # take NAME NUMBER: attaches device 1-NUMBER, which has to be the one called NAME and to look as it does over there.
@@ -14,7 +14,7 @@ take() {
   configured() { folder=$(far "$1") && [ -n "$(cat "$folder/bConfigurationValue")" ]; }
   within 20 configured "$1" || fail "it did not appear"
   device=$(far "$1")
-  dmesg -c >/dev/null
+  dmesg -c >>/run/kernel.log
 }
 
 # has_driver NAME: one of the interfaces of the device taken has this driver.

@@ -122,6 +122,11 @@ impl<'a> Bench<'a> {
             let said = exporter.ask("withdraw")?;
             Ok(note(&said))
         });
+        self.pair.step("kernels", |exporter, importer| {
+            exporter.ask("kernel_is_content")?;
+            importer.ask("kernel_is_content")?;
+            Ok("neither warned of anything".into())
+        });
         self.pair.verdict()
     }
 }

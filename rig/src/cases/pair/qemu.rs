@@ -46,7 +46,7 @@ const XHCI: Machine = Machine {
     controllers: &["qemu-xhci,id=hc,p2=12,p3=4"],
     fast: &[("stick", "bus=hc.0,port=1"), ("disc", "bus=hc.0,port=2"), ("uas", "bus=hc.0,port=5")],
     slow: "bus=hc.0",
-    tone_min: 0.98,
+    tone_min: 0.95,
     card_answers: true,
     client: Client::Farbus,
 };
