@@ -11,7 +11,7 @@
 //! command line and the wire, as a user would.
 //!
 //! **Enter at** [`cases::all`] for what is proved, [`lab::Lab`] for the bench a case works at,
-//! [`machine::Guest`] for a running machine, [`image`] for what is inside it.
+//! [`machine::Guest`] for a running machine, [`pair::Pair`] for two of them on a cable, [`image`] for what is inside.
 //!
 //! **Why** machines: those that build farbus have no USB in their own kernel, and the kernels that matter are
 //! our users', not ours. Emulation (`-accel tcg`, one processor) needs no rights and no luck; booting the
