@@ -40,6 +40,16 @@ pub fn tree(folder: &Path) -> Result<()> {
     put(&folder.join(MANIFEST), &list)
 }
 
+/// The same for a device that has no folders: a few files.
+pub fn few_files(folder: &Path) -> Result<()> {
+    let mut noise = Noise::new(21);
+    for size in [1, 511, 512, 4097, 65_536, 1_000_000] {
+        put(&folder.join(format!("of-{size}.bin")), &noise.take(size))?;
+    }
+    let list = tool::output(Command::new("sh").current_dir(folder).args(["-c", "sha256sum *.bin"]))?;
+    put(&folder.join(MANIFEST), &list)
+}
+
 /// Checks a tree against its manifest; returns the number of files.
 pub fn verify_tree(folder: &Path) -> Result<usize> {
     let manifest = folder.join(MANIFEST);
@@ -52,6 +62,11 @@ pub fn verify_tree(folder: &Path) -> Result<usize> {
 pub fn ext4(image: &Path, bytes: u64, tree: &Path) -> Result<()> {
     sparse(image, bytes)?;
     tool::output(host("mkfs.ext4").args(["-q", "-F", "-d"]).arg(tree).arg(image)).map(drop)
+}
+
+/// Makes the image of a disc (ISO 9660 with Rock Ridge names) that holds the tree.
+pub fn disc(image: &Path, tree: &Path) -> Result<()> {
+    tool::output(host("genisoimage").args(["-quiet", "-R", "-o"]).arg(image).arg(tree)).map(drop)
 }
 
 /// Full check that changes nothing; anything to mend is a failure.

@@ -2,8 +2,8 @@
 
 use crate::farbus::{Farbus, Share};
 use crate::image::kernel::{Kernel, write_whole};
-use crate::image::{root::Base, testusb};
-use crate::machine::{Guest, Spec};
+use crate::image::{isostream, root::Base, testusb};
+use crate::machine::{Guest, Network, Spec};
 use crate::{Error, Result, prerequisites, tool};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -13,6 +13,10 @@ use std::time::Duration;
 
 /// How the guest reaches the host's loopback under QEMU's user networking.
 pub const HOST_SEEN_FROM_GUEST: &str = "10.0.2.2";
+
+/// Every guest's own address, as `guest/init.sh` sets it, and that of a second one on the same cable.
+const GUEST: &str = "10.0.2.15";
+const OTHER_GUEST: &str = "10.0.2.16";
 
 /// What every case needs and none changes.
 pub struct Workshop {
@@ -26,6 +30,8 @@ pub struct Workshop {
     versions: BTreeMap<String, String>,
     /// How many passes the repeating cases make.
     pub times: u32,
+    /// The only steps to try of cases that have steps; all if empty.
+    pub steps: Vec<String>,
 }
 
 /// A workshop with one case in it.
@@ -63,6 +69,12 @@ pub struct Boot<'a> {
     pub capture: Option<PathBuf>,
     /// What else is plugged into the machine, as QEMU's own arguments.
     pub hardware: Vec<String>,
+    /// Programs and files of the host that this machine has besides those that all have: names, or paths that stay.
+    pub programs: &'a [&'a str],
+    /// Which of several machines this is, for the names of its logs.
+    pub role: &'a str,
+    /// What its network card is plugged into.
+    pub network: Network,
 }
 
 impl Default for Boot<'_> {
@@ -76,13 +88,16 @@ impl Default for Boot<'_> {
             patience: Duration::from_secs(180),
             capture: None,
             hardware: Vec::new(),
+            programs: &[],
+            role: "",
+            network: Network::Host,
         }
     }
 }
 
 impl Workshop {
     /// Checks or installs what is needed, and prepares kernel, programs and folders.
-    pub fn open(farbus: Option<PathBuf>, logs: Option<PathBuf>, times: u32) -> Result<Self> {
+    pub fn open(farbus: Option<PathBuf>, logs: Option<PathBuf>, times: u32, steps: Vec<String>) -> Result<Self> {
         prerequisites::ensure()?;
         let cache = target_folder().join("rig");
         let scratch = cache.join(format!("scratch-{}", std::process::id()));
@@ -94,10 +109,12 @@ impl Workshop {
         let farbus = farbus.or_else(beside_us);
         let kernel = Kernel::find()?;
         let testusb = testusb::build(&cache)?;
+        let isostream = isostream::build(&scratch)?;
         let for_guests = farbus.as_deref().map(|program| stripped(program, &scratch)).transpose()?;
-        let base = Base::build(&kernel, &testusb, for_guests.as_deref())?;
+        let base = Base::build(&kernel, &[&testusb, &isostream], for_guests.as_deref())?;
         let versions = versions(&kernel)?;
-        Ok(Self { kernel: kernel.uncompressed(&cache)?, base, farbus, scratch, logs, cache, records, versions, times })
+        let kernel = kernel.uncompressed(&cache)?;
+        Ok(Self { kernel, base, farbus, scratch, logs, cache, records, versions, times, steps })
     }
 
     /// A bench for the case of this name.
@@ -129,12 +146,21 @@ impl Lab<'_> {
         self.workshop.times
     }
 
+    /// Whether this step of the case is to be tried.
+    pub fn tries(&self, step: &str) -> bool {
+        self.workshop.steps.is_empty() || self.workshop.steps.iter().any(|wanted| wanted == step)
+    }
+
     /// Boots a machine for this case.
     pub fn boot(&self, boot: &Boot) -> Result<Guest> {
         let number = self.boots.replace(self.boots.get() + 1);
-        let name = if number == 0 { self.name.to_owned() } else { format!("{}.{number}", self.name) };
+        let name = match boot.role {
+            "" if number == 0 => self.name.to_owned(),
+            "" => format!("{}.{number}", self.name),
+            role => format!("{}.{role}", self.name),
+        };
         let root = self.scratch(&format!("{name}.cpio"));
-        write_whole(&root, &self.workshop.base.image(&script(boot), boot.modules)?)?;
+        write_whole(&root, &self.workshop.base.image(&script(boot), boot.modules, boot.programs)?)?;
         Guest::boot(&Spec {
             kernel: &self.workshop.kernel,
             root: &root,
@@ -142,6 +168,7 @@ impl Lab<'_> {
             logs: &self.workshop.logs,
             name: &name,
             capture: boot.capture.clone(),
+            network: &boot.network,
             hardware: &boot.hardware,
             monitor: &self.scratch(&format!("{number}.qmp")),
         })
@@ -191,11 +218,15 @@ fn script(boot: &Boot) -> String {
         Client::Stock => "stock",
         Client::Farbus => "farbus",
     };
-    let (exporter, port) = match boot.port {
-        Some(port) => (HOST_SEEN_FROM_GUEST, port),
-        None => ("127.0.0.1", 3240),
+    let (exporter, port) = match (boot.port, &boot.network) {
+        (Some(port), _) => (HOST_SEEN_FROM_GUEST, port),
+        (None, Network::CableTo(_)) => (GUEST, 3240),
+        (None, _) => ("127.0.0.1", 3240),
     };
     let mut text = format!("CLIENT={client}\nEXPORTER={exporter}\nPORT={port}\n");
+    if let Network::CableTo(_) = boot.network {
+        text += &format!("ip addr del {GUEST}/24 dev eth0; ip addr add {OTHER_GUEST}/24 dev eth0\n");
+    }
     for (name, value) in boot.variables {
         text += &format!("{name}='{value}'\n");
     }

@@ -11,7 +11,8 @@
 //! command line and the wire, as a user would; and so are the strangers that it meets in [`peers`].
 //!
 //! **Enter at** [`cases::all`] for what is proved, [`lab::Lab`] for the bench a case works at,
-//! [`machine::Guest`] for a running machine, [`image`] for what is inside it, [`interop`] for who met whom in a case.
+//! [`machine::Guest`] for a running machine, [`pair::Pair`] for two of them on a cable, [`image`] for what is inside,
+//! [`interop`] for who met whom in a case.
 //!
 //! **Why** machines: those that build farbus have no USB in their own kernel, and the kernels that matter are
 //! our users', not ours. Emulation (`-accel tcg`, one processor) needs no rights and no luck; booting the
@@ -27,10 +28,12 @@ pub mod interop;
 pub mod lab;
 pub mod machine;
 mod monitor;
+pub mod pair;
 pub mod peers;
 pub mod prerequisites;
 pub mod record;
 pub mod run;
+pub mod smartcard;
 pub mod tool;
 pub mod wire;
 

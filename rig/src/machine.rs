@@ -18,6 +18,9 @@ const LOG_BYTES_MAX: usize = 1 << 20;
 /// How much of a log goes into an error.
 const TAIL_LINES: usize = 40;
 
+/// What the script's `serve` says when a function has ended; its status follows.
+const ENDED: &str = "ended";
+
 /// What machine to build.
 pub struct Spec<'a> {
     /// The uncompressed kernel.
@@ -32,10 +35,42 @@ pub struct Spec<'a> {
     pub name: &'a str,
     /// Record the network traffic to this file.
     pub capture: Option<PathBuf>,
+    /// What its network card is plugged into.
+    pub network: &'a Network,
     /// What else is plugged in, as QEMU's own arguments.
     pub hardware: &'a [String],
     /// Where to make the socket that commands the machine.
     pub monitor: &'a Path,
+}
+
+/// What a machine's network card is plugged into.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub enum Network {
+    /// QEMU's user networking: the host's loopback is there, and nothing comes in.
+    #[default]
+    Host,
+    /// A cable to one other machine. This one makes the socket that is the cable.
+    CableFrom(PathBuf),
+    /// The other end.
+    CableTo(PathBuf),
+}
+
+impl Network {
+    /// As QEMU's argument. Two machines on a cable must not have one address.
+    fn arguments(&self) -> [String; 4] {
+        let (netdev, last) = match self {
+            Self::Host => ("user,id=net".to_owned(), 1),
+            Self::CableFrom(path) => (cable("on", path), 1),
+            Self::CableTo(path) => (cable("off", path), 2),
+        };
+        let card = format!("virtio-net-device,netdev=net,mac=52:54:00:12:34:{last:02}");
+        ["-netdev".into(), netdev, "-device".into(), card]
+    }
+}
+
+/// User networking on both sides would reach as far; a cable has neither of its two TCP relays in the path.
+fn cable(server: &str, path: &Path) -> String {
+    format!("stream,id=net,server={server},addr.type=unix,addr.path={}", path.display())
 }
 
 /// A running machine. Dropping it cuts its power.
@@ -101,6 +136,31 @@ impl Guest {
         monitor::command(&self.monitor, line)
     }
 
+    /// The same in the words of QEMU's protocol for programs, where the monitor has none.
+    pub fn execute(&self, command: &str, arguments: &serde_json::Value) -> Result<()> {
+        monitor::execute(&self.monitor, command, arguments)
+    }
+
+    /// Has the script's `serve` run one of its functions, and returns what that printed.
+    pub fn ask(&mut self, words: &str) -> Result<String> {
+        self.begin(words)?;
+        self.outcome()
+    }
+
+    /// The first half of [`Guest::ask`]: the function runs while the caller does something else.
+    pub fn begin(&mut self, words: &str) -> Result<()> {
+        self.heard.clear();
+        self.tell(words)
+    }
+
+    /// The second half.
+    pub fn outcome(&mut self) -> Result<String> {
+        match self.await_word(ENDED)?.as_str() {
+            "0" => Ok(self.take_heard()),
+            _ => Err(self.function_failed()),
+        }
+    }
+
     /// Waits until the script says `word`; what follows the word on the line is returned.
     pub fn await_word(&mut self, word: &str) -> Result<String> {
         loop {
@@ -109,6 +169,10 @@ impl Guest {
                 Mark::Say(said) => {
                     if let Some(rest) = said.strip_prefix(word).and_then(|rest| rest.strip_prefix(' ')) {
                         return Ok(rest.to_owned());
+                    }
+                    // Nothing that this function could have said will come any more.
+                    if said.strip_prefix(ENDED).is_some_and(|rest| rest.starts_with(' ')) {
+                        return Err(self.function_failed());
                     }
                 }
                 Mark::Exit(0) => {
@@ -173,6 +237,10 @@ impl Guest {
         }
     }
 
+    fn function_failed(&mut self) -> Error {
+        Error::Expectation(tool::tail(&self.take_heard(), TAIL_LINES))
+    }
+
     fn failed(&self, status: i32) -> Error {
         Error::GuestFailed { status, tail: self.output.tail() }
     }
@@ -227,7 +295,7 @@ fn qemu(spec: &Spec) -> Command {
         // The console goes to our end of QEMU's own standard error, so its complaints land beside the kernel's.
         .args(["-chardev", "file,id=console,path=/dev/fd/2", "-device", "isa-serial,chardev=console"])
         .args(["-chardev", "stdio,id=case,signal=off", "-device", "isa-serial,chardev=case"])
-        .args(["-netdev", "user,id=net", "-device", "virtio-net-device,netdev=net"])
+        .args(spec.network.arguments())
         .args(["-qmp", &format!("unix:{},server=on,wait=off", spec.monitor.display())])
         .args(spec.hardware);
     if let Some(file) = &spec.capture {

@@ -28,6 +28,9 @@ enum Command {
         /// Passes of the cases that repeat (testusb); a soak takes 10.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         times: u32,
+        /// Of cases that have steps (pair-*), try only this one; may be given more than once.
+        #[arg(long)]
+        step: Vec<String>,
         /// Where consoles and outputs go [default: rig/logs in the cargo target folder].
         #[arg(long)]
         log_dir: Option<PathBuf>,
@@ -56,8 +59,8 @@ fn main() -> ExitCode {
             }
             Ok(true)
         }
-        Command::Run { names, farbus, times, log_dir, allow_skip } => {
-            try_cases(&names, farbus, times, log_dir, allow_skip)
+        Command::Run { names, farbus, times, step, log_dir, allow_skip } => {
+            try_cases(&names, farbus, times, step, log_dir, allow_skip)
         }
         Command::Peer { what } => {
             peers::crate_server::serve(&what).map(|()| true).map_err(Error::io(format!("serve a {what}")))
@@ -78,11 +81,12 @@ fn try_cases(
     names: &[String],
     farbus: Option<PathBuf>,
     times: u32,
+    step: Vec<String>,
     log_dir: Option<PathBuf>,
     allow_skip: bool,
 ) -> Result<bool> {
     let chosen = run::select(names)?;
-    let workshop = Workshop::open(farbus, log_dir, times)?;
+    let workshop = Workshop::open(farbus, log_dir, times, step)?;
     let score = run::run(&workshop, &chosen);
     println!("logs: {}", workshop.logs().display());
     println!("{score}");

@@ -9,19 +9,21 @@ use std::time::Duration;
 
 /// Says one line of the human monitor's language to the machine whose socket this is.
 pub fn command(socket: &Path, line: &str) -> Result<()> {
+    execute(socket, "human-monitor-command", &json!({"command-line": line}))
+}
+
+/// Has the machine execute a command of the protocol itself.
+pub fn execute(socket: &Path, command: &str, arguments: &Value) -> Result<()> {
     let doing = "command the machine";
     let mut stream = UnixStream::connect(socket).map_err(Error::io(doing))?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(Error::io(doing))?;
     let mut answers = BufReader::new(stream.try_clone().map_err(Error::io(doing))?).lines();
-    let asked = [
-        json!({"execute": "qmp_capabilities"}),
-        json!({"execute": "human-monitor-command", "arguments": {"command-line": line}}),
-    ];
+    let asked = [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})];
     for question in asked {
         stream.write_all(format!("{question}\n").as_bytes()).map_err(Error::io(doing))?;
         let said = loop {
             let Some(answer) = answers.next() else {
-                return Err(Error::Expectation(format!("the machine closed its monitor at \"{line}\"")));
+                return Err(Error::Expectation(format!("the machine closed its monitor at {question}")));
             };
             let answer = answer.map_err(Error::io(doing))?;
             if let Some(said) = verdict(&answer) {
@@ -29,7 +31,7 @@ pub fn command(socket: &Path, line: &str) -> Result<()> {
             }
         };
         if !said.is_empty() {
-            return Err(Error::Expectation(format!("the machine answered \"{line}\" with: {said}")));
+            return Err(Error::Expectation(format!("the machine answered {question} with: {said}")));
         }
     }
     Ok(())

@@ -11,6 +11,9 @@ struct Need {
     shown_by: &'static str,
 }
 
+/// Where PC/SC looks for the driver of USB card readers.
+pub const CARD_READER_DRIVER: &str = "/usr/lib/pcsc/drivers/ifd-ccid.bundle/Contents/Linux/libccid.so";
+
 /// One entry for each thing that the rig runs or copies.
 const NEEDS: &[Need] = &[
     need("qemu-system-x86", "qemu-system-x86_64", || on_path("qemu-system-x86_64")),
@@ -21,6 +24,11 @@ const NEEDS: &[Need] = &[
     need("usbutils", "usbreset, lsusb", || on_path("usbreset") && on_path("lsusb")),
     need("alsa-utils", "aplay, amixer", || on_path("aplay") && on_path("amixer")),
     need("libasound2-data", "/usr/share/alsa/alsa.conf", || exists("/usr/share/alsa/alsa.conf")),
+    need("pcscd", "pcscd", || on_path("pcscd")),
+    need("libccid", CARD_READER_DRIVER, || exists(CARD_READER_DRIVER)),
+    need("opensc", "opensc-tool", || on_path("opensc-tool")),
+    need("mtp-tools", "mtp-files, mtp-getfile", || on_path("mtp-files") && on_path("mtp-getfile")),
+    need("genisoimage", "genisoimage", || on_path("genisoimage")),
     need("eject", "eject", || on_path("eject")),
     need("e2fsprogs", "mkfs.ext4, e2fsck, debugfs", || on_path("mkfs.ext4") && on_path("e2fsck") && on_path("debugfs")),
     need("tshark", "tshark", || on_path("tshark")),

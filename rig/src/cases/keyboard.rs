@@ -47,9 +47,9 @@ fn typing(lab: &Lab, client: Client) -> Result<String> {
 
 /// `struct input_event` of a 64-bit kernel, without its time.
 pub(super) struct Event {
-    kind: u16,
-    code: u16,
-    value: i32,
+    pub(super) kind: u16,
+    pub(super) code: u16,
+    pub(super) value: i32,
 }
 
 impl Event {

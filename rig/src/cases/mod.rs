@@ -11,6 +11,7 @@ mod kernel;
 mod keyboard;
 mod link;
 mod list;
+mod pair;
 mod reset;
 mod storage;
 mod strangers;
@@ -37,4 +38,5 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     ]
     .into_iter()
     .flatten()
+    .chain(pair::all())
 }

@@ -1,6 +1,7 @@
 //! What a guest is made of: the kernel, its modules, and a root file system in memory.
 
 pub mod cpio;
+pub mod isostream;
 pub mod kernel;
 pub mod libraries;
 pub mod modules;

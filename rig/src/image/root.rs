@@ -22,6 +22,11 @@ const MODULES: &[&str] = &[
     "dummy_hcd",
     "usb_f_mass_storage",
     "usb_f_ss_lb",
+    "usb_f_acm",
+    "usb_f_ncm",
+    "usb_f_hid",
+    "usb_f_printer",
+    "usb_f_midi",
     // the drivers that a farbus device must satisfy
     "usb_storage",
     "sd_mod",
@@ -34,11 +39,17 @@ const MODULES: &[&str] = &[
     // real controllers, for devices that farbus exports through usbfs, and those devices' drivers
     "xhci_pci",
     "ehci_pci",
+    "ohci_pci",
+    "uas",
+    "sr_mod",
+    "isofs",
     "ftdi_sio",
     "cdc_acm",
     "cdc_ether",
+    "cdc_ncm",
     "rndis_host",
     "cdc_subset",
+    "usblp",
     "snd_usb_audio",
 ];
 
@@ -47,41 +58,56 @@ const TOOLS: &[&str] = &["usbip", "usbipd", "usbreset", "eject", "e2fsck", "mkfs
 
 /// The base of every root file system, built once in a run of the rig.
 pub struct Base {
-    archive: Archive,
+    contents: Contents,
     modules: Modules,
+}
+
+/// What has been put into a file system so far.
+#[derive(Clone)]
+struct Contents {
+    archive: Archive,
     libraries: BTreeSet<PathBuf>,
 }
 
 impl Base {
-    /// Collects busybox, the tools, the modules, `testusb`, and `farbus` if there is one.
-    pub fn build(kernel: &Kernel, testusb: &Path, farbus: Option<&Path>) -> Result<Self> {
-        let mut base =
-            Self { archive: Archive::new(), modules: Modules::read(&kernel.modules)?, libraries: BTreeSet::new() };
-        base.skeleton()?;
-        base.tool("busybox", "/bin")?;
+    /// Collects busybox, the tools, the modules, our own `programs`, and `farbus` if there is one.
+    pub fn build(kernel: &Kernel, programs: &[&Path], farbus: Option<&Path>) -> Result<Self> {
+        let mut contents = Contents { archive: Archive::new(), libraries: BTreeSet::new() };
+        let modules = Modules::read(&kernel.modules)?;
+        contents.skeleton()?;
         for tool in TOOLS {
-            base.tool(tool, "/usr/bin")?;
+            contents.tool(tool)?;
         }
-        base.program(testusb, "/usr/bin/testusb")?;
+        for program in programs {
+            let name = program.file_name().unwrap_or_default().to_string_lossy();
+            // A cached one has its version in its name.
+            let name = name.split('-').next().unwrap_or_default();
+            contents.program(program, &format!("/usr/bin/{name}"))?;
+        }
         if let Some(farbus) = farbus {
-            base.program(farbus, "/usr/bin/farbus")?;
+            contents.program(farbus, "/usr/bin/farbus")?;
         }
-        for module in base.modules.in_order(MODULES)? {
-            let contents = read(&module.file)?;
-            base.archive.file(&format!("/modules/{}.ko", module.name), 0o644, without_signature(&contents));
+        for module in modules.in_order(MODULES)? {
+            let file = read(&module.file)?;
+            contents.archive.file(&format!("/modules/{}.ko", module.name), 0o644, without_signature(&file));
         }
-        Ok(base)
+        Ok(Self { contents, modules })
     }
 
-    /// The whole root file system for one case.
-    pub fn image(&self, script: &str, modules: &[&str]) -> Result<Vec<u8>> {
-        let mut archive = self.archive.clone();
+    /// The whole root file system for one case; `programs` are those that only this case needs.
+    pub fn image(&self, script: &str, modules: &[&str], programs: &[&str]) -> Result<Vec<u8>> {
+        let mut contents = self.contents.clone();
+        for program in programs {
+            contents.tool(program)?;
+        }
         let order: String = self.modules.in_order(modules)?.into_iter().map(|module| module.name + "\n").collect();
-        archive.file("/rig/modules", 0o644, order.as_bytes());
-        archive.file("/rig/case", 0o644, script.as_bytes());
-        Ok(archive.finish())
+        contents.archive.file("/rig/modules", 0o644, order.as_bytes());
+        contents.archive.file("/rig/case", 0o644, script.as_bytes());
+        Ok(contents.archive.finish())
     }
+}
 
+impl Contents {
     fn skeleton(&mut self) -> Result<()> {
         for folder in ["/proc", "/sys", "/dev", "/run", "/tmp", "/mnt", "/root", "/etc", "/usr/sbin", "/sbin"] {
             self.archive.folder(folder);
@@ -96,6 +122,8 @@ impl Base {
         self.archive.file("/usr/share/hwdata/usb.ids", 0o644, b"# none\n");
         self.archive.file("/init", 0o755, include_bytes!("../../guest/init.sh"));
         self.archive.file("/rig/prelude", 0o644, include_bytes!("../../guest/prelude.sh"));
+        let busybox = which("busybox").ok_or_else(|| Error::Expectation("no busybox on this machine".into()))?;
+        self.program(&busybox, "/bin/busybox")?;
         self.archive.symlink("/bin/sh", "busybox");
         // Without its first file of settings the sound library opens nothing, not even what is named by its number.
         let sound = "/usr/share/alsa/alsa.conf";
@@ -103,13 +131,21 @@ impl Base {
         Ok(())
     }
 
-    fn tool(&mut self, name: &str, folder: &str) -> Result<()> {
+    /// A program by its name, or a file that is to lie where it lies on the host.
+    fn tool(&mut self, name: &str) -> Result<()> {
+        if name.starts_with('/') {
+            return self.program(Path::new(name), name);
+        }
         let file = which(name).ok_or_else(|| Error::Expectation(format!("no {name} on this machine")))?;
-        self.program(&file, &format!("{folder}/{name}"))
+        self.program(&file, &format!("/usr/bin/{name}"))
     }
 
     fn program(&mut self, file: &Path, place: &str) -> Result<()> {
-        self.archive.file(place, 0o755, &read(file)?);
+        let contents = read(file)?;
+        self.archive.file(place, 0o755, &contents);
+        if !contents.starts_with(b"\x7fELF") {
+            return Ok(());
+        }
         for library in libraries::of(file)? {
             if self.libraries.insert(library.clone()) {
                 self.archive.file(&library.to_string_lossy(), 0o755, &read(&library)?);

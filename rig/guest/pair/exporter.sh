@@ -1,0 +1,48 @@
+# The machine that has the devices.
+
+let_go() { true; }
+
+# offer NAME...: shows each to its own driver and to lsusb, and shares them as 1-1, 1-2, ... in this order.
+offer() {
+  for name in "$@"; do within 20 near "$name" || fail "this machine has no device $name"; done
+  sleep 1
+  words=
+  for name in "$@"; do
+    folder=$(near "$name")
+    echo "device| $name"
+    seen "$folder"
+    drivers_of "$folder" >"/run/drivers.$name"
+    case $(realpath "$folder") in
+    # Another machine's device is shared on only when it is told by its place.
+    *vhci*) words="$words usb:$(basename "$folder")" ;;
+    *) words="$words usb:serial=rig-$name" ;;
+    esac
+  done
+  (
+    farbus share $words --listen 0.0.0.0:3240 >/run/share.log 2>&1 &
+    echo $! >/run/share.pid
+    wait $!
+    echo $? >/run/share.status
+  ) &
+  wait_for 30 grep -q "listening on" /run/share.log || fail "farbus share: $(cat /run/share.log)"
+  cat /run/share.log
+}
+
+# Ends sharing; every device must have the drivers again that it had before.
+withdraw() {
+  kill -INT "$(cat /run/share.pid)"
+  wait_for 10 [ -s /run/share.status ] || fail "farbus share does not end: $(cat /run/share.log)"
+  [ "$(cat /run/share.status)" = 0 ] || fail "farbus share ended with $(cat /run/share.status): $(cat /run/share.log)"
+  for file in /run/drivers.*; do
+    name=${file##*.}
+    as_before() { drivers_of "$(near "$name")" | cmp -s - "$file"; }
+    within 10 as_before || fail "$name had the drivers: $(cat "$file"); now: $(drivers_of "$(near "$name")")"
+  done
+  echo "note: $(ls /run/drivers.* | wc -l) devices have their $(cat /run/drivers.* | wc -l) drivers again"
+}
+
+# What the exporter has to say when a step has failed.
+complaints() {
+  tail -n 15 /run/share.log | sed 's/^/share: /'
+  dmesg | tail -n 10 | sed 's/^/exporter: /'
+}

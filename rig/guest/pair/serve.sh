@@ -1,0 +1,2 @@
+say serving
+serve

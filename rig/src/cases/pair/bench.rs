@@ -1,0 +1,195 @@
+//! A pair with devices shared between them, and how one of them is proved to work.
+
+use crate::cases::case::expect;
+use crate::cases::storage::note;
+use crate::lab::{Boot, Client, Lab};
+use crate::machine::Guest;
+use crate::pair::Pair;
+use crate::{Error, Result, disk};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+/// The using machine's script; all of them are alike.
+const IMPORTER: &str = concat!(
+    include_str!("../../../guest/pair/common.sh"),
+    include_str!("../../../guest/pair/importer.sh"),
+    include_str!("../../../guest/pair/serve.sh")
+);
+
+/// What the using machine loads: its way to the devices, and every driver that one of them needs.
+const IMPORTER_MODULES: &[&str] = &[
+    "virtio_mmio",
+    "virtio_net",
+    "vhci_hcd",
+    "usb_storage",
+    "uas",
+    "sd_mod",
+    "sr_mod",
+    "crc32c_generic",
+    "ext4",
+    "isofs",
+    "usbhid",
+    "hid_generic",
+    "evdev",
+    "snd_usb_audio",
+    "ftdi_sio",
+    "cdc_acm",
+    "cdc_ether",
+    "cdc_ncm",
+    "rndis_host",
+    "cdc_subset",
+    "usblp",
+    "usbtest",
+];
+
+/// A pair and what its exporter's side of each device looks like.
+pub(super) struct Bench<'a> {
+    lab: &'a Lab<'a>,
+    pair: Pair,
+    /// In the order in which they are shared: the first is 1-1.
+    names: Vec<&'static str>,
+    near: BTreeMap<String, String>,
+    /// How many were the same to lsusb on the other side.
+    same: usize,
+}
+
+impl<'a> Bench<'a> {
+    /// Boots both machines, has the first do what `before` says, and shares these devices of it.
+    pub(super) fn set_up(
+        lab: &'a Lab<'a>,
+        exporter: Boot,
+        client: Client,
+        programs: &[&str],
+        before: &str,
+        names: &[&'static str],
+    ) -> Result<Self> {
+        lab.farbus()?;
+        // Two minutes on a quiet machine, five beside compilers.
+        let patience = Duration::from_secs(600);
+        let importer =
+            Boot { script: IMPORTER, modules: IMPORTER_MODULES, client, programs, patience, ..Boot::default() };
+        let mut pair = Pair::boot(lab, Boot { patience, ..exporter }, importer)?;
+        let said = pair.exporter.ask(&format!("{before} offer {}", names.join(" ")))?;
+        Ok(Self { lab, pair, names: names.to_vec(), near: by_device(&said), same: 0 })
+    }
+
+    /// One device's proof: `words` is what the using machine is to do, with the device's name and number put after the first;
+    /// `play` is done by the host while it does that, and `judge` reads what came out.
+    pub(super) fn device(
+        &mut self,
+        name: &'static str,
+        words: &str,
+        play: impl FnOnce(&mut Guest, &mut Guest) -> Result<()>,
+        judge: impl FnOnce(&str) -> Result<String>,
+    ) {
+        if !self.lab.tries(name) {
+            return;
+        }
+        let number = self.names.iter().position(|shared| *shared == name).map_or(0, |index| index + 1);
+        let near = self.near.get(name).cloned().unwrap_or_default();
+        let (verb, rest) = words.split_once(' ').unwrap_or((words, ""));
+        let same = &mut self.same;
+        self.pair.step(name, |exporter, importer| {
+            importer.begin(&format!("{verb} {name} {number} {rest}"))?;
+            play(exporter, importer)?;
+            let said = importer.outcome()?;
+            same_to_lsusb(&near, &lsusb(&said))?;
+            *same += 1;
+            let judged = judge(&said)?;
+            let noted = said.lines().find_map(|line| line.strip_prefix("note: ")).unwrap_or_default();
+            let parts: Vec<&str> = [noted, &judged].into_iter().filter(|part| !part.is_empty()).collect();
+            Ok(parts.join("; "))
+        });
+    }
+
+    /// A proof, or a part of one, that is more than one device's.
+    pub(super) fn step(&mut self, name: &'static str, proof: impl FnOnce(&mut Guest, &mut Guest) -> Result<String>) {
+        self.pair.step(name, proof);
+    }
+
+    /// The same for a device that the using machine can judge by itself.
+    pub(super) fn simple(&mut self, name: &'static str, words: &str) {
+        self.device(name, words, |_, _| Ok(()), |_| Ok(String::new()));
+    }
+
+    /// Ends sharing, and says how all went.
+    pub(super) fn verdict(mut self) -> Result<String> {
+        let (same, wanted) = (self.same, self.names.iter().filter(|name| self.lab.tries(name)).count());
+        self.pair.step("lsusb", |_, _| {
+            expect(same == wanted, || format!("{same} of {wanted} devices were the same on both sides"))?;
+            Ok(format!("{same} devices were identical on both sides"))
+        });
+        self.pair.step("given back", |exporter, _| {
+            let said = exporter.ask("withdraw")?;
+            Ok(note(&said))
+        });
+        self.pair.step("kernels", |exporter, importer| {
+            exporter.ask("kernel_is_content")?;
+            importer.ask("kernel_is_content")?;
+            Ok("neither warned of anything".into())
+        });
+        self.pair.verdict()
+    }
+}
+
+/// What each device looked like to lsusb, by its name.
+fn by_device(said: &str) -> BTreeMap<String, String> {
+    let mut seen: BTreeMap<String, String> = BTreeMap::new();
+    let mut name = String::new();
+    for line in said.lines() {
+        if let Some(next) = line.strip_prefix("device| ") {
+            name = next.to_owned();
+        } else if let Some(text) = line.strip_prefix("lsusb| ") {
+            *seen.entry(name.clone()).or_default() += &format!("{text}\n");
+        }
+    }
+    seen
+}
+
+fn lsusb(said: &str) -> String {
+    said.lines().filter_map(|line| line.strip_prefix("lsusb| ")).map(|line| format!("{line}\n")).collect()
+}
+
+fn same_to_lsusb(near: &str, far: &str) -> Result<()> {
+    if near == far && near.lines().count() > 20 {
+        return Ok(());
+    }
+    let only = |these: &str, those: &str, sign: &str| -> String {
+        let others: Vec<&str> = those.lines().collect();
+        these.lines().filter(|line| !others.contains(line)).map(|line| format!("{sign} {line}\n")).collect()
+    };
+    let difference = only(near, far, "exporter:") + &only(far, near, "importer:");
+    let (here, there) = (near.lines().count(), far.lines().count());
+    Err(Error::Expectation(format!(
+        "lsusb -v has {here} lines at the exporter and {there} at the importer; what they do not share:\n{difference}"
+    )))
+}
+
+/// The file system on an image is whole and the tree that the guest wrote into it is what the guest says it is.
+pub(super) fn judge_tree(lab: &Lab, image: &Path, name: &str) -> Result<String> {
+    disk::fsck(image)?;
+    let out = lab.scratch(&format!("{name}.extracted"));
+    disk::extract(image, "/guest", &out)?;
+    let files = disk::verify_tree(&out.join("guest"))?;
+    expect(files >= 40, || format!("the guest's tree has only {files} files"))?;
+    Ok(format!("{files} of its files check out here"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lsusb_said_is_kept_apart() {
+        let seen = by_device("device| a\nlsusb| x\nlsusb|  y\nwords\ndevice| b\nlsusb| z\n");
+        assert_eq!(seen.get("a").map(String::as_str), Some("x\n y\n"));
+        assert_eq!(seen.get("b").map(String::as_str), Some("z\n"));
+        let long = "x\n".repeat(21);
+        same_to_lsusb(&long, &long).unwrap();
+        assert!(same_to_lsusb("", "").is_err(), "nothing seen is nothing shown");
+        let said = same_to_lsusb("x\ny\n", "x\nz\n").unwrap_err().to_string();
+        assert!(said.contains("exporter: y") && said.contains("importer: z"), "{said}");
+        assert!(same_to_lsusb("x\n", "").is_err());
+    }
+}

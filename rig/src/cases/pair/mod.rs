@@ -1,0 +1,13 @@
+//! Two machines: devices of one, used by the unmodified drivers and programs of the other.
+
+mod bench;
+mod gadgets;
+mod isochronous;
+mod qemu;
+
+use super::case::Case;
+
+/// All that pairs prove.
+pub(super) fn all() -> impl Iterator<Item = &'static Case> {
+    [qemu::CASES, gadgets::CASES, isochronous::CASES].into_iter().flatten()
+}

@@ -1,0 +1,119 @@
+//! Two machines: one has the devices and shares them, the other uses them.
+//!
+//! A boot costs more than most proofs, so one pair serves many: each device is a step of its own, with its own figure when it
+//! holds and its own words when it does not, and a step that fails leaves the next ones their chance.
+
+use crate::lab::{Boot, Lab};
+use crate::machine::{Guest, Network};
+use crate::{Error, Result};
+use std::time::{Duration, Instant};
+
+/// How long QEMU may take to make the socket that is the cable.
+const CABLE_WITHIN: Duration = Duration::from_secs(10);
+
+/// A running pair.
+pub struct Pair {
+    /// The machine with the devices.
+    pub exporter: Guest,
+    /// The machine whose drivers and programs use them.
+    pub importer: Guest,
+    steps: Steps,
+}
+
+/// What the steps of a case have come to.
+#[derive(Default)]
+struct Steps {
+    lines: Vec<String>,
+    failed: Vec<&'static str>,
+    machines_lost: bool,
+}
+
+impl Pair {
+    /// Boots both. The scripts end in `guest/pair/serve.sh`: they do what they are asked for.
+    pub fn boot(lab: &Lab, exporter: Boot, importer: Boot) -> Result<Self> {
+        let cable = lab.scratch("cable");
+        let network = Network::CableFrom(cable.clone());
+        let mut exporter = lab.boot(&Boot { role: "exporter", network, ..exporter })?;
+        // Half a second after it started; should it have died, the other's complaint about the cable is not the one to read.
+        let start = Instant::now();
+        while !cable.exists() && start.elapsed() < CABLE_WITHIN {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if !cable.exists() {
+            exporter.await_word("serving")?;
+        }
+        let network = Network::CableTo(cable);
+        let mut importer = lab.boot(&Boot { role: "importer", network, ..importer })?;
+        exporter.await_word("serving")?;
+        importer.await_word("serving")?;
+        Ok(Self { exporter, importer, steps: Steps::default() })
+    }
+
+    /// Tries one proof. It gets both machines and returns its figure.
+    pub fn step(&mut self, name: &'static str, proof: impl FnOnce(&mut Guest, &mut Guest) -> Result<String>) {
+        if self.steps.machines_lost {
+            self.steps.note(name, "FAILED  not tried: a machine is lost".into(), true);
+            return;
+        }
+        let start = Instant::now();
+        let outcome = proof(&mut self.exporter, &mut self.importer);
+        let seconds = start.elapsed().as_secs_f64();
+        match outcome {
+            Ok(figure) => self.steps.note(name, format!("ok      {seconds:5.1} s  {figure}"), false),
+            Err(error) => {
+                self.steps.machines_lost = matches!(error, Error::GuestDied { .. } | Error::GuestTimeout { .. });
+                // What the other side says to it is a help; that it says nothing is no second failure.
+                let beside = self.exporter.ask("complaints").unwrap_or_default();
+                let said = format!("{error}\n{}", beside.trim_end()).replace('\n', "\n        ");
+                self.steps.note(name, format!("FAILED  {seconds:5.1} s  {said}"), true);
+            }
+        }
+    }
+
+    /// Ends both scripts and says how all steps went.
+    pub fn verdict(mut self) -> Result<String> {
+        if !self.steps.machines_lost {
+            for machine in [&mut self.exporter, &mut self.importer] {
+                machine.tell("end")?;
+            }
+            self.exporter.finish()?;
+            self.importer.finish()?;
+        }
+        self.steps.verdict()
+    }
+}
+
+impl Steps {
+    fn note(&mut self, name: &'static str, outcome: String, failed: bool) {
+        self.lines.push(format!("  {name:<12} {outcome}"));
+        if failed {
+            self.failed.push(name);
+        }
+    }
+
+    fn verdict(self) -> Result<String> {
+        let lines = self.lines.join("\n");
+        if self.failed.is_empty() && !self.lines.is_empty() {
+            return Ok(format!("{} steps\n{lines}", self.lines.len()));
+        }
+        Err(Error::Expectation(format!("failed steps: {}\n{lines}", self.failed.join(", "))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_failed_step_fails_them_all_and_none_is_hidden() {
+        let mut steps = Steps::default();
+        steps.note("disk", "ok".into(), false);
+        steps.note("sound", "FAILED  silence".into(), true);
+        let said = steps.verdict().unwrap_err().to_string();
+        assert!(
+            said.starts_with("failed steps: sound\n") && said.contains("silence") && said.contains("disk"),
+            "{said}"
+        );
+        assert!(Steps::default().verdict().is_err(), "no step is no proof");
+    }
+}
