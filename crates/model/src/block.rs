@@ -54,6 +54,10 @@ pub enum StoreError {
     ReadOnly,
     /// The store is not there any more.
     Gone,
+    /// The way to the store was lost: the network's fault, not the medium's (requirement N10).
+    Lost,
+    /// The request itself makes no sense for this store.
+    Invalid,
 }
 
 impl fmt::Display for StoreError {
@@ -63,6 +67,8 @@ impl fmt::Display for StoreError {
             StoreError::NoSpace => "no space left on the medium",
             StoreError::ReadOnly => "the medium is read-only",
             StoreError::Gone => "the medium is gone",
+            StoreError::Lost => "the way to the medium was lost",
+            StoreError::Invalid => "the medium cannot be asked that",
         })
     }
 }

@@ -204,27 +204,27 @@ impl fmt::Display for CommandError {
 
 impl std::error::Error for CommandError {}
 
-/// Where a device leaves finished requests, and the buffers it fills for IN data.
+/// Where a device leaves finished requests, and the buffers it fills.
 #[derive(Debug)]
-pub struct Completions {
-    queue: VecDeque<Done>,
-    /// Buffers for IN data; whoever consumes a [`Done`] recycles its payload here.
+pub struct Completions<D = Done> {
+    queue: VecDeque<D>,
+    /// Buffers for what is read; whoever consumes what was finished recycles its payload here.
     pub pool: BufferPool,
 }
 
-impl Completions {
+impl<D> Completions<D> {
     /// An empty one over `pool`.
     pub fn new(pool: BufferPool) -> Self {
         Self { queue: VecDeque::new(), pool }
     }
 
     /// A device's side: this request is finished.
-    pub fn push(&mut self, done: Done) {
+    pub fn push(&mut self, done: D) {
         self.queue.push_back(done);
     }
 
     /// The asker's side: the next finished request, oldest first.
-    pub fn pop(&mut self) -> Option<Done> {
+    pub fn pop(&mut self) -> Option<D> {
         self.queue.pop_front()
     }
 

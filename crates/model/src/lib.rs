@@ -2,7 +2,7 @@
 //!
 //! **This room is** the vocabulary that every other room speaks: ids, speeds, descriptors, setup
 //! packets, URBs and their completions, payload buffers, limits, our own [`Instant`], and the
-//! traits by which rooms meet ([`Device`], [`BlockStore`]).
+//! traits by which rooms meet ([`Device`], [`BlockDevice`], [`BlockStore`]).
 //!
 //! **It may touch** nothing: no socket, no file, no thread, no clock.
 //!
@@ -15,6 +15,7 @@
 //! crate is the only wall through which an import can never turn round.
 
 pub mod block;
+pub mod block_device;
 pub mod definition;
 pub mod descriptor;
 pub mod device;
@@ -26,6 +27,7 @@ pub mod urb;
 pub mod usb;
 
 pub use block::{BlockStore, StoreError};
+pub use block_device::{BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest};
 pub use definition::Definition;
 pub use descriptor::{Descriptors, Endpoint, Selection};
 pub use device::{Command, CommandError, Completions, Device, Readiness};

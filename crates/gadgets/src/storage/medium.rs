@@ -96,7 +96,7 @@ impl Medium {
 
 fn sense_of(error: StoreError, medium_error: Sense) -> Sense {
     match error {
-        StoreError::Medium => medium_error,
+        StoreError::Medium | StoreError::Lost | StoreError::Invalid => medium_error,
         StoreError::NoSpace => Sense::SPACE_ALLOCATION_FAILED,
         StoreError::ReadOnly => Sense::WRITE_PROTECTED,
         StoreError::Gone => Sense::MEDIUM_NOT_PRESENT,

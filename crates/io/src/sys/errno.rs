@@ -9,6 +9,8 @@ pub fn store_error(errno: Errno) -> StoreError {
         Errno::NOSPC | Errno::DQUOT => StoreError::NoSpace,
         Errno::ROFS | Errno::PERM => StoreError::ReadOnly,
         Errno::NODEV | Errno::NXIO => StoreError::Gone,
+        Errno::NOLINK => StoreError::Lost,
+        Errno::INVAL => StoreError::Invalid,
         _ => StoreError::Medium,
     }
 }
@@ -20,6 +22,8 @@ pub fn of_store(error: StoreError) -> Errno {
         StoreError::NoSpace => Errno::NOSPC,
         StoreError::ReadOnly => Errno::ROFS,
         StoreError::Gone => Errno::NODEV,
+        StoreError::Lost => Errno::NOLINK,
+        StoreError::Invalid => Errno::INVAL,
     }
 }
 
@@ -73,7 +77,15 @@ mod tests {
 
     #[test]
     fn every_store_error_survives_a_trip_through_the_kernel() {
-        for error in [StoreError::Medium, StoreError::NoSpace, StoreError::ReadOnly, StoreError::Gone] {
+        let all = [
+            StoreError::Medium,
+            StoreError::NoSpace,
+            StoreError::ReadOnly,
+            StoreError::Gone,
+            StoreError::Lost,
+            StoreError::Invalid,
+        ];
+        for error in all {
             assert_eq!(store_error(of_store(error)), error);
         }
     }

@@ -1,0 +1,315 @@
+//! The contract of a block device that is asked without waiting for it: many requests at a time, each answered exactly once.
+//!
+//! [`BlockStore`](crate::BlockStore) is the other one, for a medium that answers before its call returns. A request has the same three
+//! shapes here as a URB has ([`crate::urb`]): [`BlockRequest`], [`BlockInFlight`], [`BlockDone`].
+
+use std::cell::RefCell;
+
+use crate::block::StoreError;
+use crate::device::{Completions, Readiness};
+use crate::payload::Payload;
+use crate::time::Instant;
+
+/// A block device: one over a store, one on another machine (requirement N4).
+///
+/// Sans-IO: it is told what happened and when; it leaves what it has finished in [`Completions`]. Every request given to
+/// [`BlockDevice::submit`] comes back there exactly once, during that call or any later one, in any order. Requests that are
+/// in flight together may be carried out in any order too: whoever needs one done before another waits for its answer.
+pub trait BlockDevice: Send {
+    /// What it is; constant while it is attached.
+    fn info(&self) -> &BlockInfo;
+
+    /// Starts a request. May finish it at once. A device that keeps a write beyond the call first calls
+    /// [`BlockInFlight::own_payload`], because its bytes may lie in a link's receive buffer.
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>);
+
+    /// When [`BlockDevice::handle_timeout`] wants to be called, if at all.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The moment of [`BlockDevice::poll_timeout`] has come.
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        let _ = (now, done);
+    }
+
+    /// What its engine waits on besides its users, if the device lives outside: [`BlockDevice::handle_ready`] is called
+    /// when it is ready.
+    fn readiness(&self) -> Option<&Readiness> {
+        None
+    }
+
+    /// Something happened to what [`BlockDevice::readiness`] stands for.
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        let _ = (now, done);
+    }
+
+    /// Whether the device itself is gone: every request it held was answered with [`StoreError::Gone`] or
+    /// [`StoreError::Lost`], and it is of no use to anybody any more.
+    fn is_gone(&self) -> bool {
+        false
+    }
+}
+
+/// What a block device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// Size, bytes.
+    pub size_bytes: u64,
+    /// Offsets and lengths of requests are multiples of it, bytes; a power of two from 1.
+    pub block_bytes: u32,
+    /// The size and alignment that it serves best, bytes; a power of two from [`BlockInfo::block_bytes`].
+    pub preferred_bytes: u32,
+    /// The most bytes of one read or write.
+    pub request_bytes_max: u32,
+    /// Whether whatever changes it is refused.
+    pub is_read_only: bool,
+}
+
+impl BlockInfo {
+    /// Whether a request is one that this device may be given: its range lies inside, on block boundaries, its data matches
+    /// its length, and it changes nothing that is read-only.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] or [`StoreError::ReadOnly`]: what to answer it with.
+    pub fn check(&self, request: &BlockRequest) -> Result<(), StoreError> {
+        let block = u64::from(self.block_bytes);
+        let length = u64::from(request.length);
+        let is_inside = request.offset.checked_add(length).is_some_and(|end| end <= self.size_bytes);
+        let is_aligned = request.offset.is_multiple_of(block) && length.is_multiple_of(block);
+        let moves = matches!(request.op, BlockOp::Read | BlockOp::Write);
+        let fits = !moves || request.length <= self.request_bytes_max;
+        let data = if request.op == BlockOp::Write { request.length as usize } else { 0 };
+        if !is_inside || !is_aligned || !fits || request.payload.len() != data {
+            return Err(StoreError::Invalid);
+        }
+        let changes = !matches!(request.op, BlockOp::Read | BlockOp::Flush);
+        if changes && self.is_read_only { Err(StoreError::ReadOnly) } else { Ok(()) }
+    }
+}
+
+/// Names a request among those in flight on one device. Chosen by the asker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(pub u64);
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockOp {
+    /// Bytes from there.
+    Read,
+    /// These bytes to there.
+    Write,
+    /// Everything durable that was answered before this was asked. Without a range.
+    Flush,
+    /// The range reads as zeros from now on; its space may be given back.
+    Discard,
+    /// The range reads as zeros from now on; its space is kept.
+    WriteZeroes,
+}
+
+/// One request to a block device.
+#[derive(Clone, Debug)]
+pub struct BlockRequest {
+    /// The asker's name for it.
+    pub id: BlockId,
+    /// What is asked.
+    pub op: BlockOp,
+    /// Where it begins, bytes; 0 for a flush.
+    pub offset: u64,
+    /// How many bytes; 0 for a flush.
+    pub length: u32,
+    /// The bytes to write; empty for all others.
+    pub payload: Payload,
+    /// What it changes is durable before it is answered (FUA).
+    pub is_durable: bool,
+}
+
+impl BlockRequest {
+    /// Reads `length` bytes at `offset`.
+    pub fn read(id: BlockId, offset: u64, length: u32) -> Self {
+        Self { offset, length, ..Self::flush(id).with(BlockOp::Read) }
+    }
+
+    /// Writes bytes at `offset`.
+    ///
+    /// # Panics
+    /// If they are more than 32 bits can count.
+    pub fn write(id: BlockId, offset: u64, payload: Payload) -> Self {
+        let length = u32::try_from(payload.len()).expect("a request's length fits 32 bits");
+        Self { offset, length, payload, ..Self::flush(id).with(BlockOp::Write) }
+    }
+
+    /// Makes a range read as zeros; `op` says what becomes of its space.
+    pub fn zero(id: BlockId, op: BlockOp, offset: u64, length: u32) -> Self {
+        debug_assert!(matches!(op, BlockOp::Discard | BlockOp::WriteZeroes));
+        Self { offset, length, ..Self::flush(id).with(op) }
+    }
+
+    /// Makes everything durable.
+    pub fn flush(id: BlockId) -> Self {
+        Self { id, op: BlockOp::Flush, offset: 0, length: 0, payload: Payload::Empty, is_durable: false }
+    }
+
+    fn with(mut self, op: BlockOp) -> Self {
+        self.op = op;
+        self
+    }
+
+    /// Hands the request to a device: from here on it has to be answered.
+    pub fn launch(self) -> BlockInFlight {
+        BlockInFlight { request: Some(self) }
+    }
+}
+
+/// A request that a device holds and owes an answer to.
+#[derive(Debug)]
+pub struct BlockInFlight {
+    /// `None` only after it was answered.
+    request: Option<BlockRequest>,
+}
+
+impl std::ops::Deref for BlockInFlight {
+    type Target = BlockRequest;
+
+    fn deref(&self) -> &BlockRequest {
+        self.request.as_ref().expect("an unanswered request is there")
+    }
+}
+
+impl BlockInFlight {
+    /// Takes the bytes to write out, leaving none; the length stays.
+    pub fn take_payload(&mut self) -> Payload {
+        std::mem::take(&mut self.request.as_mut().expect("an unanswered request is there").payload)
+    }
+
+    /// Copies the bytes to write out of a buffer that is not its own, so that they may be kept.
+    pub fn own_payload(&mut self) {
+        self.request.as_mut().expect("an unanswered request is there").payload.own();
+    }
+
+    /// It succeeded; a read brings these bytes.
+    ///
+    /// # Panics
+    /// If they are not as many as were asked for: a device's bug.
+    pub fn answer(self, payload: Payload) -> BlockDone {
+        let expected = if self.op == BlockOp::Read { self.length as usize } else { 0 };
+        assert_eq!(payload.len(), expected, "a read brings what was asked for, all others nothing");
+        self.end(Ok(()), payload)
+    }
+
+    /// It failed.
+    pub fn fail(self, error: StoreError) -> BlockDone {
+        self.end(Err(error), Payload::Empty)
+    }
+
+    /// Takes the request back from a device that never began it (a queue's privilege).
+    pub fn recall(mut self) -> BlockRequest {
+        self.request.take().expect("an unanswered request is there")
+    }
+
+    fn end(mut self, result: Result<(), StoreError>, payload: Payload) -> BlockDone {
+        let request = self.request.take().expect("an unanswered request is there");
+        BlockDone {
+            id: request.id,
+            op: request.op,
+            offset: request.offset,
+            length: request.length,
+            result,
+            payload,
+            spent: request.payload,
+        }
+    }
+}
+
+thread_local! {
+    /// Requests dropped unanswered on this thread. An engine and its device share a thread.
+    static LOST: RefCell<Vec<BlockId>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Drop for BlockInFlight {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            let id = request.id;
+            LOST.with_borrow_mut(|lost| lost.push(id));
+            debug_assert!(std::thread::panicking(), "{id:?} was dropped unanswered");
+        }
+    }
+}
+
+/// The requests dropped unanswered on this thread since the last call. Always empty unless a device has a bug.
+pub fn take_lost() -> Vec<BlockId> {
+    LOST.with_borrow_mut(std::mem::take)
+}
+
+/// An answered request.
+#[derive(Debug)]
+pub struct BlockDone {
+    /// The asker's name for it.
+    pub id: BlockId,
+    /// What was asked.
+    pub op: BlockOp,
+    /// Where, bytes.
+    pub offset: u64,
+    /// How many bytes were asked for.
+    pub length: u32,
+    /// How it ended.
+    pub result: Result<(), StoreError>,
+    /// What was read.
+    pub payload: Payload,
+    /// What was to be written, if the device left it: its buffer may be used again.
+    pub spent: Payload,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INFO: BlockInfo = BlockInfo {
+        size_bytes: 1 << 20,
+        block_bytes: 512,
+        preferred_bytes: 4096,
+        request_bytes_max: 64 << 10,
+        is_read_only: false,
+    };
+
+    #[test]
+    fn what_leaves_the_device_or_its_grid_is_refused() {
+        let read = |offset, length| INFO.check(&BlockRequest::read(BlockId(1), offset, length));
+        assert_eq!(read(0, 512), Ok(()));
+        assert_eq!(read((1 << 20) - 512, 512), Ok(()));
+        assert_eq!(read((1 << 20) - 512, 1024), Err(StoreError::Invalid));
+        assert_eq!(read(u64::MAX - 511, 512), Err(StoreError::Invalid), "the end does not fit 64 bits");
+        assert_eq!(read(1, 512), Err(StoreError::Invalid));
+        assert_eq!(read(0, 100), Err(StoreError::Invalid));
+        assert_eq!(read(0, (64 << 10) + 512), Err(StoreError::Invalid));
+        assert_eq!(INFO.check(&BlockRequest::flush(BlockId(1))), Ok(()));
+        let zero = BlockRequest::zero(BlockId(1), BlockOp::Discard, 0, 1 << 20);
+        assert_eq!(INFO.check(&zero), Ok(()), "a range without data may be long");
+    }
+
+    #[test]
+    fn a_read_only_device_is_read_and_flushed() {
+        let info = BlockInfo { is_read_only: true, ..INFO };
+        assert_eq!(info.check(&BlockRequest::read(BlockId(1), 0, 512)), Ok(()));
+        assert_eq!(info.check(&BlockRequest::flush(BlockId(1))), Ok(()));
+        let write = BlockRequest::write(BlockId(1), 0, vec![0; 512].into());
+        assert_eq!(info.check(&write), Err(StoreError::ReadOnly));
+        assert_eq!(INFO.check(&BlockRequest { length: 1024, ..write }), Err(StoreError::Invalid), "half of its data");
+    }
+
+    #[test]
+    fn a_request_dropped_unanswered_is_found() {
+        let flush = BlockRequest::flush(BlockId(7)).launch();
+        assert_eq!(flush.answer(Payload::Empty).result, Ok(()));
+        assert!(take_lost().is_empty());
+        let dropped = std::panic::catch_unwind(|| drop(BlockRequest::flush(BlockId(8)).launch()));
+        assert_eq!(dropped.is_err(), cfg!(debug_assertions));
+        assert_eq!(take_lost(), [BlockId(8)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a read brings what was asked for")]
+    fn a_read_is_answered_whole() {
+        BlockRequest::read(BlockId(1), 0, 512).launch().answer(vec![0; 511].into());
+    }
+}
