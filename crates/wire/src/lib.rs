@@ -17,6 +17,8 @@
 mod buffer;
 mod flights;
 pub mod pairing;
+mod reject;
 pub mod usbip;
 
 pub use buffer::Runs;
+pub use reject::Reject;
