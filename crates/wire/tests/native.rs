@@ -6,10 +6,11 @@ mod fuzzing;
 
 use std::collections::{HashMap, VecDeque};
 
-use farbus_model::{BufferPool, Payload};
+use farbus_model::{BlockId, BufferPool, Instant, Payload, UrbId};
 use farbus_wire::Runs;
+use farbus_wire::native::control::{self, Open, Opened};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES};
-use farbus_wire::native::{Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Part, Urgency, Welcome};
+use farbus_wire::native::{Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Part, Urgency, Welcome, block, usb};
 use fuzzing::{Input, fuzz};
 
 const LIMITS: LaneLimits = LaneLimits { receive_bytes: 4 << 10, unacknowledged_bytes_max: 1 << 20 };
@@ -60,6 +61,7 @@ impl End {
             payload: data.clone().into(),
             urgency: if flow == 0 { Urgency::High } else { Urgency::Low },
             flow: Flow(flow),
+            done_at: None,
         });
         self.said.entry(flow).or_default().push_back((tag, data));
     }
@@ -88,7 +90,7 @@ impl End {
     fn transmit(&mut self, most: usize) -> Vec<u8> {
         let mut out = Vec::new();
         while out.len() < most && self.lane.has_transmit() {
-            let bytes = self.lane.poll_transmit().concat_at_most(most - out.len());
+            let bytes = self.lane.poll_transmit(Instant::ZERO).concat_at_most(most - out.len());
             assert!(!bytes.is_empty(), "what has to be sent is there");
             self.lane.handle_transmitted(bytes.len());
             out.extend(bytes);
@@ -218,7 +220,7 @@ fn fuzz_lane_hears_anything() {
             let message = Message::control(Kind::Open, 1, tag, Part::from(vec![7; 100]));
             lane.send(message);
         }
-        let _ = lane.poll_transmit();
+        let _ = lane.poll_transmit(Instant::ZERO);
         let bytes = if input.once_in(2) {
             let mut bytes = Vec::new();
             while !input.is_empty() {
@@ -252,7 +254,7 @@ fn fuzz_lane_hears_anything() {
                 }
             }
             while lane.has_transmit() {
-                let count = lane.poll_transmit().iter().map(|run| run.len()).sum();
+                let count = lane.poll_transmit(Instant::ZERO).iter().map(|run| run.len()).sum();
                 lane.handle_transmitted(count);
             }
         }
@@ -279,13 +281,45 @@ fn fuzz_greeting() {
 }
 
 #[test]
+fn fuzz_native_parts() {
+    target("native_parts", |input| {
+        let bytes = input.rest();
+        if let Ok(open) = Open::decode(bytes) {
+            assert_eq!(Open::decode(&open.encode()), Ok(open));
+        }
+        if let Ok(opened) = Opened::decode(bytes) {
+            assert_eq!(opened.encode(), bytes);
+            let _ = usb::Description::decode(&opened.info).map(|known| assert_eq!(known.encode(), opened.info));
+            let _ = block::Description::decode(&opened.info);
+        }
+        if let Ok(end) = control::End::decode(bytes) {
+            assert_eq!(control::End::decode(&end.encode()), Ok(end));
+        }
+        if let Ok(description) = usb::Description::decode(bytes) {
+            assert_eq!(description.encode(), bytes);
+        }
+        if let Ok(request) = block::decode_request(BlockId(1), bytes) {
+            let again = block::decode_request(BlockId(1), &block::request_part(&request)).expect("as it was");
+            assert_eq!((again.offset, again.length), (request.offset, request.length));
+        }
+        if let Ok((usb::Request::Transfer(urb), count)) = usb::decode_request(UrbId(1), bytes) {
+            assert!(count <= bytes.len());
+            assert!(urb.iso.iter().all(|packet| packet.offset + packet.length <= urb.length));
+            if let Ok((reply, count)) = usb::decode_reply(&urb, &bytes[count..]) {
+                assert!(count <= bytes.len() && reply.actual <= urb.length);
+            }
+        }
+    });
+}
+
+#[test]
 fn who_acknowledges_what_was_not_sent_is_refused() {
     let mut pool = BufferPool::new(0);
     let mut lane = Lane::new(LIMITS);
     assert_eq!(lane.handle_linked(1, &mut pool).unwrap_err().field, "received");
     lane.handle_linked(0, &mut pool).unwrap();
     lane.send(Message::control(Kind::Open, 1, 0, Part::from(vec![7; 100])));
-    let first = lane.poll_transmit()[0].len();
+    let first = lane.poll_transmit(Instant::ZERO)[0].len();
     lane.handle_transmitted(first);
     let ack =
         |count: u64| [&Head { length: 8, ..Head::new(Kind::Ack, 0, 0) }.to_bytes()[..], &count.to_le_bytes()].concat();
@@ -298,7 +332,7 @@ fn who_acknowledges_what_was_not_sent_is_refused() {
     lane.handle_lost();
     assert_eq!(lane.handle_linked(1, &mut pool).unwrap_err().field, "received", "and no more arrived than was sent");
     lane.handle_linked(0, &mut pool).unwrap();
-    let count = lane.poll_transmit().iter().map(|run| run.len()).sum();
+    let count = lane.poll_transmit(Instant::ZERO).iter().map(|run| run.len()).sum();
     lane.handle_transmitted(count);
     assert_eq!(hear(&mut lane, &ack(1)), Ok(false));
     assert!(lane.is_settled());

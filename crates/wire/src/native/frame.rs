@@ -10,6 +10,8 @@
 //! Little-endian. A message that is longer than a frame goes on in [`Kind::Data`] frames of the same attachment and tag, and
 //! frames of other messages may come in between: that is what lets an interrupt pass a disk.
 
+use core::time::Duration;
+
 use crate::reject::Reject;
 
 /// Bytes of a frame's head.
@@ -121,7 +123,7 @@ pub struct Flags {
     pub more: bool,
     /// The device's own part is left out: all of it is as usual, and the body is data.
     pub plain: bool,
-    /// A request: say how long it stayed where. A reply: the body ends with that ([`Residence`]).
+    /// A request: say how long it stayed where. A reply: the body begins with that ([`Residence`]).
     pub timed: bool,
 }
 
@@ -210,7 +212,7 @@ pub struct Residence {
 }
 
 impl Residence {
-    /// As it travels, at the end of a reply.
+    /// As it travels, at the front of a reply.
     pub fn to_bytes(self) -> [u8; RESIDENCE_BYTES] {
         let mut bytes = [0; RESIDENCE_BYTES];
         for (field, ns) in bytes.chunks_exact_mut(4).zip([self.queue_ns, self.device_ns, self.reply_ns]) {
@@ -219,11 +221,21 @@ impl Residence {
         bytes
     }
 
+    /// Puts the last field into a residence that is about to travel.
+    pub(super) fn put_reply(bytes: &mut [u8], span: Duration) {
+        bytes[8..RESIDENCE_BYTES].copy_from_slice(&span_ns(span).to_le_bytes());
+    }
+
     /// As it travelled.
     pub fn from_bytes(bytes: [u8; RESIDENCE_BYTES]) -> Self {
         let ns = |at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         Self { queue_ns: ns(0), device_ns: ns(4), reply_ns: ns(8) }
     }
+}
+
+/// A span as [`Residence`] counts it; what does not fit is the longest that does.
+pub fn span_ns(span: Duration) -> u32 {
+    u32::try_from(span.as_nanos()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

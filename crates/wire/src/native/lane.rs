@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use arrayvec::ArrayVec;
-use farbus_model::{BufferPool, Payload};
+use farbus_model::{BufferPool, Instant, Payload};
 
 use super::frame::{HEAD_BYTES, Head, Kind};
 use super::message::{Message, Part};
@@ -252,15 +252,15 @@ impl Lane {
     }
 
     /// What to send next.
-    pub fn poll_transmit(&mut self) -> Runs<'_> {
+    pub fn poll_transmit(&mut self, now: Instant) -> Runs<'_> {
         if self.is_linked {
-            self.cut_ahead();
+            self.cut_ahead(now);
         }
         self.sent.runs()
     }
 
     /// Cuts as much as a system call takes, most urgent first.
-    fn cut_ahead(&mut self) {
+    fn cut_ahead(&mut self, now: Instant) {
         while let Some(number) = self.pongs.pop_front() {
             self.sent.put_uncounted(Kind::Pong, number);
         }
@@ -269,7 +269,7 @@ impl Lane {
             self.sent.put_uncounted(Kind::Ack, self.received);
         }
         while self.sent.untaken_bytes < CUT_AHEAD_BYTES && self.may_cut() {
-            let Some(cut) = self.waiting.cut() else { break };
+            let Some(cut) = self.waiting.cut(now) else { break };
             self.sent.put(cut);
         }
     }

@@ -1,7 +1,7 @@
 //! What is to be said, before it is cut into frames.
 
 use arrayvec::ArrayVec;
-use farbus_model::Payload;
+use farbus_model::{Instant, Payload};
 
 use super::frame::{Head, Kind};
 
@@ -40,6 +40,9 @@ pub struct Message {
     pub urgency: Urgency,
     /// With which others it keeps its order.
     pub flow: Flow,
+    /// A timed reply: when the device had it done. Its part begins with a [`super::frame::Residence`], whose last field is made when it is
+    /// cut.
+    pub done_at: Option<Instant>,
 }
 
 impl Message {
@@ -51,6 +54,7 @@ impl Message {
             payload: Payload::Empty,
             urgency: Urgency::High,
             flow: Flow::default(),
+            done_at: None,
         }
     }
 }
@@ -69,6 +73,14 @@ impl Part {
     /// None.
     pub const fn empty() -> Self {
         Self(Bytes::Inline(ArrayVec::new_const()))
+    }
+
+    /// Its bytes, to be changed.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Bytes::Inline(bytes) => bytes,
+            Bytes::Long(bytes) => bytes,
+        }
     }
 
     /// Appends bytes.

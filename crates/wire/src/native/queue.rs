@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use farbus_model::Payload;
+use farbus_model::{Instant, Payload};
 
-use super::frame::{BODY_BYTES_MAX, Head, Kind};
+use super::frame::{BODY_BYTES_MAX, Head, Kind, Residence};
 use super::message::{Flow, Message, PART_BYTES_MAX, Part, Urgency};
 
 /// Frames of a long message are cut on this grid, so that a store finds whole pages in them.
@@ -36,6 +36,7 @@ struct Waiting {
     /// Empty once the first frame was cut.
     part: Part,
     data: Data,
+    done_at: Option<Instant>,
 }
 
 /// Data of a message, or what of it was not cut yet.
@@ -94,9 +95,9 @@ impl Queue {
     pub fn push(&mut self, message: Message) {
         assert!(message.part.len() <= PART_BYTES_MAX, "a part fits the first frame");
         self.bytes += message.part.len() + message.payload.len();
-        let Message { head, part, payload, urgency, flow } = message;
+        let Message { head, part, payload, urgency, flow, done_at } = message;
         let line = &mut self.lines[urgency as usize];
-        let waiting = Waiting { head, part, data: Data::Whole(payload) };
+        let waiting = Waiting { head, part, data: Data::Whole(payload), done_at };
         match line.flows.iter_mut().find(|(other, _)| *other == flow) {
             Some((_, queue)) => queue.push_back(waiting),
             None => {
@@ -117,11 +118,11 @@ impl Queue {
     }
 
     /// The next frame: of the most urgent flow whose turn it is.
-    pub fn cut(&mut self) -> Option<Cut> {
+    pub fn cut(&mut self, now: Instant) -> Option<Cut> {
         let line = self.lines.iter_mut().find(|line| !line.flows.is_empty())?;
         let (flow, mut queue) = line.flows.pop_front().expect("a line with a flow");
         let waiting = queue.front_mut().expect("no flow is empty");
-        let cut = waiting.cut();
+        let cut = waiting.cut(now);
         self.bytes -= cut.part.len() + cut.carried.len();
         if !cut.head.flags.more {
             queue.pop_front();
@@ -160,8 +161,11 @@ impl Queue {
 }
 
 impl Waiting {
-    fn cut(&mut self) -> Cut {
-        let part = std::mem::take(&mut self.part);
+    fn cut(&mut self, now: Instant) -> Cut {
+        let mut part = std::mem::take(&mut self.part);
+        if let Some(done_at) = self.done_at.take() {
+            Residence::put_reply(part.bytes_mut(), now - done_at);
+        }
         let mut head = self.head;
         let carried = match std::mem::replace(&mut self.data, Data::Whole(Payload::Empty)) {
             Data::Whole(payload) if part.len() + payload.len() <= BODY_BYTES_MAX => Carried::Whole(payload),
@@ -201,11 +205,12 @@ mod tests {
             payload: vec![tag as u8; bytes].into(),
             urgency,
             flow: Flow(flow),
+            done_at: None,
         }
     }
 
     fn tags(queue: &mut Queue) -> Vec<(u16, bool)> {
-        std::iter::from_fn(|| queue.cut()).map(|cut| (cut.head.tag, cut.head.flags.more)).collect()
+        std::iter::from_fn(|| queue.cut(Instant::ZERO)).map(|cut| (cut.head.tag, cut.head.flags.more)).collect()
     }
 
     #[test]
@@ -214,7 +219,7 @@ mod tests {
         queue.push(message(Urgency::Low, 1, 1, 200 << 10));
         queue.push(message(Urgency::Low, 1, 2, 10));
         queue.push(message(Urgency::Low, 2, 3, 100 << 10));
-        assert_eq!(queue.cut().map(|cut| cut.head.tag), Some(1));
+        assert_eq!(queue.cut(Instant::ZERO).map(|cut| cut.head.tag), Some(1));
         queue.push(message(Urgency::High, 3, 4, 8));
         let rest = tags(&mut queue);
         let expected = [(4, false), (3, true), (1, true), (3, false), (1, true), (1, false), (2, false)];
@@ -231,7 +236,7 @@ mod tests {
             queue.push(Message { payload: payload.clone().into(), ..message(Urgency::Low, 1, 9, 0) });
             let mut got: Vec<u8> = Vec::new();
             let mut frames = 0;
-            while let Some(cut) = queue.cut() {
+            while let Some(cut) = queue.cut(Instant::ZERO) {
                 assert_eq!(cut.head.kind, if frames == 0 { Kind::Request } else { Kind::Data });
                 assert_eq!(cut.part.len(), if frames == 0 { 12 } else { 0 });
                 assert_eq!(usize::from(cut.head.length), cut.part.len() + cut.carried.len());
@@ -249,7 +254,7 @@ mod tests {
         let mut queue = Queue::default();
         queue.push(message(Urgency::Low, 1, 1, 100 << 10));
         queue.push(message(Urgency::Low, 1, 2, 10));
-        queue.cut();
+        queue.cut(Instant::ZERO);
         assert!(queue.recall(1, 1).is_none(), "it is on its way");
         assert_eq!(queue.recall(1, 2).map(|payload| payload.len()), Some(10));
         assert!(queue.recall(1, 2).is_none());
