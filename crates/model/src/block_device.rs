@@ -187,6 +187,11 @@ impl BlockInFlight {
         self.request.as_mut().expect("an unanswered request is there").payload.own();
     }
 
+    /// Makes a copy of the bytes to write cheap ([`Payload::share`]).
+    pub fn share_payload(&mut self) {
+        self.request.as_mut().expect("an unanswered request is there").payload.share();
+    }
+
     /// It succeeded; a read brings these bytes.
     ///
     /// # Panics

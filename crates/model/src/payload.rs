@@ -231,6 +231,15 @@ impl Payload {
         }
     }
 
+    /// Makes a clone cheap: bytes of its own become memory that clones share. Not copied; what is shared goes back to no pool.
+    pub fn share(&mut self) {
+        if let Payload::Bytes(bytes) = self {
+            let bytes = std::mem::take(bytes);
+            let len = bytes.len();
+            *self = Payload::lent(Arc::new(bytes), len);
+        }
+    }
+
     /// Takes the first `n` bytes off and returns them; the rest stays. Windows and patterns are
     /// split without a copy (a pattern only where the cut falls on a unit's end).
     pub fn split_front(&mut self, n: usize) -> Payload {

@@ -17,6 +17,7 @@
 pub mod claims;
 pub mod exporter;
 pub mod importer;
+pub mod native;
 pub mod registry;
 pub mod rules;
 

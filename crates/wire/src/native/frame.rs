@@ -50,7 +50,8 @@ pub enum Kind {
     Reply,
     /// The message of this tag goes on.
     Data,
-    /// Importer: withdraw the request of this tag.
+    /// Importer: withdraw the request of this tag. Exporter: that was seen, whatever it met; the tag is free once the request is
+    /// answered as well.
     Cancel,
     /// Exporter: something happened that nobody asked for.
     Event,
@@ -203,7 +204,7 @@ pub const RESIDENCE_BYTES: usize = 12;
 /// How long a request stayed where at its exporter, ns (4 s at most): latency by stage without comparing clocks (requirement N13).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Residence {
-    /// From its last byte's arrival to the device.
+    /// From its first byte's arrival to the device: the frames of its data are waited for.
     pub queue_ns: u32,
     /// With the device.
     pub device_ns: u32,
