@@ -11,6 +11,11 @@ pub const URB_BYTES_MAX: u32 = 16 << 20;
 /// (`usbfs_memory_mb`), as long as it is mapped: enough for what a disk has in flight, and other devices have room too.
 pub const LENT_BYTES_MAX: usize = 4 << 20;
 
+/// Bytes of one read or write of a store, so that its answer needs no more memory than a URB's.
+pub const BLOCK_REQUEST_BYTES_MAX: u32 = URB_BYTES_MAX;
+/// Ranges that a scratch view remembers to read as zeros; a file system that is discarded piece by piece makes far fewer.
+pub const SCRATCH_ZEROED_MAX: usize = 1 << 16;
+
 /// Bytes of one NBD read or write: what the specification lets a client ask for that was told nothing else ("Block size
 /// constraints": 2^25).
 pub const NBD_REQUEST_BYTES_MAX: u32 = 32 << 20;
