@@ -45,6 +45,15 @@ impl<S: BlockStore> StoreDevice<S> {
         self
     }
 
+    /// The same, of a medium that is best served in pieces of so many bytes.
+    #[must_use]
+    pub fn preferring(mut self, bytes: u32) -> Self {
+        if bytes.is_power_of_two() {
+            self.info.preferred_bytes = self.info.preferred_bytes.max(bytes);
+        }
+        self
+    }
+
     /// The store, for its owner.
     pub fn store_mut(&mut self) -> &mut S {
         &mut self.store
