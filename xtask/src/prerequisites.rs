@@ -27,6 +27,9 @@ const PACKAGES: &[Package] = &[
     Package { name: "util-linux", steps: &["test", "machine", "demo"] },
     Package { name: "fio", steps: &["machine"] },
     Package { name: "nbdkit", steps: &["machine"] },
+    // Other people's NBD clients.
+    Package { name: "libnbd-bin", steps: &["machine"] },
+    Package { name: "qemu-utils", steps: &["machine"] },
     Package { name: "strace", steps: &["machine"] },
     // Networks that go silent.
     Package { name: "iproute2", steps: &["machine"] },

@@ -17,6 +17,7 @@
 mod address;
 pub mod allow;
 pub mod attach;
+pub mod block;
 pub mod broker;
 pub mod cli;
 pub mod client;
@@ -30,6 +31,7 @@ mod guest;
 mod known_host;
 pub mod listed;
 pub mod meters;
+pub mod nbd;
 mod nearby;
 pub mod neighbours;
 pub mod pairing;

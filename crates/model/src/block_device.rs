@@ -51,6 +51,36 @@ pub trait BlockDevice: Send {
     }
 }
 
+impl<T: BlockDevice + ?Sized> BlockDevice for Box<T> {
+    fn info(&self) -> &BlockInfo {
+        (**self).info()
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        (**self).submit(now, request, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        (**self).poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        (**self).handle_timeout(now, done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        (**self).readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        (**self).handle_ready(now, done);
+    }
+
+    fn is_gone(&self) -> bool {
+        (**self).is_gone()
+    }
+}
+
 /// What a block device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockInfo {

@@ -23,6 +23,8 @@ pub struct Mandate {
     pub hosts: Vec<String>,
     /// Whether a device may be plugged into this machine's kernel.
     pub plugs: bool,
+    /// At which paths programs of this machine may be listened for.
+    pub sockets: Vec<PathBuf>,
     /// Where disks may be mounted as files.
     pub mounts: Vec<PathBuf>,
     /// The file that says the rest, and may be read again.

@@ -15,6 +15,7 @@ pub(super) enum Question {
     Line,
     Config,
     Listen { address: SocketAddr },
+    ListenAt { path: PathBuf },
     OpenImage { path: PathBuf, read_only: bool },
     OpenUsb { bus: u32, device: u32 },
     GivenBack { bus: u32, device: u32 },

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::frontend::fuse::{Keeper, Mounter, OwnMounter};
+use farbus_io::link::LocalListener;
 use farbus_io::store::FileStore;
 use farbus_io::sys::passing::Passage;
 use farbus_io::sys::vhci::{Port, Vhci};
@@ -59,6 +60,8 @@ struct Rights {
     mounts: Mutex<BTreeMap<u64, Mount>>,
     mount_numbers: AtomicU64,
     ports: Mutex<BTreeSet<u32>>,
+    /// Paths that were listened at.
+    sockets: Mutex<BTreeSet<PathBuf>>,
     lines: AtomicU64,
 }
 
@@ -116,6 +119,7 @@ impl Rights {
             mounts: Mutex::default(),
             mount_numbers: AtomicU64::new(0),
             ports: Mutex::default(),
+            sockets: Mutex::default(),
             lines: AtomicU64::new(0),
         }
     }
@@ -132,6 +136,13 @@ impl Rights {
                     false => TcpListener::bind(address),
                 };
                 passed(TcpListener::bind(address).or_else(old)?)
+            }
+            Question::ListenAt { path } => {
+                let is_meant = opened(&self.mandate).sockets.contains(&path);
+                self.hold(is_meant, || format!("{} is not listened at", path.display()))?;
+                let listener = LocalListener::bind(&path)?.into_descriptor()?;
+                opened(&self.sockets).insert(path);
+                passed(listener)
             }
             Question::OpenImage { path, read_only } => {
                 let is_meant = opened(&self.mandate).images.contains(&(path.clone(), read_only));
@@ -263,7 +274,7 @@ impl Rights {
 
     /// The other half is gone, however it went: what it left is put in order.
     fn end(&self) {
-        for path in &opened(&self.mandate).remove {
+        for path in opened(&self.mandate).remove.iter().chain(&*opened(&self.sockets)) {
             // Where the other half could, it has removed them.
             let _ = fs::remove_file(path);
         }
@@ -310,6 +321,7 @@ mod tests {
         let everything = [
             Question::Config,
             Question::Listen { address: "127.0.0.1:0".parse().unwrap() },
+            Question::ListenAt { path: "/run/docker.sock".into() },
             Question::OpenImage { path: "/etc/shadow".into(), read_only: true },
             Question::OpenUsb { bus: 1, device: 2 },
             Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1 },

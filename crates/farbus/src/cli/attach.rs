@@ -11,6 +11,7 @@ use signal_hook::iterator::Signals;
 
 use super::Failure;
 use super::confined::{give_rights_away, start_broker};
+use super::nbd::{Served, nbd_place, say_served};
 use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
@@ -18,6 +19,7 @@ use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, Client, ClientError, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
+use crate::nbd::{Entrance, NbdAttachment, Place};
 use farbus_io::frontend::fuse::Cutter;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
@@ -28,9 +30,11 @@ use farbus_session::{OpStatus, Reject};
 #[command(after_help = "Ways:\n  \
     kernel  the device appears to this machine's kernel as if plugged in (root, module vhci-hcd)\n  \
     fuse    a disk appears as a file, without any kernel USB; for losetup, mkfs, mount, qemu\n  \
+    nbd     a disk is served to programs that speak NBD, nothing is mounted; for qemu, nbdcopy, fio, nbd-client\n  \
     auto    kernel where there is one, else fuse\n\n\
     Examples:\n  farbus attach lab3/disk\n  farbus attach 10.0.0.7/1-1 --via kernel\n  \
     farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n  \
+    farbus attach lab3/disk --via nbd &\n  nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.sock'\n  \
     farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
@@ -42,13 +46,19 @@ pub struct AttachArgs {
     /// fuse: the folder in which the disk's file appears (made if missing).
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
+    /// nbd: the Unix socket at which it is served to its owner alone.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// nbd: serve it at an address instead, without encryption, to whoever reaches that.
+    #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "socket")]
+    listen: Option<String>,
     /// Wait for a device that is in use, for ever or so long; who waited longest comes next.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
-    /// Failures as JSON, too, on standard output.
+    /// Failures as JSON, too, on standard output; and where it is, with --via nbd.
     #[arg(long)]
     pub json: bool,
     /// Where the paired host is now; remembered.
@@ -67,6 +77,8 @@ pub enum Via {
     Kernel,
     /// As a file.
     Fuse,
+    /// As an NBD server's export.
+    Nbd,
     /// Whichever there is.
     Auto,
 }
@@ -76,7 +88,7 @@ impl Via {
     pub fn is_kernel(self, hands: &Hands) -> bool {
         match self {
             Via::Kernel => true,
-            Via::Fuse => false,
+            Via::Fuse | Via::Nbd => false,
             Via::Auto => hands.may_plug().is_ok(),
         }
     }
@@ -98,22 +110,20 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     }
     // Signals are caught before anything has to be taken back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let via_kernel = args.via.is_kernel(&Hands::Own);
-    if via_kernel && args.at.is_some() {
-        return Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself"));
-    }
     let target = &args.target;
-    let at = (!via_kernel).then(|| args.at.clone().unwrap_or_else(|| default_place(target)));
+    let way = Way::of(&args)?;
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     // From here on whatever a stranger says is read without rights.
     let mandate = Mandate {
-        remove: vec![door.path().to_owned()],
+        remove: [door.path().to_owned()].into_iter().chain(way.socket().cloned()).collect(),
         hosts: vec![target.address.clone()],
-        plugs: via_kernel,
-        mounts: at.iter().cloned().collect(),
+        plugs: matches!(way, Way::Kernel),
+        mounts: way.folder().into_iter().cloned().collect(),
         ..Mandate::default()
     };
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
+    // Whoever connects while the device is waited for waits, too.
+    let entrance = way.entrance()?;
     let client = Client::for_host(&target.address, hands)?;
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
@@ -122,9 +132,10 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let for_door = Arc::clone(&shown);
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     let mut patience = Patience::new(args.wait, signals, &shown);
-    let ended = match at {
-        None => attach_to_kernel(&args, &client, &shown, &mut patience)?,
-        Some(at) => attach_as_file(&args, &client, &shown, &at, &mut patience)?,
+    let ended = match (&way, entrance) {
+        (Way::File(at), _) => attach_as_file(&args, &client, &shown, at, &mut patience)?,
+        (Way::Nbd(_), Some(entrance)) => attach_as_nbd(&args, &client, &shown, entrance, &mut patience)?,
+        (Way::Kernel | Way::Nbd(_), _) => attach_to_kernel(&args, &client, &shown, &mut patience)?,
     };
     match ended {
         None => {
@@ -137,6 +148,50 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
         }
         Some(Ended::Lost(why)) => Err(loss(&client, target, &why)),
         Some(Ended::Broken(reject)) => Err(cut_off(target, &reject)),
+    }
+}
+
+/// How and where a device appears, as its user said it.
+enum Way {
+    Kernel,
+    File(PathBuf),
+    Nbd(Place),
+}
+
+impl Way {
+    fn of(args: &AttachArgs) -> Result<Self, Failure> {
+        let is_nbd = args.via == Via::Nbd;
+        if !is_nbd && (args.socket.is_some() || args.listen.is_some()) {
+            return Err(Failure::local("--socket and --listen go with --via nbd"));
+        }
+        if args.via.is_kernel(&Hands::Own) {
+            return match args.at {
+                Some(_) => Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself")),
+                None => Ok(Way::Kernel),
+            };
+        }
+        if !is_nbd {
+            return Ok(Way::File(args.at.clone().unwrap_or_else(|| default_place(&args.target))));
+        }
+        if args.at.is_some() {
+            return Err(Failure::local("--at goes with --via fuse; with --via nbd say --socket PATH"));
+        }
+        nbd_place(args.socket.as_ref(), args.listen.as_deref(), &args.target.device).map(Way::Nbd)
+    }
+
+    fn folder(&self) -> Option<&PathBuf> {
+        if let Way::File(at) = self { Some(at) } else { None }
+    }
+
+    fn socket(&self) -> Option<&PathBuf> {
+        if let Way::Nbd(place) = self { place.path() } else { None }
+    }
+
+    fn entrance(&self) -> Result<Option<Entrance>, Failure> {
+        match self {
+            Way::Nbd(place) => place.open(&Hands::Own).map(Some).map_err(Failure::local),
+            Way::Kernel | Way::File(_) => Ok(None),
+        }
     }
 }
 
@@ -262,6 +317,24 @@ fn attach_as_file(
         "  next: losetup --direct-io=on -f --show {0}, or qemu-system-x86_64 -drive file={0},format=raw",
         file.display()
     ));
+    Ok(Some(attachment.run()))
+}
+
+fn attach_as_nbd(
+    args: &AttachArgs,
+    client: &Client,
+    shown: &Shown,
+    entrance: Entrance,
+    patience: &mut Patience<'_>,
+) -> Result<Option<Ended>, Failure> {
+    let target = &args.target;
+    let Some(disk) = patience.have(|| client.open_disk(target))? else { return Ok(None) };
+    let attachment = NbdAttachment::over(disk, target, entrance)?;
+    shown.attached(attachment.uri(), attachment.ender(), Some(attachment.meters()));
+    explain(client, target, args.reason.as_ref(), attachment.local_address());
+    end_on(patience.take_signals(), attachment.ender(), None);
+    let served = Served { uri: attachment.uri().to_owned(), name: String::new(), size_bytes: attachment.size_bytes() };
+    say_served(&format!("{target} attached"), &[served], args.json)?;
     Ok(Some(attachment.run()))
 }
 

@@ -8,6 +8,7 @@ mod docs;
 mod inventory;
 mod list;
 mod listen;
+mod nbd;
 mod output;
 mod owner;
 mod plan;
@@ -47,6 +48,7 @@ enum Verb {
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
     Daemon(daemon::Args),
+    Nbd(nbd::Args),
     Status(owner::StatusArgs),
     Release(release::Args),
     Type(owner::TypeArgs),
@@ -77,6 +79,7 @@ impl Cli {
         match &self.verb {
             Verb::List(args) => args.json,
             Verb::Attach(args) => args.json,
+            Verb::Nbd(args) => args.json,
             Verb::Status(args) => args.json,
             _ => false,
         }
@@ -99,6 +102,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Attach(args) => attach::attach(args),
         Verb::Detach(args) => attach::detach(args),
         Verb::Daemon(args) => daemon::run(args),
+        Verb::Nbd(args) => nbd::run(&args),
         Verb::Status(args) => owner::status(&args),
         Verb::Release(args) => release::run(args),
         Verb::Type(args) => owner::type_text(args),

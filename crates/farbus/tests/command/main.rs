@@ -14,6 +14,7 @@ mod full_disk;
 mod harness;
 mod hostile;
 mod lines;
+mod nbd;
 mod network;
 mod owner;
 mod rights;

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::super::Failure;
-use super::super::attach::{cut_off, explain, loss};
+use super::super::attach::{Via, cut_off, explain, loss};
 use super::config::Attach;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::meters::Meters;
+use crate::nbd::{NbdAttachment, Place};
 
 /// The first pause; each is twice the one before.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -74,6 +75,7 @@ impl Word {
 enum Had {
     Kernel(Box<KernelAttachment>),
     File(FileAttachment),
+    Nbd(Box<NbdAttachment>),
 }
 
 impl Kept {
@@ -199,6 +201,10 @@ impl Shared {
             Had::File(attachment) => {
                 (attachment.file().display().to_string(), attachment.ender(), None, attachment.local_address())
             }
+            Had::Nbd(attachment) => {
+                let meters = Some(attachment.meters());
+                (attachment.uri().to_owned(), attachment.ender(), meters, attachment.local_address())
+            }
         };
         info!(target = %spec.target, %at, "attached");
         {
@@ -215,6 +221,7 @@ impl Shared {
         let ended = match had {
             Had::Kernel(attachment) => attachment.run(),
             Had::File(attachment) => attachment.run(),
+            Had::Nbd(attachment) => attachment.run(),
         };
         {
             let mut state = self.state();
@@ -256,6 +263,10 @@ impl Shared {
 fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
     if spec.via.is_kernel(client.hands()) {
         return KernelAttachment::new(client, &spec.target).map(|attachment| Had::Kernel(Box::new(attachment)));
+    }
+    if spec.via == Via::Nbd {
+        let place = Place::Socket(spec.socket());
+        return NbdAttachment::new(client, &spec.target, &place).map(|attachment| Had::Nbd(Box::new(attachment)));
     }
     FileAttachment::new(client, &spec.target, &spec.place()).map(Had::File)
 }

@@ -19,6 +19,7 @@ use crate::address::{DEFAULT_PORT, SECURE_PORT};
 use crate::allow::Network;
 use crate::broker::Mandate;
 use crate::client::Target;
+use crate::nbd::default_socket;
 use crate::wanted::Wanted;
 
 /// What a configuration file says, checked.
@@ -58,7 +59,7 @@ pub struct Attach {
     pub target: Target,
     /// How it appears.
     pub via: Via,
-    /// In which folder, for a file.
+    /// In which folder, for a file; at which socket, for NBD.
     pub at: Option<PathBuf>,
     /// What for.
     pub reason: Option<String>,
@@ -68,6 +69,11 @@ impl Attach {
     /// In which folder it appears, as a file.
     pub fn place(&self) -> PathBuf {
         self.at.clone().unwrap_or_else(|| default_place(&self.target))
+    }
+
+    /// At which socket it is served.
+    pub fn socket(&self) -> PathBuf {
+        self.at.clone().unwrap_or_else(|| default_socket(&self.target.device))
     }
 }
 
@@ -191,12 +197,13 @@ impl Config {
     /// What whoever acts on it may ask to be done.
     pub fn mandate(&self) -> Mandate {
         let images = self.shares.iter().filter_map(|shared| shared.what.image());
-        let files = self.attachments.iter().filter(|attach| attach.via != Via::Kernel);
+        let via = |ways: &'static [Via]| self.attachments.iter().filter(move |attach| ways.contains(&attach.via));
         Mandate {
             images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
             hosts: self.attachments.iter().map(|attach| attach.target.address.clone()).collect(),
-            plugs: self.attachments.iter().any(|attach| attach.via != Via::Fuse),
-            mounts: files.map(Attach::place).collect(),
+            plugs: via(&[Via::Kernel, Via::Auto]).next().is_some(),
+            mounts: via(&[Via::Fuse, Via::Auto]).map(Attach::place).collect(),
+            sockets: via(&[Via::Nbd]).map(Attach::socket).collect(),
             listen: self.listen.iter().chain(&self.secure).copied().collect(),
             wanted: self.wanted(),
             ..Mandate::default()
@@ -329,15 +336,17 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
         Some(word) => match word.get_ref().as_str() {
             "kernel" => Via::Kernel,
             "fuse" => Via::Fuse,
+            "nbd" => Via::Nbd,
             "auto" => Via::Auto,
             other => {
-                let message = format!("'{other}' is no way to appear: there are kernel, fuse and auto");
+                let message = format!("'{other}' is no way to appear: there are kernel, fuse, nbd and auto");
                 return Err((Some(word.span()), message));
             }
         },
     };
-    if let Some(at) = table.at.as_ref().filter(|_| via != Via::Fuse) {
-        return Err((Some(at.span()), "'at' goes with via = \"fuse\": the kernel names its devices itself".into()));
+    if let Some(at) = table.at.as_ref().filter(|_| !matches!(via, Via::Fuse | Via::Nbd)) {
+        let message = "'at' goes with via = \"fuse\" or \"nbd\": the kernel names its devices itself";
+        return Err((Some(at.span()), message.into()));
     }
     Ok(Attach { target, via, at: table.at.map(Spanned::into_inner), reason: table.reason })
 }
@@ -369,7 +378,7 @@ mod tests {
             text.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect();
         Config::parse(text).unwrap_or_else(|(_, message)| panic!("{message}"));
         let config = Config::parse(&uncommented).unwrap_or_else(|(span, message)| panic!("{message} {span:?}"));
-        assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 2));
+        assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 3));
         assert_eq!((config.listen.len(), config.allow.len(), config.secure.len()), (2, 1, 1));
     }
 
@@ -386,10 +395,12 @@ mod tests {
     #[test]
     fn what_may_be_asked_for_is_what_it_says() {
         let text = "secure.listen=['127.0.0.1']\nshare=[{what='disk:/a,ro'},{what='zero'}]\n\
-                    attach=[{target='lab/x',via='kernel'},{target='lab/y',via='fuse',at='/mnt/y'}]";
+                    attach=[{target='lab/x',via='kernel'},{target='lab/y',via='fuse',at='/mnt/y'},\
+                    {target='lab/z',via='nbd',at='/run/z.sock'}]";
         let mandate = Config::parse(text).unwrap().mandate();
         assert_eq!(mandate.images, [("/a".into(), true)]);
-        assert_eq!(mandate.hosts, ["lab:3240", "lab:3240"]);
+        assert_eq!(mandate.hosts, ["lab:3240", "lab:3240", "lab:3240"]);
+        assert_eq!(mandate.sockets, [PathBuf::from("/run/z.sock")]);
         assert_eq!((mandate.plugs, mandate.mounts), (true, vec!["/mnt/y".into()]));
         assert_eq!(mandate.listen, ["127.0.0.1:3240".parse().unwrap(), "127.0.0.1:3241".parse().unwrap()]);
         assert!(mandate.wanted.is_empty() && mandate.remove.is_empty() && mandate.config.is_none());
@@ -468,7 +479,7 @@ mod tests {
             ("[[usb]]\nvendor = \"46d\"", "2:10", "four hexadecimal digits"),
             ("[[usb]]\nvendor = 1133", "2:10", "string"),
             ("[[attach]]\ntarget = \"lab3\"", "2:10", "lab3/disk"),
-            ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, fuse and auto"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, fuse, nbd and auto"),
             ("[[attach]]\ntarget = \"a/b\"\nat = \"/mnt\"", "3:6", "via = \"fuse\""),
             ("[[attach]]\ntarget = \"a/b\"\n[[attach]]\ntarget = \"a:3240/b\"", "4:10", "attached twice"),
             ("[secure]\nlisten = [\"lab3\"]", "2:11", "no address to listen at"),
