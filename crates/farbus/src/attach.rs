@@ -19,8 +19,9 @@ use tracing::{debug, warn};
 
 use crate::broker::Hands;
 use crate::client::{Client, ClientError, Target};
+use crate::device_port::{DevicePort, Watched};
 use crate::meters::{Calls, Meters, Readings};
-use crate::port::RemotePort;
+use crate::session_port::{Seen, SessionPort};
 
 /// Why an attachment ended.
 #[derive(Debug)]
@@ -273,13 +274,15 @@ impl Offers<RemoteDevice> for Nothing {
 /// A remote disk as a file: no kernel USB at all.
 pub struct FileAttachment {
     mount: DiskMount,
-    watched: Link,
+    watched: Watched,
     ender: Ender,
     size_bytes: u64,
 }
 
 /// The name of the file in the mounted folder.
 const DISK_FILE: &str = "disk.img";
+/// How soon a session is looked at again that has no link, or whose user is at it.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// How long programs that use the file may take to let go of it when the attachment ends.
 const RELEASE_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -296,8 +299,8 @@ impl FileAttachment {
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn over(mut disk: RemoteDisk<RemotePort>, hands: &Hands, at: &Path) -> Result<Self, ClientError> {
-        let watched = disk.port_mut().link().map_err(local)?;
+    pub fn over(mut disk: RemoteDisk<DevicePort>, hands: &Hands, at: &Path) -> Result<Self, ClientError> {
+        let watched = disk.port_mut().watched().map_err(local)?;
         let size_bytes = farbus_model::BlockStore::size_bytes(&disk);
         let mount = DiskMount::mount_by(hands, at, DISK_FILE, disk).map_err(local)?;
         let ender = Ender::new().map_err(local)?;
@@ -321,7 +324,10 @@ impl FileAttachment {
 
     /// Our end of the link, as the exporter sees its user.
     pub fn local_address(&self) -> Option<SocketAddr> {
-        local_address(&self.watched)
+        match &self.watched {
+            Watched::Link(link) => local_address(link),
+            Watched::Session(_) => None,
+        }
     }
 
     /// What takes the disk from its users without waiting for anything: a second Ctrl-C.
@@ -331,7 +337,10 @@ impl FileAttachment {
 
     /// Watches until it ends, then takes the file away. The disk is served by its own thread.
     pub fn run(mut self) -> Ended {
-        let ended = self.watch();
+        let ended = match &self.watched {
+            Watched::Link(link) => self.watch(link),
+            Watched::Session(port) => self.watch_session(port),
+        };
         if matches!(ended, Ended::Lost(_)) {
             self.mount.cutter().cut();
         }
@@ -346,13 +355,47 @@ impl FileAttachment {
             }
             Err(error) => warn!(%error, "the folder stays mounted"),
         }
+        if let (Watched::Session(port), Ended::Asked | Ended::Released) = (&self.watched, &ended) {
+            port.close();
+        }
         ended
     }
 
-    fn watch(&self) -> Ended {
+    /// A session sees to its links itself while somebody asks something of the disk, and here while nobody does.
+    fn watch_session(&self, port: &SessionPort) -> Ended {
+        loop {
+            let seen = port.look();
+            if let Seen::Ended(end) = seen {
+                return Ended::Lost(end.message);
+            }
+            let pause = match &seen {
+                Seen::Linked(_) => None,
+                Seen::Busy | Seen::Unlinked | Seen::Ended(_) => Some(LOOK_AGAIN),
+            };
+            let mut interests =
+                vec![Interest::new(self.mount.event(), false), Interest::new(self.ender.wake.as_fd(), false)];
+            if let Seen::Linked(link) = &seen {
+                interests.push(Interest::hangup(link.as_fd()));
+            }
+            if let Err(error) = wait(&mut interests, pause) {
+                return Ended::Lost(error.to_string());
+            }
+            if interests[1].readable && self.ender.was_asked() {
+                return Ended::Asked;
+            }
+            if interests[0].readable {
+                return match self.mount.health() {
+                    Health::Ended => Ended::Released,
+                    _ => Ended::Lost("the disk failed, or the way to it broke".into()),
+                };
+            }
+        }
+    }
+
+    fn watch(&self, watched: &Link) -> Ended {
         loop {
             let mut interests = [
-                Interest::hangup(self.watched.as_fd()),
+                Interest::hangup(watched.as_fd()),
                 Interest::new(self.mount.event(), false),
                 Interest::new(self.ender.wake.as_fd(), false),
             ];

@@ -33,6 +33,11 @@ pub trait BlockDevice: Send {
         let _ = (now, done);
     }
 
+    /// Everything that was to be submitted for now has been: a device behind a link sends it together.
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        let _ = (now, done);
+    }
+
     /// What its engine waits on besides its users, if the device lives outside: [`BlockDevice::handle_ready`] is called
     /// when it is ready.
     fn readiness(&self) -> Option<&Readiness> {

@@ -16,7 +16,7 @@ use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::{Hands, Mandate};
-use crate::client::{Attribute, Client, ClientError, Target, remember_address};
+use crate::client::{Attribute, Client, ClientError, GRACE, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
 use crate::nbd::{Entrance, NbdAttachment, Place};
@@ -55,6 +55,9 @@ pub struct AttachArgs {
     /// Wait for a device that is in use, for ever or so long; who waited longest comes next.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
+    /// How long the device outlives its link to a paired host, seconds: it waits, and goes on over the next one. 0: not at all.
+    #[arg(long, value_name = "SECONDS", default_value_t = GRACE.as_secs())]
+    grace: u64,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
@@ -124,7 +127,8 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
     // Whoever connects while the device is waited for waits, too.
     let entrance = way.entrance()?;
-    let client = Client::for_host(&target.address, hands)?;
+    let mut client = Client::for_host(&target.address, hands)?;
+    client.outlive(Duration::from_secs(args.grace));
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }

@@ -15,8 +15,8 @@ use crate::attach::{Ended, Ender, local, local_address};
 use crate::broker::Hands;
 use crate::client::{Client, ClientError, Target};
 use crate::control::folder;
+use crate::device_port::DevicePort;
 use crate::meters::Meters;
-use crate::port::RemotePort;
 
 /// Where NBD clients are to come in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,9 +76,10 @@ impl NbdAttachment {
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn over(mut disk: RemoteDisk<RemotePort>, target: &Target, entrance: Entrance) -> Result<Self, ClientError> {
-        let watched = disk.port_mut().link().map_err(local)?;
-        let local_address = local_address(&watched);
+    pub fn over(mut disk: RemoteDisk<DevicePort>, target: &Target, entrance: Entrance) -> Result<Self, ClientError> {
+        // A session waits for its next link by itself, and its disk with it.
+        let watched = disk.port_mut().plain_link().map_err(local)?;
+        let local_address = watched.as_ref().and_then(local_address);
         let sector_bytes = disk.info().block_bytes;
         let device = StoreDevice::new(disk).preferring(sector_bytes);
         let size_bytes = device.info().size_bytes;
@@ -89,7 +90,7 @@ impl NbdAttachment {
             device: Box::new(device),
             zeroes_fast: false,
         };
-        let server = NbdServer::new(entrance, vec![offer], Some(watched)).map_err(local)?;
+        let server = NbdServer::new(entrance, vec![offer], watched).map_err(local)?;
         let uri = server.entrance().uri("").map_err(local)?;
         Ok(Self { server, uri, size_bytes, local_address })
     }

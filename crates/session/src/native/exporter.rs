@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use farbus_model::{BufferPool, Instant, Readiness};
+use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
 use farbus_wire::Runs;
 use farbus_wire::native::control::{Cause, Credit, End, Open, Opened};
 use farbus_wire::native::frame::Head;
@@ -17,6 +17,8 @@ use crate::Reject;
 
 /// Attachments of one session: as many devices as the largest lab has on one host, doubled.
 const ATTACHMENTS_MAX: usize = 512;
+/// How long an importer is waited for that ended its link itself.
+const CLOSED_GRACE_MAX: Duration = Duration::from_secs(4);
 
 /// A device of ours that an attachment serves: the class's own half of an exporter (requirement N1: connect, receive, transmit,
 /// disconnect). A new class is one more of these; nothing else changes.
@@ -41,6 +43,15 @@ pub trait Served: Send {
 
     /// What to wait on besides the link.
     fn readiness(&self) -> Option<&Readiness>;
+
+    /// The owner asks something of the device.
+    ///
+    /// # Errors
+    /// [`CommandError`] when the device does not know it or refuses.
+    fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
+        let _ = (now, lane);
+        Err(CommandError::unknown(command))
+    }
 
     /// Why it is of no use any more, if it is.
     fn poll_end(&mut self) -> Option<End>;
@@ -68,7 +79,8 @@ pub struct ExporterSession {
     their_incarnation: u64,
     incarnation: u64,
     grace: Duration,
-    lost_at: Option<Instant>,
+    /// Without a link: until when one is waited for.
+    lost_until: Option<Instant>,
     attachments: BTreeMap<u16, Box<dyn Served>>,
     is_ended: bool,
     pool: BufferPool,
@@ -104,7 +116,7 @@ impl ExporterSession {
             their_incarnation: hello.standing.incarnation,
             incarnation,
             grace: wished.min(grace_max),
-            lost_at: None,
+            lost_until: None,
             attachments: BTreeMap::new(),
             is_ended: false,
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
@@ -128,7 +140,7 @@ impl ExporterSession {
         self.link = theirs.link;
         match self.lane.handle_linked(theirs.received, &mut self.pool) {
             Ok(()) => {
-                self.lost_at = None;
+                self.lost_until = None;
                 self.welcome(Outcome::Resumed)
             }
             Err(_) => {
@@ -156,15 +168,38 @@ impl ExporterSession {
         self.session
     }
 
-    /// The link is lost.
+    /// The link is lost: its other end is waited for as long as was granted.
     pub fn handle_lost(&mut self, now: Instant) {
         self.lane.handle_lost();
-        self.lost_at.get_or_insert(now);
+        self.lost_until.get_or_insert(now + self.grace);
+    }
+
+    /// The link was ended by its other end, without a word: the importer is gone, or comes back at once (U13: a device is free
+    /// within 5 s after its user was killed).
+    pub fn handle_closed(&mut self, now: Instant) {
+        self.lane.handle_lost();
+        self.lost_until.get_or_insert(now + self.grace.min(CLOSED_GRACE_MAX));
     }
 
     /// Whether there is a link.
     pub fn is_linked(&self) -> bool {
-        self.lost_at.is_none()
+        self.lost_until.is_none()
+    }
+
+    /// Whether this attachment is there.
+    pub fn is_attached(&self, number: u16) -> bool {
+        self.attachments.contains_key(&number)
+    }
+
+    /// The owner asks something of an attached device.
+    ///
+    /// # Errors
+    /// [`CommandError`] when the device does not know it or refuses.
+    pub fn command(&mut self, now: Instant, number: u16, command: &Command) -> Result<(), CommandError> {
+        match self.attachments.get_mut(&number) {
+            Some(served) => served.command(now, command, &mut self.lane),
+            None => Err(CommandError("the device is not attached any more".into())),
+        }
     }
 
     /// Whether the importer said that it is done, or cannot come back.
@@ -174,14 +209,13 @@ impl ExporterSession {
 
     /// Whether the grace is over.
     pub fn is_over(&self, now: Instant) -> bool {
-        self.lost_at.is_some_and(|at| at + self.grace <= now)
+        self.lost_until.is_some_and(|until| until <= now)
     }
 
     /// When something wants to happen: the grace ends, or a device has its moment.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let grace = self.lost_at.map(|at| at + self.grace);
         let devices = self.attachments.values().filter_map(|served| served.poll_timeout());
-        devices.chain(grace).min()
+        devices.chain(self.lost_until).min()
     }
 
     /// What to wait on besides the link.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farbus_model::{BufferPool, Instant};
 use farbus_wire::Runs;
-use farbus_wire::native::control::Cause;
+use farbus_wire::native::control::{Cause, End};
 use farbus_wire::native::{
     Arrived, Hello, Kind, Lane, LaneLimits, Message, Options, Outcome, Part, SessionId, Standing, Welcome,
 };
@@ -22,6 +22,17 @@ pub enum Progress {
     Again,
     /// It will not have us: the session is over.
     Refused(Outcome),
+}
+
+/// Where an attachment stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It was asked for.
+    Opening,
+    /// It is there.
+    Open,
+    /// It is not, or not any more.
+    Ended(End),
 }
 
 /// One attachment, as its session's end here sees it. What it finished is left in its own `done`.
@@ -43,6 +54,12 @@ pub trait Attached {
 
     /// What it has to say.
     fn poll_message(&mut self) -> Option<Message>;
+
+    /// Where it stands.
+    fn state(&self) -> &State;
+
+    /// Gives the device back; its exporter answers with the end.
+    fn close(&mut self);
 }
 
 /// The importer's end: a lane, and the state of the link below it.
@@ -97,6 +114,8 @@ impl ImporterSession {
     /// [`Reject`]: it cannot be the session's other end.
     pub fn handle_welcome(&mut self, welcome: &Welcome) -> Result<Progress, Reject> {
         let theirs = welcome.standing;
+        // Whoever dials may have had to try more than once.
+        self.link = self.link.max(theirs.link);
         match welcome.outcome {
             Outcome::Begun => {
                 let had_one = std::mem::replace(&mut self.has_begun, true);

@@ -25,8 +25,11 @@ pub mod served_block;
 pub mod served_usb;
 mod slots;
 
+/// The bytes of it.
+pub use farbus_wire::native::{LaneLimits, control, hello};
+
 pub use exporter::{ExporterSession, Served, Services};
-pub use importer::{Attached, ImporterSession, Progress};
+pub use importer::{Attached, ImporterSession, Progress, State};
 pub use remote_block::RemoteBlock;
 pub use remote_usb::RemoteUsb;
 pub use served_block::ServedBlock;

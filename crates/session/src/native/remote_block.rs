@@ -10,7 +10,7 @@ use farbus_wire::native::control::{Cause, Credit, End, Open, Opened};
 use farbus_wire::native::frame::{Head, RESIDENCE_BYTES, Residence};
 use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
 
-use super::importer::Attached;
+use super::importer::{Attached, State};
 use super::slots::Slots;
 use crate::Reject;
 
@@ -53,17 +53,6 @@ pub struct Timed {
     pub residence: Residence,
 }
 
-/// Where an attachment stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// It was asked for.
-    Opening,
-    /// It is there.
-    Open,
-    /// It is not, or not any more.
-    Ended(End),
-}
-
 #[derive(Debug)]
 struct Flight {
     request: BlockInFlight,
@@ -102,11 +91,6 @@ impl RemoteBlock {
         remote
     }
 
-    /// Where it stands.
-    pub fn state(&self) -> &State {
-        &self.state
-    }
-
     /// Requests in flight, those that wait among them.
     pub fn in_flight(&self) -> usize {
         self.slots.len() + self.held.len()
@@ -115,11 +99,6 @@ impl RemoteBlock {
     /// The last request that was timed.
     pub fn poll_timed(&mut self) -> Option<Timed> {
         self.residence.take()
-    }
-
-    /// Gives the device back; its exporter answers with the end.
-    pub fn close(&mut self) {
-        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, Part::empty()));
     }
 
     fn ask_to_open(&mut self) {
@@ -407,5 +386,13 @@ impl Attached for RemoteBlock {
 
     fn poll_message(&mut self) -> Option<Message> {
         self.outbox.pop_front()
+    }
+
+    fn state(&self) -> &State {
+        &self.state
+    }
+
+    fn close(&mut self) {
+        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, Part::empty()));
     }
 }

@@ -12,8 +12,7 @@ use farbus_wire::native::frame::{Head, RESIDENCE_BYTES};
 use farbus_wire::native::usb::{self, Description, Reply};
 use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
 
-use super::importer::Attached;
-use super::remote_block::State;
+use super::importer::{Attached, State};
 use super::slots::Slots;
 use crate::Reject;
 use crate::importer::note_selection;
@@ -100,11 +99,6 @@ impl RemoteUsb {
         remote
     }
 
-    /// Where it stands.
-    pub fn state(&self) -> &State {
-        &self.state
-    }
-
     /// What its exporter says of it; none before it is open.
     pub fn description(&self) -> Option<&Description> {
         self.description.as_ref()
@@ -113,11 +107,6 @@ impl RemoteUsb {
     /// Requests in flight, those that wait among them.
     pub fn in_flight(&self) -> usize {
         self.slots.len() + self.held.len()
-    }
-
-    /// Gives the device back; its exporter answers with the end.
-    pub fn close(&mut self) {
-        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, Part::empty()));
     }
 
     fn ask_to_open(&mut self) {
@@ -497,5 +486,13 @@ impl Attached for RemoteUsb {
 
     fn poll_message(&mut self) -> Option<Message> {
         self.outbox.pop_front()
+    }
+
+    fn state(&self) -> &State {
+        &self.state
+    }
+
+    fn close(&mut self) {
+        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, Part::empty()));
     }
 }

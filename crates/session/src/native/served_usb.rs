@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use farbus_model::urb::take_lost;
 use farbus_model::{
-    BufferPool, Completions, Device, Direction, Done, EpAddr, Instant, Limits, Payload, Readiness, Status,
-    TransferType, Urb, UrbId,
+    BufferPool, Command, CommandError, Completions, Device, Direction, Done, EpAddr, Instant, Limits, Payload,
+    Readiness, Status, TransferType, Urb, UrbId,
 };
 use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
@@ -249,6 +249,12 @@ impl<D: Device> Served for ServedUsb<D> {
         self.device.readiness()
     }
 
+    fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
+        let result = self.device.command(now, command, &mut self.done);
+        self.collect(now, lane);
+        result
+    }
+
     fn poll_end(&mut self) -> Option<End> {
         let message = "the device was unplugged".to_owned();
         self.device.is_gone().then_some(End { cause: Cause::Gone, message })
@@ -257,7 +263,7 @@ impl<D: Device> Served for ServedUsb<D> {
     fn finish(mut self: Box<Self>, now: Instant) {
         self.device.reset(now, &mut self.done);
         // A device that cannot be made durable says so itself at the next command.
-        let _ = self.device.command(now, &farbus_model::Command::Sync, &mut self.done);
+        let _ = self.device.command(now, &Command::Sync, &mut self.done);
         while self.done.pop().is_some() {}
         if let Some(give_back) = self.give_back.take() {
             give_back(self.device, now);

@@ -8,8 +8,7 @@ use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
     Payload, StoreError,
 };
-use farbus_session::native::remote_block::State;
-use farbus_session::native::{RemoteBlock, Served, ServedBlock, Services};
+use farbus_session::native::{Attached, RemoteBlock, Served, ServedBlock, Services, State};
 use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 
 use crate::random::Random;

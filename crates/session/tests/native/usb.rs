@@ -11,8 +11,7 @@ use farbus_model::{
     Setup, Speed, Status, Urb, UrbId,
 };
 use farbus_session::DeviceRecord;
-use farbus_session::native::remote_block::State;
-use farbus_session::native::{RemoteUsb, Served, ServedUsb, Services};
+use farbus_session::native::{Attached, RemoteUsb, Served, ServedUsb, Services, State};
 use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 
 use crate::random::Random;
