@@ -54,6 +54,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("pair-ehci", STOCK, SHARE_USB),
     ("pair-gadgets", FARBUS_KERNEL, SHARE_USB),
     ("pair-isochronous", FARBUS_KERNEL, SHARE_USB),
+    ("daemon-cuts", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
     ("usbfs-lsusb", STOCK, SHARE_USB),
     ("usbfs-killed", STOCK, SHARE_USB),
     ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),

@@ -426,7 +426,13 @@ impl Client {
         let described = known.described();
         let dial: Dial = Box::new(move || match first.take() {
             Some(link) => Ok(link),
-            None => apart.connect_to(&known, Protocol::Session, ANSWER_TIME_MAX).map_err(io::Error::other),
+            None => apart.connect_to(&known, Protocol::Session, ANSWER_TIME_MAX).map_err(|error| {
+                let kind = match &error {
+                    ClientError::Untrusted { .. } => io::ErrorKind::PermissionDenied,
+                    _ => io::ErrorKind::Other,
+                };
+                io::Error::new(kind, error.to_string())
+            }),
         });
         let open = native::Open {
             class: native::Class::USB,

@@ -43,6 +43,7 @@ pub mod questions;
 mod reach;
 pub mod session_port;
 mod session_record;
+mod session_relay;
 mod sessions;
 pub mod share;
 pub mod trust;

@@ -34,7 +34,7 @@ const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
 /// Receives in a row before others have their turn.
 const RECEIVES_MAX: usize = 16;
 
-/// Makes a link to the exporter.
+/// Makes a link to the exporter. `PermissionDenied` is the exporter's no, and final; all else is tried again.
 pub type Dial = Box<dyn FnMut() -> io::Result<Link> + Send>;
 
 /// A device of a session of its own.
@@ -172,7 +172,14 @@ impl<A: Attached> Linked<A> {
 
     fn take_new_link(&mut self, done: &mut A::Done) {
         self.dialer.wake.clear();
-        while let Ok((link, welcome)) = self.dialer.links.try_recv() {
+        while let Ok(dialled) = self.dialer.links.try_recv() {
+            let (link, welcome) = match dialled {
+                Ok(linked) => linked,
+                Err(refused) => {
+                    self.remote.handle_over(Cause::Refused, &refused, done);
+                    continue;
+                }
+            };
             match self.session.handle_welcome(&welcome) {
                 Ok(Progress::Linked) => self.use_link(link),
                 Ok(Progress::Renewed) => {
@@ -290,10 +297,13 @@ impl<A: Attached> Linked<A> {
     }
 }
 
+/// What came of dialling: a link on which the exporter has answered, or the exporter's word that it will not.
+type Dialled = Result<(Link, Welcome), String>;
+
 /// The thread that makes links.
 struct Dialer {
     wanted: Sender<Hello>,
-    links: Receiver<(Link, Welcome)>,
+    links: Receiver<Dialled>,
     wake: Arc<Wake>,
 }
 
@@ -322,15 +332,17 @@ impl Dialer {
 }
 
 /// Tries until there is a link on which the exporter has answered; none once nobody wants one any more.
-fn dial_until(dial: &mut Dial, mut hello: Hello, asked: &Receiver<Hello>) -> Option<(Link, Welcome)> {
+fn dial_until(dial: &mut Dial, mut hello: Hello, asked: &Receiver<Hello>) -> Option<Dialled> {
     let mut pause = PAUSE;
     loop {
-        if let Ok(link) = dial() {
-            match greeting::greet(&link, &hello, GREETING_TIME_MAX) {
-                Ok(welcome) => return Some((link, welcome)),
+        match dial() {
+            Ok(link) => match greeting::greet(&link, &hello, GREETING_TIME_MAX) {
+                Ok(welcome) => return Some(Ok((link, welcome))),
                 // The exporter may have counted this link: the next is another one.
                 Err(_) => hello.standing.link += 1,
-            }
+            },
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Some(Err(error.to_string())),
+            Err(_) => {}
         }
         match asked.recv_timeout(pause) {
             Ok(newer) => hello = newer,

@@ -224,7 +224,11 @@ impl<'a, H: House> Engine<'a, H> {
     /// Does what can be done, sends what can be sent, waits for what comes next.
     fn turn(&mut self) -> io::Result<Option<Last>> {
         self.take_links()?;
-        if self.tenant.end().is_some() {
+        if let Some(end) = self.tenant.end() {
+            let now = self.clock.now();
+            for number in self.tenants.keys() {
+                self.session.close(now, *number, &end);
+            }
             self.flush();
             return Ok(Some(Last::Ended));
         }

@@ -72,7 +72,9 @@ fn stick_once(lab: &Lab, script: &str, files_min: usize) -> Result<String> {
     let image = storage::image_with_tree(lab)?;
     let modules = [storage::MODULES, &["xhci_pci", "usbip_host", "fuse", "loop"]].concat();
     let hardware = [xhci(&[STICK]), medium(&image).into()].concat();
-    let boot = Boot { script, modules: &modules, client: Client::Farbus, hardware, ..Boot::default() };
+    // Not preemptible: the race needs its receiver to be interrupted between two instructions.
+    let is_preemptible = false;
+    let boot = Boot { script, modules: &modules, client: Client::Farbus, hardware, is_preemptible, ..Boot::default() };
     let report = lab.boot(&boot)?.finish()?;
     storage::judge_guests_files(lab, &image, files_min)?;
     Ok(storage::note(&report.output))

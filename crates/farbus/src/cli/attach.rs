@@ -16,7 +16,7 @@ use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::{Hands, Mandate};
-use crate::client::{Attribute, Client, ClientError, GRACE, Target, remember_address};
+use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
 use crate::nbd::{Entrance, NbdAttachment, Place};
@@ -151,6 +151,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
             Ok(())
         }
         Some(Ended::Lost(why)) => Err(loss(&client, target, &why)),
+        Some(Ended::Over(report)) => Err(over(target, &report)),
         Some(Ended::Broken(reject)) => Err(cut_off(target, &reject)),
     }
 }
@@ -208,6 +209,12 @@ pub fn loss(client: &Client, target: &Target, why: &str) -> Failure {
         _ => "the link was lost",
     };
     Failure::new(attribute, format!("{target}: {what}: {why}\n  the device was unplugged here"))
+}
+
+/// A session that is over.
+pub fn over(target: &Target, report: &FailureReport) -> Failure {
+    let message = format!("{target}: {}\n  the device was unplugged here", report.message);
+    Failure::new(report.attribute, message)
 }
 
 /// An exporter that broke the protocol.

@@ -152,6 +152,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     match ended {
         Ended::Asked | Ended::Released => Ok(()),
         Ended::Lost(why) => Err(Failure::new(Attribute::Device, why)),
+        Ended::Over(report) => Err(Failure::new(report.attribute, report.message)),
         Ended::Broken(reject) => Err(Failure::local(reject)),
     }
 }

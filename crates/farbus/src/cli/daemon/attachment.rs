@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::super::Failure;
-use super::super::attach::{Via, cut_off, explain, loss};
+use super::super::attach::{Via, cut_off, explain, loss, over};
 use super::config::Attach;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::Hands;
@@ -235,6 +235,7 @@ impl Shared {
                 Some((false, Failure::new(Attribute::Local, format!("{target}: this machine let go of it"))))
             }
             Ended::Lost(why) => Some((false, loss(&self.client, target, &why))),
+            Ended::Over(report) => Some((false, over(target, &report))),
             Ended::Broken(reject) => Some((false, cut_off(target, &reject))),
         }
     }

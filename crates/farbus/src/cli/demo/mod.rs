@@ -179,6 +179,7 @@ fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stag
             Ok(())
         }
         Ended::Lost(why) => Err(Failure::local(format!("the link was lost: {why}"))),
+        Ended::Over(report) => Err(Failure::new(report.attribute, report.message)),
         Ended::Broken(reject) => Err(Failure::local(reject)),
     }
 }
