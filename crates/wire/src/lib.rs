@@ -1,8 +1,8 @@
 //! # The tongues, as sans-IO state machines
 //!
 //! **This room is** where bytes become typed messages and back, and where the state of a
-//! connection lives. Today: [`usbip`], the protocol 0x0111 that Linux's and Windows' clients speak, and [`pairing`], by which
-//! two hosts that share a short code come to know each other's keys.
+//! connection lives. Today: [`usbip`], the protocol 0x0111 that Linux's and Windows' clients speak, [`usbredir`], which QEMU's
+//! `usb-redir` device speaks, and [`pairing`], by which two hosts that share a short code come to know each other's keys.
 //!
 //! **It may touch** the bytes it is handed.
 //!
@@ -18,5 +18,6 @@ mod buffer;
 mod flights;
 pub mod pairing;
 pub mod usbip;
+pub mod usbredir;
 
 pub use buffer::Runs;
