@@ -28,6 +28,8 @@ const PACKAGES: &[Package] = &[
     Package { name: "fio", steps: &["machine"] },
     Package { name: "nbdkit", steps: &["machine"] },
     Package { name: "strace", steps: &["machine"] },
+    // Reads our usbredir packets and says them again.
+    Package { name: "libusbredirparser-dev", steps: &["test"] },
     // Networks that go silent.
     Package { name: "iproute2", steps: &["machine"] },
     Package { name: "procps", steps: &["machine"] },

@@ -6,7 +6,9 @@ mod fuzzing;
 mod peer;
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use farbus_model::{BufferPool, EpAddr, Limits, Payload, Setup, Speed, TransferType};
 use farbus_wire::usbip::Reject;
@@ -459,4 +461,54 @@ fn fuzz_usbredir_bytes() {
             }
         }
     });
+}
+
+/// The usbredir project's own parser, compiled here. `None` without a compiler or the library, loudly, and not where everything
+/// must be tried.
+fn oracle() -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/usbredir.c");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("usbredir-oracle");
+    let output = Command::new("cc").arg("-o").arg(&program).arg(&source).arg("-lusbredirparser").output();
+    if output.as_ref().is_ok_and(|output| output.status.success()) {
+        return Some(program);
+    }
+    let must = std::env::var_os("FARBUS_REQUIRE_RIG").is_some_and(|value| value == "1");
+    let package = "install the packages gcc and libusbredirparser-dev";
+    assert!(
+        !must,
+        "the usbredir project's parser is missing, and FARBUS_REQUIRE_RIG=1 lets nothing be skipped: {package}"
+    );
+    eprintln!("SKIPPED: to have our packets read and said again by the usbredir project's parser, {package}");
+    None
+}
+
+#[test]
+fn the_usbredir_projects_parser_says_every_packet_again_as_we_did() {
+    let Some(program) = oracle() else { return };
+    for (to, name) in [(Side::Host, "host"), (Side::Guest, "guest")] {
+        let mut conn = Conn::new(to.other(), "writer", ALL, &LIMITS);
+        understood(
+            &mut conn,
+            &[&encoded(
+                to.other(),
+                OLD,
+                &Packet { id: 0, message: Message::Hello { version: "reader".into(), caps: ALL } },
+            )],
+        )
+        .1
+        .unwrap();
+        let all = vectors().into_iter().filter(|(_, side, caps, packet)| {
+            let is_its_own_to_say = matches!(packet.message, Message::Hello { .. } | Message::DeviceDisconnectAck);
+            *side == to && *caps == ALL && !is_its_own_to_say
+        });
+        all.for_each(|(.., packet)| conn.send(packet, &mut BufferPool::new(0)));
+        let bytes = sent(&mut conn);
+        let mut child = Command::new(&program);
+        let mut child =
+            child.arg(name).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(&bytes).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+        assert_eq!(output.stdout, bytes, "to the {name}");
+    }
 }
