@@ -1,7 +1,7 @@
 //! # The brain: who offers, who holds, and how a request passes between them
 //!
 //! **This room is** where a device and a connection meet. [`Exporter`] joins an incoming
-//! connection to a device; [`RemoteDevice`] makes an outgoing connection look like one;
+//! connection to a device, [`RedirHost`] one of QEMU's; [`RemoteDevice`] makes an outgoing connection look like one;
 //! [`Registry`] knows what is offered; [`claims`] who holds a device, waits for it, had it; [`rules`] which
 //! real devices are to be shared at all.
 //!
@@ -17,6 +17,7 @@
 pub mod claims;
 pub mod exporter;
 pub mod importer;
+pub mod redir;
 pub mod registry;
 pub mod rules;
 
@@ -26,4 +27,5 @@ pub use exporter::{Counters, Exporter, Fault, Offers, OnReset};
 pub use farbus_wire::pairing;
 pub use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};
 pub use importer::{Handshake, RemoteDevice};
+pub use redir::RedirHost;
 pub use registry::{Claimed, Registry};
