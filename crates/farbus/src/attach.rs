@@ -43,7 +43,7 @@ pub struct Ender {
 }
 
 impl Ender {
-    fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { asked: Arc::default(), wake: Arc::new(Wake::new()?) })
     }
 
@@ -53,7 +53,12 @@ impl Ender {
         self.wake.wake();
     }
 
-    fn was_asked(&self) -> bool {
+    /// What a thread waits on that it may end.
+    pub(crate) fn interest(&self) -> Interest<'_> {
+        Interest::new(self.wake.as_fd(), false)
+    }
+
+    pub(crate) fn was_asked(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
 }
@@ -368,11 +373,11 @@ impl FileAttachment {
     }
 }
 
-fn local_address(link: &Link) -> Option<SocketAddr> {
+pub(crate) fn local_address(link: &Link) -> Option<SocketAddr> {
     rustix::net::getsockname(link.as_fd()).ok()?.try_into().ok()
 }
 
-fn local(error: impl fmt::Display) -> ClientError {
+pub(crate) fn local(error: impl fmt::Display) -> ClientError {
     ClientError::Local(error.to_string())
 }
 

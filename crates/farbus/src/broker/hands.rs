@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
-use farbus_io::link::{Link, LinkError};
+use farbus_io::link::{Link, LinkError, LocalListener};
 use farbus_io::store::FileStore;
 use farbus_io::sys::vhci::{Port, Vhci};
 use farbus_model::Speed;
@@ -17,6 +17,7 @@ use super::line::Broker;
 use super::protocol::{MountedAt, Question, in_ms};
 use crate::control::{Question as OwnerQuestion, ask_all};
 use crate::reach;
+use crate::redir_place::RedirPlace;
 
 /// Whoever acts for a process.
 #[derive(Clone, Debug, Default)]
@@ -65,6 +66,17 @@ impl Hands {
         match self {
             Hands::Own => FileStore::open(path, read_only).map_err(io::Error::other),
             Hands::Through(broker) => broker.open_image(path, read_only),
+        }
+    }
+
+    /// Listens for a virtual machine that is to use a device.
+    ///
+    /// # Errors
+    /// What stands against it, with what to type next.
+    pub fn listen_for_guests(&self, place: &RedirPlace) -> io::Result<LocalListener> {
+        match self {
+            Hands::Own => place.listen(),
+            Hands::Through(broker) => broker.listen_for_guests(place),
         }
     }
 

@@ -8,6 +8,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::redir_place::RedirPlace;
+
 /// What may be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
@@ -15,6 +17,7 @@ pub(super) enum Question {
     Line,
     Config,
     Listen { address: SocketAddr },
+    ListenForGuests { place: RedirPlace },
     OpenImage { path: PathBuf, read_only: bool },
     OpenUsb { bus: u32, device: u32 },
     GivenBack { bus: u32, device: u32 },

@@ -28,6 +28,7 @@ use super::protocol::{Answer, Kind, MountedAt, Question, to_json};
 use super::taken::Taken;
 use crate::control::{Question as OwnerQuestion, ask_all};
 use crate::reach;
+use crate::redir_place::RedirPlace;
 
 /// Lines at once: one for the process, three for each attachment.
 const LINES_MAX: usize = 1024;
@@ -59,6 +60,8 @@ struct Rights {
     mounts: Mutex<BTreeMap<u64, Mount>>,
     mount_numbers: AtomicU64,
     ports: Mutex<BTreeSet<u32>>,
+    /// Where virtual machines are, or were, waited for.
+    sockets: Mutex<BTreeSet<PathBuf>>,
     lines: AtomicU64,
 }
 
@@ -116,6 +119,7 @@ impl Rights {
             mounts: Mutex::default(),
             mount_numbers: AtomicU64::new(0),
             ports: Mutex::default(),
+            sockets: Mutex::default(),
             lines: AtomicU64::new(0),
         }
     }
@@ -132,6 +136,15 @@ impl Rights {
                     false => TcpListener::bind(address),
                 };
                 passed(TcpListener::bind(address).or_else(old)?)
+            }
+            Question::ListenForGuests { place } => {
+                let is_meant = opened(&self.mandate).guests.contains(&place);
+                self.hold(is_meant, || format!("no virtual machine is waited for at {place}"))?;
+                let listener = place.listen()?;
+                if let RedirPlace::Socket(path) = place {
+                    opened(&self.sockets).insert(path);
+                }
+                passed(listener.into_descriptor())
             }
             Question::OpenImage { path, read_only } => {
                 let is_meant = opened(&self.mandate).images.contains(&(path.clone(), read_only));
@@ -263,7 +276,7 @@ impl Rights {
 
     /// The other half is gone, however it went: what it left is put in order.
     fn end(&self) {
-        for path in &opened(&self.mandate).remove {
+        for path in opened(&self.mandate).remove.iter().chain(&*opened(&self.sockets)) {
             // Where the other half could, it has removed them.
             let _ = fs::remove_file(path);
         }
@@ -310,6 +323,7 @@ mod tests {
         let everything = [
             Question::Config,
             Question::Listen { address: "127.0.0.1:0".parse().unwrap() },
+            Question::ListenForGuests { place: RedirPlace::Socket("/etc/shadow".into()) },
             Question::OpenImage { path: "/etc/shadow".into(), read_only: true },
             Question::OpenUsb { bus: 1, device: 2 },
             Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1 },

@@ -11,6 +11,7 @@ use signal_hook::iterator::Signals;
 
 use super::Failure;
 use super::confined::{give_rights_away, start_broker};
+use super::listen::listen_address;
 use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
@@ -18,6 +19,8 @@ use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, Client, ClientError, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
+use crate::redir::RedirAttachment;
+use crate::redir_place::RedirPlace;
 use farbus_io::frontend::fuse::Cutter;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
@@ -28,9 +31,12 @@ use farbus_session::{OpStatus, Reject};
 #[command(after_help = "Ways:\n  \
     kernel  the device appears to this machine's kernel as if plugged in (root, module vhci-hcd)\n  \
     fuse    a disk appears as a file, without any kernel USB; for losetup, mkfs, mount, qemu\n  \
+    redir   any device appears in a virtual machine: QEMU's usb-redir connects to a socket; no kernel USB here, no root\n  \
     auto    kernel where there is one, else fuse\n\n\
     Examples:\n  farbus attach lab3/disk\n  farbus attach 10.0.0.7/1-1 --via kernel\n  \
     farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n  \
+    farbus attach lab3/disk --via redir --socket /run/vm/disk.sock &\n  \
+    qemu-system-x86_64 -device qemu-xhci -chardev socket,id=disk,path=/run/vm/disk.sock -device usb-redir,chardev=disk\n  \
     farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
@@ -42,6 +48,13 @@ pub struct AttachArgs {
     /// fuse: the folder in which the disk's file appears (made if missing).
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
+    /// redir: the Unix socket to which a virtual machine connects; only its owner and root may.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// redir: the TCP address to which a virtual machine connects instead (port 4000 unless it says another). usbredir has no
+    /// password and no encryption.
+    #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "socket")]
+    listen: Option<String>,
     /// Wait for a device that is in use, for ever or so long; who waited longest comes next.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
@@ -60,6 +73,9 @@ pub struct AttachArgs {
     no_sandbox: bool,
 }
 
+/// Where `usbredirserver` listens, too.
+const REDIR_PORT: u16 = 4000;
+
 /// How a device appears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Via {
@@ -67,6 +83,8 @@ pub enum Via {
     Kernel,
     /// As a file.
     Fuse,
+    /// In a virtual machine.
+    Redir,
     /// Whichever there is.
     Auto,
 }
@@ -76,10 +94,76 @@ impl Via {
     pub fn is_kernel(self, hands: &Hands) -> bool {
         match self {
             Via::Kernel => true,
-            Via::Fuse => false,
+            Via::Fuse | Via::Redir => false,
             Via::Auto => hands.may_plug().is_ok(),
         }
     }
+}
+
+/// How and where a device is to appear, decided.
+enum Way {
+    Kernel,
+    File(PathBuf),
+    Guests(RedirPlace),
+}
+
+impl Way {
+    fn mount(&self) -> Option<PathBuf> {
+        match self {
+            Way::File(at) => Some(at.clone()),
+            Way::Kernel | Way::Guests(_) => None,
+        }
+    }
+
+    fn guests(&self) -> Option<RedirPlace> {
+        match self {
+            Way::Guests(place) => Some(place.clone()),
+            Way::Kernel | Way::File(_) => None,
+        }
+    }
+}
+
+impl AttachArgs {
+    fn way(&self, via_kernel: bool) -> Result<Way, Failure> {
+        let is_redir = self.via == Via::Redir;
+        if self.at.is_some() && (via_kernel || is_redir) {
+            return Err(Failure::local("--at goes with --via fuse: elsewhere a device is named by whoever uses it"));
+        }
+        if !is_redir && (self.socket.is_some() || self.listen.is_some()) {
+            return Err(Failure::local("--socket and --listen go with --via redir: there a virtual machine connects"));
+        }
+        if !is_redir {
+            let at = || self.at.clone().unwrap_or_else(|| default_place(&self.target));
+            return Ok(if via_kernel { Way::Kernel } else { Way::File(at()) });
+        }
+        let place = redir_place(self.socket.as_deref(), self.listen.as_deref(), &self.target)?;
+        if let RedirPlace::Address(address) = &place
+            && !address.ip().is_loopback()
+        {
+            eprintln!(
+                "farbus: warning: {address} is not this machine alone. usbredir has no password and no encryption:\n  \
+                 whoever reaches this address can use this device and read what it says."
+            );
+        }
+        Ok(Way::Guests(place))
+    }
+}
+
+/// Where a virtual machine is waited for.
+///
+/// # Errors
+/// An address that is none.
+pub fn redir_place(socket: Option<&Path>, listen: Option<&str>, target: &Target) -> Result<RedirPlace, Failure> {
+    match (socket, listen) {
+        (Some(socket), _) => Ok(RedirPlace::Socket(socket.to_owned())),
+        (None, Some(listen)) => Ok(RedirPlace::Address(listen_address(listen, REDIR_PORT)?)),
+        (None, None) => Ok(RedirPlace::Socket(folder().join(format!("redir-{}.sock", plain(&target.device))))),
+    }
+}
+
+/// A device's name as a file, an option of QEMU's or an id of its may have it.
+fn plain(device: &str) -> String {
+    device.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' }).collect()
 }
 
 /// Let go of an attached device.
@@ -99,18 +183,16 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     // Signals are caught before anything has to be taken back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let via_kernel = args.via.is_kernel(&Hands::Own);
-    if via_kernel && args.at.is_some() {
-        return Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself"));
-    }
     let target = &args.target;
-    let at = (!via_kernel).then(|| args.at.clone().unwrap_or_else(|| default_place(target)));
+    let way = args.way(via_kernel)?;
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     // From here on whatever a stranger says is read without rights.
     let mandate = Mandate {
         remove: vec![door.path().to_owned()],
         hosts: vec![target.address.clone()],
         plugs: via_kernel,
-        mounts: at.iter().cloned().collect(),
+        mounts: way.mount().into_iter().collect(),
+        guests: way.guests().into_iter().collect(),
         ..Mandate::default()
     };
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
@@ -122,9 +204,10 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let for_door = Arc::clone(&shown);
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     let mut patience = Patience::new(args.wait, signals, &shown);
-    let ended = match at {
-        None => attach_to_kernel(&args, &client, &shown, &mut patience)?,
-        Some(at) => attach_as_file(&args, &client, &shown, &at, &mut patience)?,
+    let ended = match way {
+        Way::Kernel => attach_to_kernel(&args, &client, &shown, &mut patience)?,
+        Way::File(at) => attach_as_file(&args, &client, &shown, &at, &mut patience)?,
+        Way::Guests(place) => lend_to_guests(&args, &client, &shown, &place, &mut patience)?,
     };
     match ended {
         None => {
@@ -261,6 +344,29 @@ fn attach_as_file(
     say(format!(
         "  next: losetup --direct-io=on -f --show {0}, or qemu-system-x86_64 -drive file={0},format=raw",
         file.display()
+    ));
+    Ok(Some(attachment.run()))
+}
+
+fn lend_to_guests(
+    args: &AttachArgs,
+    client: &Client,
+    shown: &Shown,
+    place: &RedirPlace,
+    patience: &mut Patience<'_>,
+) -> Result<Option<Ended>, Failure> {
+    let target = &args.target;
+    let Some(attachment) = patience.have(|| RedirAttachment::new(client, target, place))? else { return Ok(None) };
+    let place = attachment.place().clone();
+    shown.attached(&place.to_string(), attachment.ender(), Some(attachment.meters()));
+    explain(client, target, args.reason.as_ref(), attachment.local_address());
+    end_on(patience.take_signals(), attachment.ender(), None);
+    say(format!("{target} attached at {place}   (Ctrl-C or 'farbus detach' ends)"));
+    let (id, options) = (format!("farbus-{}", plain(&target.device)), place.chardev_options());
+    say(format!(
+        "  next: qemu-system-x86_64 -device qemu-xhci -chardev socket,id={id},{options} -device usb-redir,chardev={id}\n  \
+         or, in the monitor of one that runs: chardev-add socket,id={id},{options}\n  \
+                                              device_add usb-redir,id={id},chardev={id}"
     ));
     Ok(Some(attachment.run()))
 }

@@ -16,6 +16,7 @@ mod hostile;
 mod lines;
 mod network;
 mod owner;
+mod redir;
 mod rights;
 mod sessions;
 mod siege;

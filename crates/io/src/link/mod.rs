@@ -2,6 +2,7 @@
 
 mod clock;
 mod listener;
+mod local;
 mod socket;
 mod stream;
 mod tls;
@@ -9,6 +10,7 @@ mod wait;
 
 pub use clock::Clock;
 pub use listener::{Connection, Listener};
+pub use local::LocalListener;
 pub use stream::{Link, LinkError};
 pub use tls::{HandshakeFailure, HandshakeLimits};
 pub use wait::{Interest, Wake, Watched, wait, wait_exactly};

@@ -90,6 +90,11 @@ impl Link {
         Ok(Self { fd, peer: peer.to_string(), tls: None })
     }
 
+    /// A Unix connection, whose peer has no name of its own.
+    pub fn over_unix(fd: OwnedFd, peer: &str) -> Self {
+        Self { fd, peer: peer.to_owned(), tls: None }
+    }
+
     /// A pair of connected Unix sockets: a link, and the other end for somebody else.
     ///
     /// # Errors

@@ -318,6 +318,11 @@ impl<D: Device> DeviceSession<D> {
         self.say(id, Message::AltSettingStatus { outcome, interface, alternate });
     }
 
+    /// Whether [`DeviceSession::poll_packet`] has one.
+    pub fn has_packets(&self) -> bool {
+        !self.outbox.is_empty() || self.streams.values().any(Stream::has_packets)
+    }
+
     /// The next packet for the guest: answers first, then what streams have ahead.
     pub fn poll_packet(&mut self) -> Option<Packet> {
         if let Some(packet) = self.outbox.pop_front() {

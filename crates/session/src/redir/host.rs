@@ -149,6 +149,12 @@ impl<D: Device> RedirHost<D> {
         self.session.has_left() && !self.has_transmit()
     }
 
+    /// Whether more would go to the connection now that it has room: call [`RedirHost::advance`] before waiting.
+    pub fn is_hungry(&self) -> bool {
+        let has_room = self.conn.as_ref().is_some_and(|conn| conn.backlog_bytes() < self.limits.reply_bytes_backlog);
+        has_room && self.session.has_packets()
+    }
+
     /// Whether anything waits to be sent to the guest.
     pub fn has_transmit(&self) -> bool {
         self.conn.as_ref().is_some_and(|conn| conn.backlog_bytes() > 0)

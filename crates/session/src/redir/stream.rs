@@ -247,6 +247,11 @@ impl Stream {
         Ended::GoesOn
     }
 
+    /// Whether [`Stream::poll_packet`] has one.
+    pub fn has_packets(&self) -> bool {
+        self.direction() == Direction::In && !self.ahead.is_empty()
+    }
+
     /// The next packet for the guest.
     pub fn poll_packet(&mut self) -> Option<Packet> {
         if self.direction() == Direction::Out {

@@ -13,6 +13,7 @@ use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttach
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::meters::Meters;
+use crate::redir::RedirAttachment;
 
 /// The first pause; each is twice the one before.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -74,6 +75,7 @@ impl Word {
 enum Had {
     Kernel(Box<KernelAttachment>),
     File(FileAttachment),
+    Guests(Box<RedirAttachment>),
 }
 
 impl Kept {
@@ -196,6 +198,10 @@ impl Shared {
                 let at = format!("vhci port {}", attachment.port().0);
                 (at, attachment.ender(), Some(attachment.meters()), attachment.local_address())
             }
+            Had::Guests(attachment) => {
+                let meters = Some(attachment.meters());
+                (attachment.place().to_string(), attachment.ender(), meters, attachment.local_address())
+            }
             Had::File(attachment) => {
                 (attachment.file().display().to_string(), attachment.ender(), None, attachment.local_address())
             }
@@ -215,6 +221,7 @@ impl Shared {
         let ended = match had {
             Had::Kernel(attachment) => attachment.run(),
             Had::File(attachment) => attachment.run(),
+            Had::Guests(attachment) => attachment.run(),
         };
         {
             let mut state = self.state();
@@ -256,6 +263,9 @@ impl Shared {
 fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
     if spec.via.is_kernel(client.hands()) {
         return KernelAttachment::new(client, &spec.target).map(|attachment| Had::Kernel(Box::new(attachment)));
+    }
+    if let Some(place) = &spec.guests {
+        return RedirAttachment::new(client, &spec.target, place).map(|attachment| Had::Guests(Box::new(attachment)));
     }
     FileAttachment::new(client, &spec.target, &spec.place()).map(Had::File)
 }

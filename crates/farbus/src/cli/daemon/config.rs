@@ -12,13 +12,14 @@ use farbus_session::rules::{Pattern, Rule, id_from};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::super::attach::{Via, default_place};
+use super::super::attach::{Via, default_place, redir_place};
 use super::super::listen::{everywhere, listen_address};
 use super::super::share::What;
 use crate::address::{DEFAULT_PORT, SECURE_PORT};
 use crate::allow::Network;
 use crate::broker::Mandate;
 use crate::client::Target;
+use crate::redir_place::RedirPlace;
 use crate::wanted::Wanted;
 
 /// What a configuration file says, checked.
@@ -60,6 +61,8 @@ pub struct Attach {
     pub via: Via,
     /// In which folder, for a file.
     pub at: Option<PathBuf>,
+    /// Where a virtual machine finds it, if one is to use it.
+    pub guests: Option<RedirPlace>,
     /// What for.
     pub reason: Option<String>,
 }
@@ -143,6 +146,8 @@ struct AttachTable {
     target: Spanned<String>,
     via: Option<Spanned<String>>,
     at: Option<Spanned<PathBuf>>,
+    socket: Option<Spanned<PathBuf>>,
+    listen: Option<Spanned<String>>,
     reason: Option<String>,
 }
 
@@ -191,11 +196,12 @@ impl Config {
     /// What whoever acts on it may ask to be done.
     pub fn mandate(&self) -> Mandate {
         let images = self.shares.iter().filter_map(|shared| shared.what.image());
-        let files = self.attachments.iter().filter(|attach| attach.via != Via::Kernel);
+        let files = self.attachments.iter().filter(|attach| matches!(attach.via, Via::Fuse | Via::Auto));
         Mandate {
             images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
             hosts: self.attachments.iter().map(|attach| attach.target.address.clone()).collect(),
-            plugs: self.attachments.iter().any(|attach| attach.via != Via::Fuse),
+            plugs: self.attachments.iter().any(|attach| matches!(attach.via, Via::Kernel | Via::Auto)),
+            guests: self.attachments.iter().filter_map(|attach| attach.guests.clone()).collect(),
             mounts: files.map(Attach::place).collect(),
             listen: self.listen.iter().chain(&self.secure).copied().collect(),
             wanted: self.wanted(),
@@ -329,17 +335,46 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
         Some(word) => match word.get_ref().as_str() {
             "kernel" => Via::Kernel,
             "fuse" => Via::Fuse,
+            "redir" => Via::Redir,
             "auto" => Via::Auto,
             other => {
-                let message = format!("'{other}' is no way to appear: there are kernel, fuse and auto");
+                let message = format!("'{other}' is no way to appear: there are kernel, fuse, redir and auto");
                 return Err((Some(word.span()), message));
             }
         },
     };
     if let Some(at) = table.at.as_ref().filter(|_| via != Via::Fuse) {
-        return Err((Some(at.span()), "'at' goes with via = \"fuse\": the kernel names its devices itself".into()));
+        return Err((Some(at.span()), "'at' goes with via = \"fuse\": elsewhere a device is named by its user".into()));
     }
-    Ok(Attach { target, via, at: table.at.map(Spanned::into_inner), reason: table.reason })
+    let guests = guests_from(via, table.socket, table.listen, &target)?;
+    Ok(Attach { target, via, at: table.at.map(Spanned::into_inner), guests, reason: table.reason })
+}
+
+/// Where a virtual machine finds it. Off the loopback anybody could be one, and nobody reads a daemon's warning: it is refused.
+fn guests_from(
+    via: Via,
+    socket: Option<Spanned<PathBuf>>,
+    listen: Option<Spanned<String>>,
+    target: &Target,
+) -> Result<Option<RedirPlace>, Wrong> {
+    let span = listen.as_ref().map(Spanned::span).or(socket.as_ref().map(Spanned::span));
+    if via != Via::Redir {
+        let wrong = || "'socket' and 'listen' go with via = \"redir\": there a virtual machine connects".to_owned();
+        return span.map_or(Ok(None), |span| Err((Some(span), wrong())));
+    }
+    if socket.is_some() && listen.is_some() {
+        return Err((span, "one of 'socket' and 'listen' is enough".into()));
+    }
+    let (socket, listen) = (socket.map(Spanned::into_inner), listen.map(Spanned::into_inner));
+    let place = redir_place(socket.as_deref(), listen.as_deref(), target);
+    match place.map_err(|failure| (span.clone(), failure.to_string()))? {
+        RedirPlace::Address(address) if !address.ip().is_loopback() => {
+            let message =
+                format!("{address} is not this machine alone, and usbredir has no password and no encryption");
+            Err((span, message))
+        }
+        place => Ok(Some(place)),
+    }
 }
 
 fn parsed<T: FromStr<Err = String>>(word: &Spanned<String>) -> Result<T, Wrong> {
@@ -386,10 +421,12 @@ mod tests {
     #[test]
     fn what_may_be_asked_for_is_what_it_says() {
         let text = "secure.listen=['127.0.0.1']\nshare=[{what='disk:/a,ro'},{what='zero'}]\n\
-                    attach=[{target='lab/x',via='kernel'},{target='lab/y',via='fuse',at='/mnt/y'}]";
+                    attach=[{target='lab/x',via='kernel'},{target='lab/y',via='fuse',at='/mnt/y'},\
+                    {target='lab/z',via='redir',listen='127.0.0.1'}]";
         let mandate = Config::parse(text).unwrap().mandate();
         assert_eq!(mandate.images, [("/a".into(), true)]);
-        assert_eq!(mandate.hosts, ["lab:3240", "lab:3240"]);
+        assert_eq!(mandate.hosts, ["lab:3240"; 3]);
+        assert_eq!(mandate.guests, [RedirPlace::Address("127.0.0.1:4000".parse().unwrap())]);
         assert_eq!((mandate.plugs, mandate.mounts), (true, vec!["/mnt/y".into()]));
         assert_eq!(mandate.listen, ["127.0.0.1:3240".parse().unwrap(), "127.0.0.1:3241".parse().unwrap()]);
         assert!(mandate.wanted.is_empty() && mandate.remove.is_empty() && mandate.config.is_none());
@@ -468,7 +505,9 @@ mod tests {
             ("[[usb]]\nvendor = \"46d\"", "2:10", "four hexadecimal digits"),
             ("[[usb]]\nvendor = 1133", "2:10", "string"),
             ("[[attach]]\ntarget = \"lab3\"", "2:10", "lab3/disk"),
-            ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, fuse and auto"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, fuse, redir and auto"),
+            ("[[attach]]\ntarget = \"a/b\"\nsocket = \"/s\"", "3:10", "via = \"redir\""),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"redir\"\nlisten = \"0.0.0.0\"", "4:10", "no password"),
             ("[[attach]]\ntarget = \"a/b\"\nat = \"/mnt\"", "3:6", "via = \"fuse\""),
             ("[[attach]]\ntarget = \"a/b\"\n[[attach]]\ntarget = \"a:3240/b\"", "4:10", "attached twice"),
             ("[secure]\nlisten = [\"lab3\"]", "2:11", "no address to listen at"),
