@@ -40,7 +40,8 @@ use farbus_session::{OpStatus, Reject};
     farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n  \
     farbus attach lab3/disk --via nbd &\n  nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.sock'\n  \
     farbus attach lab3/disk --via redir &\n  \
-    qemu-system-x86_64 -device qemu-xhci -chardev socket,id=disk,path=/run/farbus/redir-disk.sock -device usb-redir,chardev=disk\n  \
+    qemu-system-x86_64 -device qemu-xhci -chardev socket,id=disk,path=/run/farbus/redir-disk.sock \
+    -device usb-redir,chardev=disk\n  \
     farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {

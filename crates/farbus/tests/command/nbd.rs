@@ -128,7 +128,8 @@ fn an_exporter_that_is_killed_ends_the_attachment_and_its_clients() {
     let killed = Instant::now();
     assert_eq!(served.process.wait_for_end(PATIENCE), Some(5), "{}", served.process.log());
     assert!(served.process.log().contains("the link was lost"), "{}", served.process.log());
-    assert_eq!(copy.wait_for_end(PATIENCE), Some(1), "a copy that was cut short says so");
+    // With 1, or by an assertion of libnbd's own that fails where it is hung up on with reads under way.
+    assert_ne!(copy.wait_for_end(PATIENCE), Some(0), "a copy that was cut short says so");
     println!("ended after {:?}", killed.elapsed());
     wait_until(PATIENCE, "its socket goes with it", || !served.socket.exists());
 }
@@ -201,6 +202,8 @@ fn fio_writes_at_random_over_several_connections_and_finds_it_all_again() {
             "--fsync=64",
             "--verify=crc32c",
             "--verify_fatal=1",
+            // Otherwise it leaves files where it runs.
+            "--verify_state_save=0",
             "--group_reporting",
             "--output-format=json",
         ],

@@ -143,7 +143,8 @@ fn a_guest_uses_a_device_goes_and_another_finds_it_reset() {
     assert_without_rights(&attached["pid"]);
     let mut guest = Guest::connect(&socket);
     guest.configure();
-    assert_eq!(house.run(&["detach"]).code, Some(0));
+    let detached = house.run(&["detach"]);
+    assert_eq!(detached.code, Some(0), "{detached:?}");
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0));
     while guest.hear().is_some() {}
     wait_until(PATIENCE, "the other half removes the socket", || !socket.exists());
