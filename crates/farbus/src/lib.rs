@@ -2,7 +2,7 @@
 //!
 //! **This room is** where pure rooms get an outside: [`Share`] puts devices on a listening socket,
 //! [`client`] takes a device from another machine, [`attach`] hands it to this machine's kernel or
-//! shows its disk as a file, [`trust`] decides with whom, [`neighbours`] finds who is
+//! shows its disk as a file, [`redir`] lends it to a virtual machine, [`trust`] decides with whom, [`neighbours`] finds who is
 //! there, [`control`] lets the `farbus` command find what runs, [`broker`] keeps the rights that a share gives away.
 //!
 //! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
@@ -38,9 +38,11 @@ pub mod nbd;
 mod nearby;
 pub mod neighbours;
 pub mod pairing;
+pub mod place;
 pub mod port;
 pub mod questions;
 mod reach;
+pub mod redir;
 pub mod session_port;
 mod session_record;
 mod session_relay;

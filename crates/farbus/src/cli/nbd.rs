@@ -12,7 +12,7 @@ use signal_hook::iterator::Signals;
 
 use super::Failure;
 use super::confined::{give_rights_away, start_broker};
-use super::listen::listen_address;
+use super::listen::place_told;
 use super::output::{print_json, say};
 use super::owner::{ProcessStatus, format_bytes};
 use crate::attach::{AttachmentStatus, Ended, Ender};
@@ -21,7 +21,8 @@ use crate::broker::{Hands, Mandate};
 use crate::client::Attribute;
 use crate::control::{Answer, Door, Question};
 use crate::meters::Meters;
-use crate::nbd::{NBD_PORT, NbdServer, Offer, Place, default_socket};
+use crate::nbd::{NbdServer, Offer, uri};
+use crate::place::Protocol;
 use farbus_io::sys::confine::Needs;
 
 /// Serve block devices of this machine to programs that speak NBD, until interrupted.
@@ -67,21 +68,6 @@ pub struct Served {
     pub size_bytes: u64,
 }
 
-/// Where NBD clients are to come in, as a command line says it.
-pub fn nbd_place(socket: Option<&PathBuf>, listen: Option<&str>, device: &str) -> Result<Place, Failure> {
-    let Some(told) = listen else {
-        return Ok(Place::Socket(socket.cloned().unwrap_or_else(|| default_socket(device))));
-    };
-    let address = listen_address(told, NBD_PORT)?;
-    if !address.ip().is_loopback() {
-        eprintln!(
-            "farbus: warning: {address} is not this machine alone. NBD has no password and no encryption here:\n  \
-             whoever reaches this address can read and write these disks."
-        );
-    }
-    Ok(Place::Address(address))
-}
-
 /// Says where exports are, and what can be done with the first.
 pub fn say_served(what: &str, served: &[Served], as_json: bool) -> Result<(), Failure> {
     if as_json {
@@ -106,12 +92,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::local(format!("at most {} at once", NbdServer::offers_max())));
     }
     let names = names(&args.what);
-    let place = nbd_place(args.socket.as_ref(), args.listen.as_deref(), &names[0])?;
+    let place = place_told(Protocol::Nbd, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
-    let remove = [door.path().to_owned()].into_iter().chain(place.path().cloned()).collect();
-    let broker = match args.no_sandbox {
-        true => None,
-        false => Some(start_broker(&Mandate { remove, ..Mandate::default() })?),
+    let (remove, places) = (vec![door.path().to_owned()], vec![place.clone()]);
+    let hands = match args.no_sandbox {
+        true => Hands::Own,
+        false => Hands::Through(Arc::new(start_broker(&Mandate { remove, places, ..Mandate::default() })?)),
     };
     let offers = args.what.iter().zip(&names).map(|(what, name)| {
         let opened = what.open(&Hands::Own).map_err(Failure::local)?;
@@ -120,15 +106,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     });
     let offers = offers.collect::<Result<Vec<_>, Failure>>()?;
     let sizes: Vec<u64> = offers.iter().map(|offer| offer.device.info().size_bytes).collect();
-    let entrance = place.open(&Hands::Own).map_err(Failure::local)?;
+    let entrance = hands.listen_at(&place).map_err(Failure::local)?;
+    let place = entrance.place().map_err(Failure::local)?;
     let is_alone = names.len() == 1;
     let served = names.iter().zip(sizes).map(|(name, size_bytes)| {
         let name = if is_alone { String::new() } else { name.clone() };
-        Ok(Served { uri: entrance.uri(&name)?, name, size_bytes })
+        Served { uri: uri(&place, &name), name, size_bytes }
     });
-    let served: Vec<Served> = served.collect::<std::io::Result<_>>().map_err(Failure::local)?;
+    let served: Vec<Served> = served.collect();
     let server = NbdServer::new(entrance, offers, None).map_err(Failure::local)?;
-    if broker.is_some() {
+    if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
     let shown = Shown {
@@ -148,7 +135,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     });
     say_served("serving", &served, args.json)?;
     let ended = server.run();
-    drop(broker);
+    drop(hands);
     match ended {
         Ended::Asked | Ended::Released => Ok(()),
         Ended::Lost(why) => Err(Failure::new(Attribute::Device, why)),

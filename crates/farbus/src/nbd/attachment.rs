@@ -1,8 +1,6 @@
 //! A disk of another machine as an NBD export of this one.
 
-use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use farbus_host::RemoteDisk;
@@ -10,49 +8,12 @@ use farbus_model::BlockDevice;
 use farbus_session::block::StoreDevice;
 
 use super::engine::{NbdServer, Offer};
-use super::entrance::Entrance;
+use super::uri::uri;
 use crate::attach::{Ended, Ender, local, local_address};
-use crate::broker::Hands;
 use crate::client::{Client, ClientError, Target};
-use crate::control::folder;
 use crate::device_port::DevicePort;
 use crate::meters::Meters;
-
-/// Where NBD clients are to come in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// At a Unix socket, for their owner alone.
-    Socket(PathBuf),
-    /// At an address.
-    Address(SocketAddr),
-}
-
-impl Place {
-    /// The path to be removed at the end, if there is one.
-    pub fn path(&self) -> Option<&PathBuf> {
-        match self {
-            Place::Socket(path) => Some(path),
-            Place::Address(_) => None,
-        }
-    }
-
-    /// Listens there.
-    ///
-    /// # Errors
-    /// What stands against it, with what to type next.
-    pub fn open(&self, hands: &Hands) -> io::Result<Entrance> {
-        match self {
-            Place::Socket(path) => Ok(Entrance::Local(hands.listen_at(path)?)),
-            Place::Address(address) => Entrance::tcp(*address)
-                .map_err(|error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}"))),
-        }
-    }
-}
-
-/// Where a device's socket is unless somebody says otherwise: among those that belong to what runs, and told from them by its name.
-pub fn default_socket(device: &str) -> PathBuf {
-    folder().join(format!("nbd-{}.sock", device.replace('/', "_")))
-}
+use crate::place::{Entrance, Place};
 
 /// A remote disk that programs here use by NBD.
 pub struct NbdAttachment {
@@ -69,7 +30,7 @@ impl NbdAttachment {
     /// [`ClientError`].
     pub fn new(client: &Client, target: &Target, place: &Place) -> Result<Self, ClientError> {
         let disk = client.open_disk(target)?;
-        Self::over(disk, target, place.open(client.hands()).map_err(local)?)
+        Self::over(disk, target, client.hands().listen_at(place).map_err(local)?)
     }
 
     /// Offers a disk that was opened before.
@@ -90,8 +51,8 @@ impl NbdAttachment {
             device: Box::new(device),
             zeroes_fast: false,
         };
+        let uri = uri(&entrance.place().map_err(local)?, "");
         let server = NbdServer::new(entrance, vec![offer], watched).map_err(local)?;
-        let uri = server.entrance().uri("").map_err(local)?;
         Ok(Self { server, uri, size_bytes, local_address })
     }
 

@@ -18,6 +18,7 @@ mod lines;
 mod nbd;
 mod network;
 mod owner;
+mod redir;
 mod rights;
 mod sessions;
 mod siege;
