@@ -55,6 +55,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("pair-ehci", STOCK, SHARE_USB),
     ("pair-gadgets", FARBUS_KERNEL, SHARE_USB),
     ("pair-isochronous", FARBUS_KERNEL, SHARE_USB),
+    ("nbd-kernel", Peer("Linux `nbd` + `nbd-client`"), Peer("`farbus attach --via nbd` over `farbus share`")),
     ("usbfs-lsusb", STOCK, SHARE_USB),
     ("usbfs-killed", STOCK, SHARE_USB),
     ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),

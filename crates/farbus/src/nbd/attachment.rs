@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use farbus_host::RemoteDisk;
+use farbus_io::link::Link;
 use farbus_model::BlockDevice;
 use farbus_session::block::StoreDevice;
 
@@ -60,6 +61,7 @@ pub struct NbdAttachment {
     uri: String,
     size_bytes: u64,
     local_address: Option<SocketAddr>,
+    link: Link,
 }
 
 impl NbdAttachment {
@@ -77,7 +79,7 @@ impl NbdAttachment {
     /// # Errors
     /// [`ClientError::Local`].
     pub fn over(mut disk: RemoteDisk<RemotePort>, target: &Target, entrance: Entrance) -> Result<Self, ClientError> {
-        let watched = disk.port_mut().link().map_err(local)?;
+        let (watched, link) = (disk.port_mut().link().map_err(local)?, disk.port_mut().link().map_err(local)?);
         let local_address = local_address(&watched);
         let sector_bytes = disk.info().block_bytes;
         let device = StoreDevice::new(disk).preferring(sector_bytes);
@@ -91,7 +93,7 @@ impl NbdAttachment {
         };
         let server = NbdServer::new(entrance, vec![offer], Some(watched)).map_err(local)?;
         let uri = server.entrance().uri("").map_err(local)?;
-        Ok(Self { server, uri, size_bytes, local_address })
+        Ok(Self { server, uri, size_bytes, local_address, link })
     }
 
     /// What clients are given to find it.
@@ -117,6 +119,14 @@ impl NbdAttachment {
     /// Our end of the link, as the exporter sees its user.
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.local_address
+    }
+
+    /// A second handle on the link, for whoever does not wait for a disk that does not answer.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn link(&self) -> io::Result<Link> {
+        self.link.try_clone()
     }
 
     /// Serves until it ends.
