@@ -46,6 +46,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "usbip", steps: &["rig"] },
     Package { name: "usbutils", steps: &["rig"] },
     Package { name: "alsa-utils", steps: &["rig"] },
+    Package { name: "nbd-client", steps: &["rig"] },
     Package { name: "genisoimage", steps: &["rig"] },
     Package { name: "mtp-tools", steps: &["rig"] },
     Package { name: "pcscd", steps: &["rig"] },

@@ -1,11 +1,13 @@
 //! The way to a remote device, whichever tongue is spoken on it.
 
 use std::io;
+use std::sync::Arc;
 
 use farbus_host::{Port, PortError};
 use farbus_io::link::Link;
 use farbus_model::{Done, Instant, Payload, Urb, UrbId};
 
+use crate::linked::Linked;
 use crate::port::RemotePort;
 use crate::session_port::SessionPort;
 
@@ -24,6 +26,17 @@ pub enum Watched {
     Link(Link),
     /// A session.
     Session(SessionPort),
+}
+
+/// Takes a device from its user without waiting for anything.
+#[derive(Clone)]
+pub struct Cutter(Arc<dyn Fn() + Send + Sync>);
+
+impl Cutter {
+    /// Whatever is asked of the device fails, now and from now on.
+    pub fn cut(&self) {
+        (self.0)();
+    }
 }
 
 impl DevicePort {
@@ -47,6 +60,23 @@ impl DevicePort {
             DevicePort::Plain(port) => port.link().map(Some),
             DevicePort::Session(_) => Ok(None),
         }
+    }
+
+    /// What takes the device from whoever drives it, from any thread.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn cutter(&self) -> io::Result<Cutter> {
+        Ok(match self {
+            DevicePort::Plain(port) => {
+                let link = port.link()?;
+                Cutter(Arc::new(move || link.shut_down()))
+            }
+            DevicePort::Session(port) => {
+                let quitter = port.ask(Linked::quitter);
+                Cutter(Arc::new(move || quitter.quit()))
+            }
+        })
     }
 
     fn port(&mut self) -> &mut dyn Port {

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
@@ -51,6 +52,7 @@ pub struct Linked<A: Attached> {
     host: String,
     /// Links that were made after the first.
     relinks: u32,
+    quitter: Quitter,
 }
 
 impl<A: Attached> Linked<A> {
@@ -78,8 +80,9 @@ impl<A: Attached> Linked<A> {
         all.watch(dialer.wake.as_fd(), false)?;
         let readiness = all.readiness();
         let link = Some(link);
+        let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let mut linked =
-            Self { session, remote, link, is_blocked: false, dialer, all, readiness, clock, host, relinks: 0 };
+            Self { session, remote, link, is_blocked: false, dialer, all, readiness, clock, host, relinks: 0, quitter };
         let until = linked.clock.now() + GREETING_TIME_MAX;
         loop {
             linked.turn(done);
@@ -126,6 +129,11 @@ impl<A: Attached> Linked<A> {
         self.link.as_ref().map(Link::try_clone).transpose()
     }
 
+    /// What ends it, from any thread.
+    pub fn quitter(&self) -> Quitter {
+        self.quitter.clone()
+    }
+
     /// Why it is over, if it is.
     pub fn end(&self) -> Option<&End> {
         match self.remote.state() {
@@ -163,6 +171,9 @@ impl<A: Attached> Linked<A> {
         self.take_new_link(done);
         self.receive(done);
         self.send(done);
+        if self.end().is_none() && self.quitter.is_quit.load(Ordering::Acquire) {
+            self.remote.handle_over(Cause::Asked, "given up here", done);
+        }
         let now = self.clock.now();
         if self.end().is_none() && self.session.is_over(now) {
             warn!(host = self.host, "no link in time: the device is given up");
@@ -294,6 +305,21 @@ impl<A: Attached> Linked<A> {
         if let Some(link) = &self.link {
             link.finish_sending();
         }
+    }
+}
+
+/// Ends a session from any thread, whatever it waits for.
+#[derive(Clone, Debug)]
+pub struct Quitter {
+    is_quit: Arc<AtomicBool>,
+    wake: Arc<Wake>,
+}
+
+impl Quitter {
+    /// Its device is of no use to anybody any more.
+    pub fn quit(&self) {
+        self.is_quit.store(true, Ordering::Release);
+        self.wake.wake();
     }
 }
 

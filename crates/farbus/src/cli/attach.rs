@@ -12,9 +12,9 @@ use signal_hook::iterator::Signals;
 use super::Failure;
 use super::confined::{give_rights_away, start_broker};
 use super::listen::place_told;
-use super::nbd::{Served, say_served};
 use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
+use super::served::{Served, say_served};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target, remember_address};
@@ -23,7 +23,6 @@ use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
 use crate::place::{Place, Protocol, plain_name};
 use crate::redir::RedirAttachment;
-use farbus_io::frontend::fuse::Cutter;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
 use farbus_session::{OpStatus, Reject};
@@ -320,7 +319,7 @@ fn attach_to_kernel(
     let at = format!("vhci port {}", attachment.port().0);
     shown.attached(&at, attachment.ender(), Some(attachment.meters()));
     explain(client, target, args.reason.as_ref(), attachment.local_address());
-    end_on(patience.take_signals(), attachment.ender(), None);
+    end_on(patience.take_signals(), attachment.ender(), || {});
     say(format!("{target} attached at {at}   (Ctrl-C or 'farbus detach' ends)"));
     Ok(Some(attachment.run()))
 }
@@ -337,7 +336,8 @@ fn attach_as_file(
     let file = attachment.file();
     shown.attached(&file.display().to_string(), attachment.ender(), None);
     explain(client, target, args.reason.as_ref(), attachment.local_address());
-    end_on(patience.take_signals(), attachment.ender(), Some(attachment.cutter()));
+    let cutter = attachment.cutter();
+    end_on(patience.take_signals(), attachment.ender(), move || cutter.cut());
     let size = format_bytes(attachment.size_bytes());
     say(format!("{target} attached as {} ({size})   (Ctrl-C or 'farbus detach' ends)", file.display()));
     say(format!(
@@ -361,7 +361,8 @@ fn attach_as_nbd(
     let attachment = NbdAttachment::over(disk, target, entrance)?;
     shown.attached(attachment.uri(), attachment.ender(), Some(attachment.meters()));
     explain(client, target, args.reason.as_ref(), attachment.local_address());
-    end_on(patience.take_signals(), attachment.ender(), None);
+    let cutter = attachment.cutter();
+    end_on(patience.take_signals(), attachment.ender(), move || cutter.cut());
     let served = Served { uri: attachment.uri().to_owned(), name: String::new(), size_bytes: attachment.size_bytes() };
     say_served(&format!("{target} attached"), &[served], args.json)?;
     Ok(Some(attachment.run()))
@@ -381,7 +382,7 @@ fn lend_to_guests(
     let place = attachment.place().clone();
     shown.attached(&place.to_string(), attachment.ender(), Some(attachment.meters()));
     explain(client, target, args.reason.as_ref(), attachment.local_address());
-    end_on(patience.take_signals(), attachment.ender(), None);
+    end_on(patience.take_signals(), attachment.ender(), || ());
     say(format!("{target} attached at {place}   (Ctrl-C or 'farbus detach' ends)"));
     let (id, options) = (format!("farbus-{}", plain_name(&target.device)), place.chardev_options());
     say(format!(
@@ -414,16 +415,14 @@ pub fn report_protection(protection: &Protection) {
 }
 
 /// The first signal ends the attachment in good order; a second one does not wait for a disk to be durable.
-fn end_on(mut signals: Signals, ender: Ender, cutter: Option<Cutter>) {
+fn end_on(mut signals: Signals, ender: Ender, cut: impl FnOnce() + Send + 'static) {
     thread::spawn(move || {
         let mut signals = signals.forever();
         if signals.next().is_some() {
             ender.end();
         }
-        if signals.next().is_some()
-            && let Some(cutter) = cutter
-        {
-            cutter.cut();
+        if signals.next().is_some() {
+            cut();
         }
     });
 }

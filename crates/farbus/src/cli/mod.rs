@@ -13,6 +13,7 @@ mod output;
 mod owner;
 mod plan;
 mod release;
+mod served;
 mod share;
 mod trust;
 

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
+use super::attach::report_protection;
 use super::confined::{give_rights_away, start_broker};
 use super::listen::place_told;
-use super::output::{print_json, say};
-use super::owner::{ProcessStatus, format_bytes};
+use super::owner::ProcessStatus;
+use super::served::{Served, say_served};
 use crate::attach::{AttachmentStatus, Ended, Ender};
 use crate::block::BlockSpec;
 use crate::broker::{Hands, Mandate};
@@ -24,6 +24,7 @@ use crate::meters::Meters;
 use crate::nbd::{NbdServer, Offer, uri};
 use crate::place::Protocol;
 use farbus_io::sys::confine::Needs;
+use farbus_io::sys::writeback::protect_writeback_path;
 
 /// Serve block devices of this machine to programs that speak NBD, until interrupted.
 #[derive(Debug, clap::Args)]
@@ -57,35 +58,11 @@ pub struct Args {
     no_sandbox: bool,
 }
 
-/// An export, as its clients find it.
-#[derive(Clone, Debug, Serialize)]
-pub struct Served {
-    /// What clients are given.
-    pub uri: String,
-    /// Its name; empty if it is the only one.
-    pub name: String,
-    /// Its size.
-    pub size_bytes: u64,
-}
-
-/// Says where exports are, and what can be done with the first.
-pub fn say_served(what: &str, served: &[Served], as_json: bool) -> Result<(), Failure> {
-    if as_json {
-        return print_json(&serde_json::json!({ "exports": served }));
-    }
-    for Served { uri, name, size_bytes } in served {
-        let name = if name.is_empty() { String::new() } else { format!(" '{name}'") };
-        say(format!("{what}{name} as {uri} ({})   (Ctrl-C or 'farbus detach' ends)", format_bytes(*size_bytes)));
-    }
-    let uri = served.first().map(|first| first.uri.as_str()).unwrap_or_default();
-    say(format!(
-        "  next: nbdcopy --progress '{uri}' copy.img, or \
-         qemu-system-x86_64 -drive 'file={uri},format=raw,if=virtio'"
-    ));
-    Ok(())
-}
-
 pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.what.iter().any(|what| what.image().is_some()) {
+        // Before any thread: what is granted here is inherited.
+        report_protection(&protect_writeback_path());
+    }
     // Signals are caught before anybody can know where we listen.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     if args.what.len() > NbdServer::offers_max() {

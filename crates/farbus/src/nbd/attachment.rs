@@ -11,7 +11,7 @@ use super::engine::{NbdServer, Offer};
 use super::uri::uri;
 use crate::attach::{Ended, Ender, local, local_address};
 use crate::client::{Client, ClientError, Target};
-use crate::device_port::DevicePort;
+use crate::device_port::{Cutter, DevicePort};
 use crate::meters::Meters;
 use crate::place::{Entrance, Place};
 
@@ -21,6 +21,7 @@ pub struct NbdAttachment {
     uri: String,
     size_bytes: u64,
     local_address: Option<SocketAddr>,
+    cutter: Cutter,
 }
 
 impl NbdAttachment {
@@ -40,6 +41,7 @@ impl NbdAttachment {
     pub fn over(mut disk: RemoteDisk<DevicePort>, target: &Target, entrance: Entrance) -> Result<Self, ClientError> {
         // A session waits for its next link by itself, and its disk with it.
         let watched = disk.port_mut().plain_link().map_err(local)?;
+        let cutter = disk.port_mut().cutter().map_err(local)?;
         let local_address = watched.as_ref().and_then(local_address);
         let sector_bytes = disk.info().block_bytes;
         let device = StoreDevice::new(disk).preferring(sector_bytes);
@@ -53,7 +55,7 @@ impl NbdAttachment {
         };
         let uri = uri(&entrance.place().map_err(local)?, "");
         let server = NbdServer::new(entrance, vec![offer], watched).map_err(local)?;
-        Ok(Self { server, uri, size_bytes, local_address })
+        Ok(Self { server, uri, size_bytes, local_address, cutter })
     }
 
     /// What clients are given to find it.
@@ -79,6 +81,11 @@ impl NbdAttachment {
     /// Our end of the link, as the exporter sees its user.
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.local_address
+    }
+
+    /// What takes the disk from its users without waiting for anything: a second Ctrl-C.
+    pub fn cutter(&self) -> Cutter {
+        self.cutter.clone()
     }
 
     /// Serves until it ends.

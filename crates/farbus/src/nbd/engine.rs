@@ -35,6 +35,8 @@ const OFFERS_MAX: usize = INTERESTS_MAX - NBD_CONNECTIONS_MAX - OTHERS;
 const OTHERS: usize = 3;
 /// How long clients may take to read their last answers when the server ends.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
+/// Receives from one client before the others have their turn: some megabytes.
+const RECEIVES_MAX: u32 = 16;
 /// How long nobody is let in after the system could not: it has run out of something.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// The number of the server itself among those who ask its devices.
@@ -68,6 +70,8 @@ struct Client {
     conn: ServerConn,
     /// Its socket took no more.
     is_full: bool,
+    /// Its socket gave as much as there was room for.
+    has_more: bool,
     /// It has said all it will.
     is_deaf: bool,
     /// Nothing can be sent to it any more.
@@ -189,6 +193,7 @@ impl NbdServer {
     /// the cache. What its socket does not take now keeps its next requests waiting.
     fn serve_one(&mut self, at: usize) {
         let now = self.clock.now();
+        let mut receives = 0;
         loop {
             let mut is_drained = false;
             while !is_drained && self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
@@ -207,7 +212,14 @@ impl NbdServer {
                     }
                 }
             }
-            if !self.flush(at) || is_drained {
+            let is_sent = self.flush(at);
+            // A socket that had more than there was room for most likely has more: a wait in between would only cost.
+            let client = &mut self.clients[at];
+            let has_more = is_drained && std::mem::take(&mut client.has_more) && client.wants_input(&self.limits);
+            if has_more && receives < RECEIVES_MAX {
+                receives += 1;
+                self.receive(at);
+            } else if !is_sent || is_drained {
                 return;
             }
         }
@@ -333,13 +345,18 @@ impl NbdServer {
             return;
         }
         self.calls.receive += 1;
-        match client.link.try_receive(client.conn.receive_space()) {
+        let space = client.conn.receive_space();
+        let room = space.len();
+        match client.link.try_receive(space) {
             Ok(Some(0)) => {
                 // It may still listen: what it is owed is said.
                 client.is_deaf = true;
                 client.conn.close();
             }
-            Ok(Some(count)) => client.conn.handle_received(count),
+            Ok(Some(count)) => {
+                client.has_more = count == room;
+                client.conn.handle_received(count);
+            }
             Ok(None) => {}
             Err(error) => {
                 debug!(peer = client.link.peer(), %error, "an NBD client was lost");
@@ -356,7 +373,8 @@ impl NbdServer {
                     let number = (0..SELF).find(is_free).expect("there are more numbers than clients");
                     debug!(number, peer = link.peer(), "an NBD client came");
                     let conn = ServerConn::new(number, Arc::clone(&self.exports), &self.limits);
-                    let client = Client { number, link, conn, is_full: false, is_deaf: false, is_gone: false };
+                    let client =
+                        Client { number, link, conn, is_full: false, has_more: false, is_deaf: false, is_gone: false };
                     self.clients.push(client);
                 }
                 Ok(None) => return,
