@@ -12,6 +12,7 @@ mod keyboard;
 mod link;
 mod list;
 mod pair;
+mod redir;
 mod reset;
 mod storage;
 mod strangers;
@@ -28,6 +29,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         storage::CASES,
         keyboard::CASES,
         testusb::CASES,
+        redir::CASES,
         usbfs::CASES,
         exporters::CASES,
         strangers::CASES,

@@ -155,7 +155,8 @@ impl AttachArgs {
 /// An address that is none.
 pub fn redir_place(socket: Option<&Path>, listen: Option<&str>, target: &Target) -> Result<RedirPlace, Failure> {
     match (socket, listen) {
-        (Some(socket), _) => Ok(RedirPlace::Socket(socket.to_owned())),
+        // Absolute: QEMU is told the path, and may be elsewhere.
+        (Some(socket), _) => std::path::absolute(socket).map(RedirPlace::Socket).map_err(Failure::local),
         (None, Some(listen)) => Ok(RedirPlace::Address(listen_address(listen, REDIR_PORT)?)),
         (None, None) => Ok(RedirPlace::Socket(folder().join(format!("redir-{}.sock", plain(&target.device))))),
     }
