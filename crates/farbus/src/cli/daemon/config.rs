@@ -404,7 +404,7 @@ mod tests {
             text.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect();
         Config::parse(text).unwrap_or_else(|(_, message)| panic!("{message}"));
         let config = Config::parse(&uncommented).unwrap_or_else(|(span, message)| panic!("{message} {span:?}"));
-        assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 2));
+        assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 3));
         assert_eq!((config.listen.len(), config.allow.len(), config.secure.len()), (2, 1, 1));
     }
 
