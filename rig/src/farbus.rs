@@ -207,6 +207,11 @@ impl Share {
 }
 
 impl Attached {
+    /// Waits until it ends by itself; how it did.
+    pub fn end(mut self) -> Result<ExitStatus> {
+        self.child.wait().map_err(Error::io("wait for farbus attach"))
+    }
+
     /// Ctrl-C, and it has to end well.
     pub fn detach(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::INT)

@@ -512,6 +512,42 @@ fn a_device_comes_back_with_nothing_in_flight() {
     assert_eq!((device.holds(), device.taken), (0, device.given));
 }
 
+/// What a guest's live migration asks of us: the stream goes on, at the next byte, with who it moved to.
+#[test]
+fn a_guest_that_moves_has_its_answers_where_it_goes() {
+    let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
+    table.say(1, bulk_in(64));
+    table.say(2, Message::Bulk(out(BULK_OUT, b"abc")));
+    table.say(3, bulk_in(8));
+    table.say(3, Message::CancelDataPacket);
+    table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    table.read();
+    // The guest has begun to say something, and stops in the middle of it; what it had not written comes along.
+    table.guest.send(Packet { id: 4, message: Message::GetConfiguration }, &mut table.pool);
+    let bytes: Vec<u8> = table.guest.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+    table.guest.handle_transmitted(bytes.len(), &mut table.pool);
+    let (before, behind) = bytes.split_at(5);
+    table.host.receive_space()[..5].copy_from_slice(before);
+    table.host.handle_received(5);
+    table.host.hold();
+    for endpoint in [BULK_IN, BULK_OUT, INTERRUPT_IN, INTERRUPT_IN] {
+        assert!(table.complete(endpoint));
+    }
+    assert!(table.let_go());
+    assert!(!table.host.has_transmit() && !table.host.is_hungry(), "nothing is said to who is about to go");
+    // It goes on elsewhere: no hello, the same capabilities, and the rest of what it was saying.
+    table.guest = Conn::continued(Side::Guest, CAPS, CAPS, &LIMITS);
+    table.host.resume();
+    table.host.receive_space()[..behind.len()].copy_from_slice(behind);
+    table.host.handle_received(behind.len());
+    table.advance().unwrap();
+    let told = table.read();
+    let answers: Vec<(u64, u32)> = told.iter().map(|packet| (packet.id, packet.message.kind())).collect();
+    assert_eq!(answers, [(1, 101), (2, 101), (3, 101), (4, 8), (0, 103), (1, 103)], "each once, in order");
+    assert_eq!((said(&told[0]), said(&told[2])), ((Outcome::Success, 64), (Outcome::Cancelled, 0)));
+    assert_eq!(table.host.counters().resets, 0, "and the device has seen nothing of it");
+}
+
 /// What can happen to one id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {

@@ -26,6 +26,8 @@ const ANSWER_BYTES: usize = 64;
 pub struct RedirHost<D> {
     session: DeviceSession<D>,
     conn: Option<Conn>,
+    /// Nothing more goes to the connection: it is about to be another's.
+    is_held: bool,
     limits: Limits,
     /// What sends gives buffers back to while there is no session's own.
     pool: BufferPool,
@@ -35,7 +37,7 @@ impl<D: Device> RedirHost<D> {
     /// A device, and nobody connected.
     pub fn new(device: D, limits: Limits) -> Self {
         let pool = BufferPool::new(limits.pool_bytes);
-        Self { session: DeviceSession::new(device, limits), conn: None, limits, pool }
+        Self { session: DeviceSession::new(device, limits), conn: None, is_held: false, limits, pool }
     }
 
     /// The device and what is under way with it.
@@ -54,9 +56,22 @@ impl<D: Device> RedirHost<D> {
 
     /// Nobody is connected any more: what was under way is withdrawn, and the device is reset for whoever comes next.
     pub fn disconnect(&mut self, now: Instant) {
+        self.is_held = false;
         if self.conn.take().is_some() {
             self.session.handle_disconnected(now);
         }
+    }
+
+    /// Keeps what there is to say, until [`RedirHost::resume`]: what is under way goes on, and its answers wait by their ids; of
+    /// isochronous packets the youngest. What was handed over before still has to be sent, whole: a guest that moves takes along
+    /// what it has read, and not what lies on the way to it.
+    pub fn hold(&mut self) {
+        self.is_held = true;
+    }
+
+    /// Goes on with the guest at the very next byte, wherever it is now: the stream is the same, on whatever carries it.
+    pub fn resume(&mut self) {
+        self.is_held = false;
     }
 
     /// Whether somebody is.
@@ -113,6 +128,9 @@ impl<D: Device> RedirHost<D> {
 
     /// Moves packets to the connection while it has room; whether any moved.
     fn hand_over(&mut self) -> bool {
+        if self.is_held {
+            return false;
+        }
         let Some(conn) = self.conn.as_mut().filter(|conn| conn.common().is_some()) else { return false };
         let mut has_moved = false;
         while conn.backlog_bytes() < self.limits.reply_bytes_backlog
@@ -152,7 +170,7 @@ impl<D: Device> RedirHost<D> {
     /// Whether more would go to the connection now that it has room: call [`RedirHost::advance`] before waiting.
     pub fn is_hungry(&self) -> bool {
         let has_room = self.conn.as_ref().is_some_and(|conn| conn.backlog_bytes() < self.limits.reply_bytes_backlog);
-        has_room && self.session.has_packets()
+        has_room && !self.is_held && self.session.has_packets()
     }
 
     /// Whether anything waits to be sent to the guest.
