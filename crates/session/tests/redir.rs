@@ -343,6 +343,11 @@ fn isochronous_out_begins_with_half_of_its_packets() {
     table.say(0, Message::Iso(out(ISO_OUT, &[0; 10])));
     assert_eq!(table.device().waiting(ISO_OUT), 0, "it ran dry and begins anew");
     assert_eq!(table.read(), []);
+    let told = table.ask(0, Message::Iso(out(ISO_OUT, &[0; 1025])));
+    assert!(
+        matches!(told[0].message, Message::IsoStreamStatus { outcome: Outcome::Invalid, .. }),
+        "an interval has 1024"
+    );
     table.ask(0, Message::StopIsoStream(ISO_OUT));
     let told = table.ask(0, Message::Iso(out(ISO_OUT, b"x")));
     assert!(matches!(told[0].message, Message::IsoStreamStatus { outcome: Outcome::Stall, .. }), "there is no stream");
@@ -510,6 +515,26 @@ fn a_device_comes_back_with_nothing_in_flight() {
     host.connect();
     let device = host.finish(Instant::ZERO);
     assert_eq!((device.holds(), device.taken), (0, device.given));
+}
+
+#[test]
+fn whatever_is_asked_of_a_device_that_does_not_answer_stays_within_limits() {
+    let limits = Limits { urbs_in_flight_max: 30, payload_bytes_max: 5000, ..LIMITS };
+    let mut table = Table::configured(Scripted::new(Manners { cancels_late: true, ..Manners::default() }), limits);
+    table.ask(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 32, urbs: 16 });
+    for _ in 0..100 {
+        table.say(0, Message::Iso(out(ISO_OUT, &[0; 1000])));
+    }
+    assert!(table.host.session().dropped() > 90, "{}", table.host.session().dropped());
+    let mut late =
+        Table::with(Scripted::new(Manners { answers_control_late: true, ..Manners::default() }), limits, CAPS);
+    late.exchange().unwrap();
+    for id in 0..100 {
+        late.say(id, Message::SetConfiguration(1));
+        late.say(1000 + id, Message::SetAltSetting { interface: 1, alternate: 1 });
+    }
+    assert!(late.host.session().in_flight() <= 31);
+    assert_eq!(late.read().len(), 200 - late.host.session().in_flight(), "the rest is refused at once");
 }
 
 /// What a guest's live migration asks of us: the stream goes on, at the next byte, with who it moved to.

@@ -466,7 +466,7 @@ impl<D: Device> DeviceSession<D> {
     }
 
     fn set_configuration(&mut self, now: Instant, id: u64, value: u8) {
-        if self.state != State::Shown {
+        if self.state != State::Shown || !self.has_credit() {
             return self.say_configuration(id, Outcome::IoError);
         }
         self.withdraw_all(now, |endpoint| !endpoint.is_control());
@@ -475,7 +475,7 @@ impl<D: Device> DeviceSession<D> {
     }
 
     fn set_alt_setting(&mut self, now: Instant, id: u64, interface: u8, alternate: u8) {
-        if self.state != State::Shown {
+        if self.state != State::Shown || !self.has_credit() {
             return self.say_alt_setting(id, interface, Outcome::IoError);
         }
         let all = self.device.descriptors();
@@ -562,12 +562,18 @@ impl<D: Device> DeviceSession<D> {
 
     fn iso_out(&mut self, packet: DataPacket) {
         let DataPacket { endpoint, payload, .. } = packet;
+        let has_credit = self.has_credit();
         let stream = self.streams.get_mut(&endpoint.as_byte());
         match stream.filter(|stream| matches!(stream.kind(), Kind::Iso { .. })) {
-            Some(stream) => stream.push(payload),
+            Some(stream) if payload.len() <= stream.packet_bytes() as usize => {
+                if !has_credit {
+                    stream.drop_oldest();
+                }
+                stream.push(payload);
+            }
+            Some(_) => self.say(0, Message::IsoStreamStatus { outcome: Outcome::Invalid, endpoint }),
             None if self.state == State::Shown => {
-                let outcome = Outcome::Stall;
-                self.say(0, Message::IsoStreamStatus { outcome, endpoint });
+                self.say(0, Message::IsoStreamStatus { outcome: Outcome::Stall, endpoint });
             }
             None => {}
         }

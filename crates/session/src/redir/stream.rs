@@ -107,6 +107,11 @@ impl Stream {
         self.endpoint.direction()
     }
 
+    /// Room of a packet.
+    pub fn packet_bytes(&self) -> u32 {
+        self.packet_bytes
+    }
+
     /// Its URBs that owe an answer.
     pub fn in_flight(&self) -> impl Iterator<Item = UrbId> {
         self.in_flight.iter().copied()
@@ -187,7 +192,7 @@ impl Stream {
     }
 
     /// Makes room. Only isochronous packets may be lost.
-    fn drop_oldest(&mut self) {
+    pub fn drop_oldest(&mut self) {
         if let Some(oldest) = self.ahead.pop_front() {
             self.ahead_bytes -= oldest.payload.len();
             self.dropped += 1;
