@@ -241,9 +241,10 @@ impl<D: Device> DeviceSession<D> {
                 self.start(id, endpoint, kind, made);
             }
             Message::StartInterruptReceiving(endpoint) => {
-                let found = self.find(endpoint, TransferType::Interrupt).map(Endpoint::interval_bytes_max);
-                let made = found
-                    .map(|bytes| Stream::new(endpoint, Kind::Interrupt, bytes, INTERRUPT_URBS, INTERRUPTS_AHEAD_MAX));
+                let found = self.find(endpoint, TransferType::Interrupt).map(describe::interval_bytes_max);
+                let made = found.map(|bytes| {
+                    Stream::new(endpoint, Kind::Interrupt, bytes.into(), INTERRUPT_URBS, INTERRUPTS_AHEAD_MAX)
+                });
                 self.start(id, endpoint, Kind::Interrupt, made);
             }
             Message::StartBulkReceiving { stream, bytes_per_transfer, endpoint, transfers } => {
@@ -492,7 +493,7 @@ impl<D: Device> DeviceSession<D> {
     }
 
     fn iso_stream(&self, endpoint: EpAddr, packets_per_urb: usize, urbs: usize) -> Option<Stream> {
-        let packet_bytes = self.find(endpoint, TransferType::Isochronous)?.interval_bytes_max();
+        let packet_bytes = u32::from(describe::interval_bytes_max(self.find(endpoint, TransferType::Isochronous)?));
         if packet_bytes == 0 {
             return None;
         }
