@@ -49,6 +49,8 @@ pub enum Client {
     Stock,
     /// `farbus attach --via kernel`.
     Farbus,
+    /// Nobody: `farbus attach --via redir` on the host has plugged it into the machine.
+    Redir,
 }
 
 /// One machine to boot, in the terms of a case.
@@ -221,6 +223,7 @@ fn script(boot: &Boot) -> String {
     let client = match boot.client {
         Client::Stock => "stock",
         Client::Farbus => "farbus",
+        Client::Redir => "redir",
     };
     let (exporter, port) = match (boot.port, &boot.network) {
         (Some(port), _) => (HOST_SEEN_FROM_GUEST, port),

@@ -14,7 +14,7 @@ use farbus_session::Fault;
 use farbus_session::redir::usbredir::info::place_of;
 use farbus_session::redir::usbredir::message::{ControlPacket, DataPacket};
 use farbus_session::redir::usbredir::{Caps, Conn, Message, Outcome, Packet, Side};
-use farbus_session::redir::{CAPS, RedirHost};
+use farbus_session::redir::{CAPS, Frozen, RedirHost};
 use fuzzing::{Input, fuzz};
 use world::scripted::Event;
 use world::{Manners, Scripted};
@@ -343,6 +343,11 @@ fn isochronous_out_begins_with_half_of_its_packets() {
     table.say(0, Message::Iso(out(ISO_OUT, &[0; 10])));
     assert_eq!(table.device().waiting(ISO_OUT), 0, "it ran dry and begins anew");
     assert_eq!(table.read(), []);
+    let told = table.ask(0, Message::Iso(out(ISO_OUT, &[0; 1025])));
+    assert!(
+        matches!(told[0].message, Message::IsoStreamStatus { outcome: Outcome::Invalid, .. }),
+        "an interval has 1024"
+    );
     table.ask(0, Message::StopIsoStream(ISO_OUT));
     let told = table.ask(0, Message::Iso(out(ISO_OUT, b"x")));
     assert!(matches!(told[0].message, Message::IsoStreamStatus { outcome: Outcome::Stall, .. }), "there is no stream");
@@ -512,6 +517,121 @@ fn a_device_comes_back_with_nothing_in_flight() {
     assert_eq!((device.holds(), device.taken), (0, device.given));
 }
 
+#[test]
+fn whatever_is_asked_of_a_device_that_does_not_answer_stays_within_limits() {
+    let limits = Limits { urbs_in_flight_max: 30, payload_bytes_max: 5000, ..LIMITS };
+    let mut table = Table::configured(Scripted::new(Manners { cancels_late: true, ..Manners::default() }), limits);
+    table.ask(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 32, urbs: 16 });
+    for _ in 0..100 {
+        table.say(0, Message::Iso(out(ISO_OUT, &[0; 1000])));
+    }
+    assert!(table.host.session().dropped() > 90, "{}", table.host.session().dropped());
+    let mut late =
+        Table::with(Scripted::new(Manners { answers_control_late: true, ..Manners::default() }), limits, CAPS);
+    late.exchange().unwrap();
+    for id in 0..100 {
+        late.say(id, Message::SetConfiguration(1));
+        late.say(1000 + id, Message::SetAltSetting { interface: 1, alternate: 1 });
+    }
+    assert!(late.host.session().in_flight() <= 31);
+    assert_eq!(late.read().len(), 200 - late.host.session().in_flight(), "the rest is refused at once");
+}
+
+/// A guest that has begun to say something, and stops in the middle of it: the rest comes where it goes.
+fn stop_in_mid_sentence(table: &mut Table<Scripted>, packet: Packet) -> Vec<u8> {
+    table.guest.send(packet, &mut table.pool);
+    let bytes: Vec<u8> = table.guest.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+    table.guest.handle_transmitted(bytes.len(), &mut table.pool);
+    let (before, behind) = bytes.split_at(5);
+    table.host.receive_space()[..5].copy_from_slice(before);
+    table.host.handle_received(5);
+    table.advance().unwrap();
+    behind.to_vec()
+}
+
+/// A device with all kinds of things under way, whose guest is about to go.
+fn under_way() -> Table<Scripted> {
+    let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
+    table.ask(9, Message::SetAltSetting { interface: 1, alternate: 1 });
+    table.say(1, bulk_in(64));
+    table.say(2, Message::Bulk(out(BULK_OUT, b"abc")));
+    table.say(3, bulk_in(8));
+    table.say(3, Message::CancelDataPacket);
+    table.say(4, bulk_in(16));
+    table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    table.say(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 2, urbs: 4 });
+    table.say(0, Message::Iso(out(ISO_OUT, b"sound")));
+    table.read();
+    table.host.quiesce(table.now);
+    table.say(5, Message::Bulk(out(BULK_OUT, b"later")));
+    assert!(!table.host.is_quiet());
+    table
+}
+
+/// The device ends what it can, gives back the rest, and everything is quiet.
+fn calm_down(table: &mut Table<Scripted>) {
+    assert!(table.complete(BULK_IN) && table.complete(BULK_OUT) && table.complete(INTERRUPT_IN));
+    table.host.take_back_reads(table.now);
+    while table.let_go() {}
+    assert_eq!(table.device().holds(), 0, "and what was said meanwhile is not begun");
+    assert!(table.host.is_quiet() && !table.host.has_transmit() && !table.host.is_hungry());
+}
+
+const MOVED: [(u64, u32); 8] = [(1, 101), (2, 101), (3, 101), (0, 103), (6, 8), (4, 101), (5, 101), (0, 14)];
+
+/// What a live migration asks of us: the guest finds each answer once where it goes, and the device has seen nothing of it.
+#[test]
+fn a_guest_that_moves_has_its_answers_where_it_goes() {
+    let mut table = under_way();
+    let behind = stop_in_mid_sentence(&mut table, Packet { id: 6, message: Message::GetConfiguration });
+    calm_down(&mut table);
+    let events = table.host.with_device(|device, _| device.take_events());
+    assert!(!events.contains(&Event::Reset));
+    let host = std::mem::replace(&mut table.host, RedirHost::new(Scripted::new(Manners::default()), LIMITS));
+    let (device, frozen) = host.freeze();
+    assert_eq!((frozen.configuration, &frozen.alternates[..]), (1, &[(1, 1)][..]));
+    let frozen = Frozen::from_bytes(&frozen.to_bytes()).expect("it survives the way");
+    table.host = RedirHost::thawed(table.now, device, frozen, LIMITS).expect("a guest said all this");
+    // It goes on elsewhere: no hello, the same capabilities, and the rest of what it was saying.
+    table.guest = Conn::continued(Side::Guest, CAPS, CAPS, &LIMITS);
+    table.host.receive_space()[..behind.len()].copy_from_slice(&behind);
+    table.host.handle_received(behind.len());
+    table.advance().unwrap();
+    assert_eq!(table.device().waiting(INTERRUPT_IN), 5, "streams are there again");
+    assert_eq!((table.device().waiting(BULK_IN), table.device().waiting(BULK_OUT)), (1, 1));
+    assert!(table.complete(BULK_IN) && table.complete(BULK_OUT));
+    let told = table.read();
+    let mut answers: Vec<(u64, u32)> = told.iter().map(|packet| (packet.id, packet.message.kind())).collect();
+    answers.retain(|answer| *answer != (0, 17));
+    answers.sort_by_key(|answer| MOVED.iter().position(|moved| moved == answer));
+    assert_eq!(answers, MOVED, "each once");
+    let of = |id| told.iter().find(|packet| packet.id == id && packet.message.kind() == 101).map(said);
+    assert_eq!((of(1), of(2)), (Some((Outcome::Success, 64)), Some((Outcome::Success, 3))));
+    assert_eq!(
+        (of(3), of(4), of(5)),
+        (Some((Outcome::Cancelled, 0)), Some((Outcome::Success, 16)), Some((Outcome::Success, 5)))
+    );
+    assert_eq!(table.host.counters().resets, 0);
+    for _ in 0..3 {
+        table.say(0, Message::Iso(out(ISO_OUT, b"sound")));
+    }
+    assert_eq!(table.device().waiting(ISO_OUT), 2, "with the packet that came along");
+}
+
+#[test]
+fn a_guest_that_stays_after_all_misses_nothing() {
+    let mut table = under_way();
+    calm_down(&mut table);
+    table.host.resume(table.now).unwrap();
+    table.advance().unwrap();
+    assert_eq!((table.device().waiting(BULK_IN), table.device().waiting(BULK_OUT)), (1, 1));
+    assert!(table.complete(BULK_IN) && table.complete(BULK_OUT));
+    let mut answers: Vec<(u64, u32)> = table.read().iter().map(|packet| (packet.id, packet.message.kind())).collect();
+    answers.sort_unstable();
+    assert_eq!(answers, [(0, 103), (1, 101), (2, 101), (3, 101), (4, 101), (5, 101)]);
+    assert_eq!(table.device().waiting(INTERRUPT_IN), 5);
+}
+
 /// What can happen to one id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -676,9 +796,9 @@ fn fuzz_redir_session() {
                 }
             }
         };
-        let mut next_id = 0;
+        let (mut next_id, mut is_moving) = (0, false);
         while !input.is_empty() {
-            match input.below(8) {
+            match input.below(10) {
                 0..=3 => {
                     let message = any_message(input);
                     let id = match message {
@@ -690,8 +810,22 @@ fn fuzz_redir_session() {
                         open.insert(id, message.kind());
                     }
                     table.guest.send(Packet { id, message }, &mut table.pool);
-                    table.push().expect("what no rule forbids");
+                    if let Err(fault) = table.push() {
+                        assert!(is_moving, "what no rule forbids: {fault}");
+                        table.host.disconnect(table.now);
+                        return;
+                    }
                 }
+                8 if !is_moving => {
+                    table.host.quiesce(table.now);
+                    is_moving = true;
+                }
+                8 => {
+                    is_moving = false;
+                    table.host.resume(table.now).expect("what no rule forbids");
+                    table.advance().unwrap();
+                }
+                9 if is_moving => table.host.take_back_reads(table.now),
                 4 | 5 => {
                     let endpoint = EpAddr::from_byte(input.pick(&[0, 1, 0x81, 2, 0x82, 3, 0x83, 4, 0x84]));
                     let status =
@@ -711,6 +845,9 @@ fn fuzz_redir_session() {
                 }
             }
             assert!(table.device().room() <= 8000 + 4 * 5 * 1024 + 5 * 1024, "what may come back is bounded");
+        }
+        if is_moving {
+            table.host.resume(table.now).expect("what no rule forbids");
         }
         if input.once_in(2) {
             table.host.handle_gone(table.now);

@@ -151,6 +151,22 @@ fn a_guest_uses_a_device_goes_and_another_finds_it_reset() {
 }
 
 #[test]
+fn who_comes_while_another_has_it_waits() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    let (_attach, socket) = lend(&house, &share, "zero");
+    let mut first = Guest::connect(&socket);
+    first.configure();
+    let mut second = Guest::connect(&socket);
+    assert_eq!(first.bulk(3, 0x81, 512, Payload::Empty).length, 512);
+    second.stream.set_nonblocking(true).unwrap();
+    assert!(second.stream.read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock));
+    second.stream.set_nonblocking(false).unwrap();
+    drop(first);
+    second.configure();
+}
+
+#[test]
 fn what_is_typed_here_arrives_there() {
     let house = House::new();
     let share = house.share(&["keyboard"]);

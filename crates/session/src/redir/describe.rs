@@ -1,7 +1,7 @@
 //! A device as usbredir's tables say it.
 
 use farbus_model::descriptor::{AltSetting, Configuration};
-use farbus_model::{Descriptors, Device, Selection, Speed, TransferType};
+use farbus_model::{Descriptors, Device, Endpoint, Selection, Speed, TransferType};
 use farbus_wire::usbredir::info::{PLACES, endpoint_at, place_of};
 use farbus_wire::usbredir::{DeviceConnect, EndpointInfo, EpInfo, InterfaceInfo, InterfaceKind};
 
@@ -34,20 +34,24 @@ pub fn parts(device: &impl Device) -> (InterfaceInfo, EpInfo) {
     for setting in settings() {
         for endpoint in setting.endpoints.iter().filter(|endpoint| !endpoint.address.is_control()) {
             let is_periodic = matches!(endpoint.kind, TransferType::Interrupt | TransferType::Isochronous);
-            let bytes_max =
-                if is_periodic { endpoint.interval_bytes_max() } else { u32::from(endpoint.packet_bytes_max) };
+            let bytes_max = if is_periodic { interval_bytes_max(endpoint) } else { endpoint.packet_bytes_max };
             endpoints.0[place_of(endpoint.address)] = EndpointInfo {
                 kind: Some(endpoint.kind),
                 // QEMU takes no device with a periodic endpoint that has none.
                 interval: if is_periodic { endpoint.interval.max(1) } else { endpoint.interval },
                 interface: setting.interface,
-                packet_bytes_max: u16::try_from(bytes_max).unwrap_or(u16::MAX),
+                packet_bytes_max: bytes_max,
                 // Bulk streams are a capability that is not offered.
                 streams_max: 0,
             };
         }
     }
     (InterfaceInfo(interfaces.take(PLACES).collect()), endpoints)
+}
+
+/// Most bytes of one packet of a stream. The protocol's length has 16 bits, and a descriptor may claim more than any bus carries.
+pub fn interval_bytes_max(endpoint: &Endpoint) -> u16 {
+    u16::try_from(endpoint.interval_bytes_max()).unwrap_or(u16::MAX)
 }
 
 fn active<'a>(configuration: &'a Configuration, selection: &'a Selection) -> impl Iterator<Item = &'a AltSetting> {
@@ -69,4 +73,23 @@ fn control_pipe(all: &Descriptors, speed: Speed) -> EpInfo {
         }
     }
     info
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farbus_model::EpAddr;
+
+    #[test]
+    fn a_packet_s_length_fits_its_field_whatever_a_descriptor_claims() {
+        let endpoint = |packet_bytes_max, packets_per_interval| Endpoint {
+            address: EpAddr::from_byte(0x81),
+            kind: TransferType::Isochronous,
+            packet_bytes_max,
+            packets_per_interval,
+            interval: 1,
+        };
+        assert_eq!(interval_bytes_max(&endpoint(1024, 3)), 3072);
+        assert_eq!(interval_bytes_max(&endpoint(2047, 1024)), u16::MAX);
+    }
 }

@@ -55,7 +55,9 @@ enum State {
 #[derive(Debug)]
 enum Flight {
     /// A transfer of the guest's.
-    Transfer { id: u64, asked: Asked, is_withdrawn: bool },
+    Transfer { id: u64, asked: Asked, is_withdrawn: bool, length: u32 },
+    /// A read of the guest's that is taken back because the guest moves: it is asked again where the guest goes.
+    TakenBack { id: u64, asked: Asked, length: u32 },
     /// The guest selects a configuration.
     Configuration { id: u64 },
     /// The guest selects an interface's setting.
@@ -93,6 +95,13 @@ pub struct DeviceSession<D> {
     bytes_held: usize,
     next_urb: u64,
     is_refused: bool,
+    /// The guest is on its way elsewhere.
+    is_moving: bool,
+    /// Reads that were taken back, by the order in which they were asked.
+    taken_back: BTreeMap<UrbId, Packet>,
+    /// What the guest has said meanwhile.
+    waiting: VecDeque<Packet>,
+    waiting_bytes: usize,
     dropped: u64,
     counters: Counters,
 }
@@ -114,6 +123,10 @@ impl<D: Device> DeviceSession<D> {
             bytes_held: 0,
             next_urb: 1,
             is_refused: false,
+            is_moving: false,
+            taken_back: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
             dropped: 0,
             counters: Counters::default(),
         }
@@ -184,8 +197,11 @@ impl<D: Device> DeviceSession<D> {
         self.caps = Caps::NONE;
         self.streams.clear();
         self.transfers.clear();
-        (self.outbox_bytes, self.is_refused) = (0, false);
+        (self.outbox_bytes, self.waiting_bytes) = (0, 0);
+        (self.is_refused, self.is_moving) = (false, false);
         self.outbox.clear();
+        self.waiting.clear();
+        self.taken_back.clear();
         let ids: Vec<UrbId> = self.flights.keys().copied().collect();
         self.flights.values_mut().for_each(|flight| *flight = Flight::Forgotten);
         ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
@@ -217,11 +233,92 @@ impl<D: Device> DeviceSession<D> {
         };
     }
 
+    /// The guest is about to go on elsewhere: nothing new is begun for it, streams stop, and what it says waits.
+    pub fn quiesce(&mut self, now: Instant) {
+        self.is_moving = true;
+        self.streams.values_mut().for_each(|stream| stream.pause(true));
+        let urbs: Vec<UrbId> = self.streams.values().flat_map(Stream::in_flight).collect();
+        urbs.into_iter().for_each(|urb| self.device.cancel(now, urb, &mut self.done));
+        self.collect(now);
+    }
+
+    /// Takes back the reads that have nothing yet: a device may keep one waiting for ever. What writes is waited for: nobody
+    /// could tell how much of it was taken.
+    pub fn take_back_reads(&mut self, now: Instant) {
+        let mut urbs = Vec::new();
+        for (urb, flight) in &mut self.flights {
+            if let Flight::Transfer { id, asked: Asked::Bulk { endpoint, stream }, is_withdrawn: false, length } =
+                *flight
+                && endpoint.direction() == Direction::In
+            {
+                *flight = Flight::TakenBack { id, asked: Asked::Bulk { endpoint, stream }, length };
+                urbs.push(*urb);
+            }
+        }
+        urbs.into_iter().for_each(|urb| self.device.cancel(now, urb, &mut self.done));
+        self.collect(now);
+    }
+
+    /// Whether the device has nothing more to answer.
+    pub fn is_quiet(&self) -> bool {
+        self.is_moving && self.flights.is_empty()
+    }
+
+    /// What the guest asked and has no answer to, as it would say it: streams, reads that were taken back, what waited.
+    pub fn take_requests(&mut self) -> Vec<Packet> {
+        let plain = |message| Packet { id: 0, message };
+        let mut requests = Vec::new();
+        for stream in self.streams.values_mut() {
+            requests.push(plain(stream.beginning()));
+            requests.extend(stream.take_unsent().into_iter().map(plain));
+        }
+        requests.extend(std::mem::take(&mut self.taken_back).into_values());
+        requests.extend(self.waiting.drain(..));
+        self.waiting_bytes = 0;
+        requests
+    }
+
+    /// The guest stays after all.
+    ///
+    /// # Errors
+    /// [`Reject`], as [`DeviceSession::handle_packet`]: of something that it said meanwhile.
+    pub fn go_on(&mut self, now: Instant) -> Result<(), Reject> {
+        self.is_moving = false;
+        self.streams.values_mut().for_each(|stream| stream.pause(false));
+        let taken_back = std::mem::take(&mut self.taken_back).into_values();
+        let said: Vec<Packet> = taken_back.chain(self.waiting.drain(..)).collect();
+        self.waiting_bytes = 0;
+        said.into_iter().try_for_each(|packet| self.handle_packet(now, packet))
+    }
+
+    /// A guest that has the device already, and came from elsewhere with it.
+    pub fn handle_moved_here(&mut self, caps: Caps) {
+        self.caps = caps;
+        self.state = State::Shown;
+    }
+
+    fn keep(&mut self, mut packet: Packet) -> Result<(), Reject> {
+        let mut payload = packet.message.take_payload();
+        payload.own();
+        self.waiting_bytes += payload.len();
+        packet.message.set_payload(payload);
+        self.waiting.push_back(packet);
+        let is_too_much = self.waiting_bytes > self.limits.payload_bytes_max
+            || self.waiting.len() > 2 * self.limits.urbs_in_flight_max;
+        match is_too_much {
+            true => Err(Reject::new("length", self.waiting_bytes as u64, "a guest that moves says no more than fits")),
+            false => Ok(()),
+        }
+    }
+
     /// What the guest says.
     ///
     /// # Errors
     /// [`Reject`]: no guest may say this now, and the connection is at its end.
     pub fn handle_packet(&mut self, now: Instant, packet: Packet) -> Result<(), Reject> {
+        if self.is_moving {
+            return self.keep(packet);
+        }
         let Packet { id, message } = packet;
         match message {
             Message::Reset => self.reset(now),
@@ -241,9 +338,10 @@ impl<D: Device> DeviceSession<D> {
                 self.start(id, endpoint, kind, made);
             }
             Message::StartInterruptReceiving(endpoint) => {
-                let found = self.find(endpoint, TransferType::Interrupt).map(Endpoint::interval_bytes_max);
-                let made = found
-                    .map(|bytes| Stream::new(endpoint, Kind::Interrupt, bytes, INTERRUPT_URBS, INTERRUPTS_AHEAD_MAX));
+                let found = self.find(endpoint, TransferType::Interrupt).map(describe::interval_bytes_max);
+                let made = found.map(|bytes| {
+                    Stream::new(endpoint, Kind::Interrupt, bytes.into(), INTERRUPT_URBS, INTERRUPTS_AHEAD_MAX)
+                });
                 self.start(id, endpoint, Kind::Interrupt, made);
             }
             Message::StartBulkReceiving { stream, bytes_per_transfer, endpoint, transfers } => {
@@ -383,7 +481,8 @@ impl<D: Device> DeviceSession<D> {
         }
         urb.id = self.take_id();
         self.transfers.insert(id, urb.id);
-        self.launch(now, urb, Flight::Transfer { id, asked, is_withdrawn: false });
+        let length = urb.length;
+        self.launch(now, urb, Flight::Transfer { id, asked, is_withdrawn: false, length });
         Ok(())
     }
 
@@ -466,7 +565,7 @@ impl<D: Device> DeviceSession<D> {
     }
 
     fn set_configuration(&mut self, now: Instant, id: u64, value: u8) {
-        if self.state != State::Shown {
+        if self.state != State::Shown || !self.has_credit() {
             return self.say_configuration(id, Outcome::IoError);
         }
         self.withdraw_all(now, |endpoint| !endpoint.is_control());
@@ -475,7 +574,7 @@ impl<D: Device> DeviceSession<D> {
     }
 
     fn set_alt_setting(&mut self, now: Instant, id: u64, interface: u8, alternate: u8) {
-        if self.state != State::Shown {
+        if self.state != State::Shown || !self.has_credit() {
             return self.say_alt_setting(id, interface, Outcome::IoError);
         }
         let all = self.device.descriptors();
@@ -492,7 +591,7 @@ impl<D: Device> DeviceSession<D> {
     }
 
     fn iso_stream(&self, endpoint: EpAddr, packets_per_urb: usize, urbs: usize) -> Option<Stream> {
-        let packet_bytes = self.find(endpoint, TransferType::Isochronous)?.interval_bytes_max();
+        let packet_bytes = u32::from(describe::interval_bytes_max(self.find(endpoint, TransferType::Isochronous)?));
         if packet_bytes == 0 {
             return None;
         }
@@ -562,12 +661,18 @@ impl<D: Device> DeviceSession<D> {
 
     fn iso_out(&mut self, packet: DataPacket) {
         let DataPacket { endpoint, payload, .. } = packet;
+        let has_credit = self.has_credit();
         let stream = self.streams.get_mut(&endpoint.as_byte());
         match stream.filter(|stream| matches!(stream.kind(), Kind::Iso { .. })) {
-            Some(stream) => stream.push(payload),
+            Some(stream) if payload.len() <= stream.packet_bytes() as usize => {
+                if !has_credit {
+                    stream.drop_oldest();
+                }
+                stream.push(payload);
+            }
+            Some(_) => self.say(0, Message::IsoStreamStatus { outcome: Outcome::Invalid, endpoint }),
             None if self.state == State::Shown => {
-                let outcome = Outcome::Stall;
-                self.say(0, Message::IsoStreamStatus { outcome, endpoint });
+                self.say(0, Message::IsoStreamStatus { outcome: Outcome::Stall, endpoint });
             }
             None => {}
         }
@@ -613,6 +718,19 @@ impl<D: Device> DeviceSession<D> {
                     if self.transfers.get(&id) == Some(&done.id) {
                         self.transfers.remove(&id);
                     }
+                    self.answer(id, asked, done);
+                }
+                Some(Flight::TakenBack { id, asked: Asked::Bulk { endpoint, stream }, length })
+                    if done.status == Status::Cancelled && self.is_moving =>
+                {
+                    self.transfers.remove(&id);
+                    let packet =
+                        DataPacket { endpoint, outcome: Outcome::Success, length, stream, payload: done.payload };
+                    self.taken_back.insert(done.id, Packet { id, message: Message::Bulk(packet) });
+                }
+                // It has ended by itself.
+                Some(Flight::TakenBack { id, asked, .. }) => {
+                    self.transfers.remove(&id);
                     self.answer(id, asked, done);
                 }
                 Some(Flight::Configuration { id }) => {
@@ -684,6 +802,15 @@ impl<D: Device> DeviceSession<D> {
             }
         }
         self.collect(now);
+    }
+
+    /// The device as it is, for whoever goes on with it.
+    ///
+    /// # Panics
+    /// Unless it is quiet.
+    pub fn into_device(self) -> D {
+        assert!(self.flights.is_empty(), "a device that moves owes nothing");
+        self.device
     }
 
     /// Nobody will use the device any more: everything is withdrawn, and it is reset.

@@ -10,13 +10,16 @@
 //! | `describe.rs` | the device as the protocol's three tables |
 //! | `device_session.rs` | requests, their answers, cancels; configuration; reset; leaving |
 //! | `stream.rs` | one endpoint's stream: URBs in flight, packets ahead |
+//! | `frozen.rs` | a stream that is between two homes |
 //! | `host.rs` | session and connection joined |
 
 mod describe;
 mod device_session;
+mod frozen;
 mod host;
 mod stream;
 
 pub use device_session::DeviceSession;
 pub use farbus_wire::usbredir;
+pub use frozen::Frozen;
 pub use host::{CAPS, RedirHost};

@@ -73,6 +73,8 @@ pub struct Stream {
     ahead_bytes: usize,
     /// Isochronous OUT: there was enough to begin.
     has_begun: bool,
+    /// Its guest is on its way elsewhere: no URB is submitted, and those that are withdrawn are missed by nobody.
+    is_paused: bool,
     next_id: u64,
     failures: u32,
     dropped: u64,
@@ -91,6 +93,7 @@ impl Stream {
             ahead: VecDeque::new(),
             ahead_bytes: 0,
             has_begun: false,
+            is_paused: false,
             next_id: 0,
             failures: 0,
             dropped: 0,
@@ -105,6 +108,48 @@ impl Stream {
     /// Which way it goes.
     pub fn direction(&self) -> Direction {
         self.endpoint.direction()
+    }
+
+    /// Room of a packet.
+    pub fn packet_bytes(&self) -> u32 {
+        self.packet_bytes
+    }
+
+    /// Stops submitting, or goes on.
+    pub fn pause(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
+    }
+
+    /// What a guest says to begin one like it.
+    pub fn beginning(&self) -> Message {
+        let endpoint = self.endpoint;
+        match self.kind {
+            Kind::Iso { packets_per_urb } => Message::StartIsoStream {
+                endpoint,
+                packets_per_urb: packets_per_urb as u8,
+                urbs: (self.ahead_max / packets_per_urb) as u8,
+            },
+            Kind::Interrupt => Message::StartInterruptReceiving(endpoint),
+            Kind::Bulk { stream } => Message::StartBulkReceiving {
+                stream,
+                bytes_per_transfer: self.packet_bytes,
+                endpoint,
+                transfers: self.urbs_max as u8,
+            },
+        }
+    }
+
+    /// What its guest has sent and no URB has taken.
+    pub fn take_unsent(&mut self) -> Vec<Message> {
+        if self.direction() == Direction::In {
+            return Vec::new();
+        }
+        self.ahead_bytes = 0;
+        let (endpoint, outcome) = (self.endpoint, Outcome::Success);
+        let packet = |Ahead { payload, .. }| {
+            Message::Iso(DataPacket { endpoint, outcome, length: payload.len() as u32, stream: 0, payload })
+        };
+        self.ahead.drain(..).map(packet).collect()
     }
 
     /// Its URBs that owe an answer.
@@ -125,6 +170,9 @@ impl Stream {
     /// How many of its URBs may be submitted now. `is_due`: an isochronous IN stream goes on whether there is room or not, once
     /// each time something happened.
     pub fn urbs_wanted(&mut self, is_due: bool) -> usize {
+        if self.is_paused {
+            return 0;
+        }
         let free = self.urbs_max - self.in_flight.len();
         let has_room = self.ahead.len() < self.ahead_max;
         match (self.kind, self.direction()) {
@@ -187,7 +235,7 @@ impl Stream {
     }
 
     /// Makes room. Only isochronous packets may be lost.
-    fn drop_oldest(&mut self) {
+    pub fn drop_oldest(&mut self) {
         if let Some(oldest) = self.ahead.pop_front() {
             self.ahead_bytes -= oldest.payload.len();
             self.dropped += 1;
@@ -200,6 +248,7 @@ impl Stream {
         self.in_flight.remove(at);
         Some(match done.status {
             Status::Ok | Status::Short => self.take_in(done),
+            Status::Cancelled if self.is_paused => Ended::GoesOn,
             Status::Stall
             | Status::Cancelled
             | Status::Shutdown

@@ -114,6 +114,16 @@ impl Conn {
         Ok(Some(Packet { id, message }))
     }
 
+    /// What arrived and is no whole packet yet: what a stream that moves has to take along.
+    pub fn unread(&self) -> &[u8] {
+        self.incoming.bytes()
+    }
+
+    /// Sends bytes that are whole packets already: what a stream that moved has brought along.
+    pub fn send_again(&mut self, bytes: Vec<u8>, pool: &mut BufferPool) {
+        self.outgoing.put_payload(bytes.into(), pool);
+    }
+
     /// Sends a packet.
     ///
     /// # Panics
