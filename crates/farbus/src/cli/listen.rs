@@ -23,7 +23,8 @@ pub fn place_said(
     device: &str,
 ) -> Result<Place, Failure> {
     match (socket, listen) {
-        (Some(socket), _) => Ok(Place::Socket(socket.to_owned())),
+        // Absolute: whoever is told the path may be elsewhere.
+        (Some(socket), _) => std::path::absolute(socket).map(Place::Socket).map_err(Failure::local),
         (None, Some(listen)) => Ok(Place::Address(listen_address(listen, protocol.port())?)),
         (None, None) => Ok(protocol.default_place(device)),
     }
