@@ -152,7 +152,7 @@ fn a_disk_as_a_file_outlives_cut_links_and_not_a_byte_is_wrong() {
     ]);
     attach.wait_for_line("attached as");
     let file = Arc::new(OpenOptions::new().read(true).write(true).open(at.join("disk.img")).unwrap());
-    let blocks = 256;
+    let blocks = 64;
     let is_done = Arc::new(AtomicBool::new(false));
     let worker = {
         let (file, is_done) = (Arc::clone(&file), Arc::clone(&is_done));
@@ -177,11 +177,14 @@ fn a_disk_as_a_file_outlives_cut_links_and_not_a_byte_is_wrong() {
             (last, round)
         })
     };
+    let links = || cutter.inside.connections.load(Ordering::Acquire);
     for cut in 0..cuts() {
-        thread::sleep(Duration::from_millis(120));
+        // The device is in use over this link for a moment before it is cut.
+        let before = links();
+        thread::sleep(Duration::from_millis(20 + cut * 37 % 100));
         match cut % 4 {
             0 => cutter.cut(),
-            // Within the next head, or the next data, or the greeting of the link that follows.
+            // Within the next head, or the next data.
             1 => cutter.cut_after(1 + cut * 7919 % 70_000),
             2 => {
                 cutter.inside.is_down.store(true, Ordering::Release);
@@ -196,13 +199,12 @@ fn a_disk_as_a_file_outlives_cut_links_and_not_a_byte_is_wrong() {
                 cutter.inside.is_frozen.store(false, Ordering::Release);
             }
         }
+        wait_until(PATIENCE, "another link", || links() > before);
     }
-    let links = || cutter.inside.connections.load(Ordering::Acquire);
-    wait_until(PATIENCE, "the last link", || links() > cuts() / 2);
     is_done.store(true, Ordering::Release);
     let (last, rounds) = worker.join().expect("not a byte is wrong, and no call failed");
     drop(file);
-    println!("{} cuts, {} links, {rounds} rounds of 16 MiB", cuts(), links());
+    println!("{} cuts, {} links, {rounds} rounds of 4 MiB", cuts(), links());
 
     // The link is cut while nobody asks anything: it is made again all the same.
     let before = links();
