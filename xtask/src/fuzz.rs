@@ -68,15 +68,20 @@ impl Fuzzing<'_> {
     fn command(&self, harness_arguments: &[&str]) -> Command {
         let mut command = cargo(&["test", "--workspace", "--lib", "--bins", "--tests"]);
         if self.optimized {
-            command.args(["--release", "--target-dir", "target/fuzz"]);
-            command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
-            command.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
-            // Its own build, and a quick one.
-            command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+            command = optimized(command);
         }
         command.arg("--").args(harness_arguments);
         command
     }
+}
+
+/// A test command whose build is optimized and keeps all checks: its own build, and a quick one.
+pub fn optimized(mut command: Command) -> Command {
+    command.args(["--release", "--target-dir", "target/fuzz"]);
+    command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+    command.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
+    command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    command
 }
 
 /// The targets among the tests that were listed, `path::name: test` a line.

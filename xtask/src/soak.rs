@@ -1,6 +1,7 @@
-//! `cargo xtask soak`: what time can break, again and again: fuzzing, this machine's mounts, and the kernels' own stress
-//! test ten times a round.
+//! `cargo xtask soak`: what time can break, again and again: fuzzing, made-up worlds, cut links, this machine's mounts, and the
+//! kernels' own stress test ten times a round.
 
+use crate::cargo::{self, cargo};
 use crate::{fuzz, prerequisites, rig, test};
 use clap::Args;
 use std::time::{Duration, Instant};
@@ -18,6 +19,10 @@ pub struct Arguments {
     skip_rig: bool,
 }
 
+/// Worlds of the session's simulator in one round, and the variable that says so.
+const WORLDS: (&str, &str) = ("FARBUS_SEEDS", "20000");
+/// Cuts of one disk's link in one round.
+const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
 /// Passes of the repeating rig cases in one round.
 const RIG_TIMES: u32 = 10;
 
@@ -38,6 +43,21 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 
 fn one_round(arguments: &Arguments) -> Result<(), String> {
     fuzz::explore(arguments.fuzz_seconds)?;
+    play_worlds()?;
+    cut_links()?;
     test::run_machine_tests()?;
     if arguments.skip_rig { Ok(()) } else { rig::run_cases(RIG_TIMES) }
+}
+
+/// Optimized, with all checks: a hundred worlds a second and more.
+fn play_worlds() -> Result<(), String> {
+    let mut play = fuzz::optimized(cargo(&["test", "--package", "farbus-session", "--test", "native"]));
+    play.args(["--", "--nocapture"]).env(WORLDS.0, WORLDS.1);
+    cargo::run(play)
+}
+
+fn cut_links() -> Result<(), String> {
+    let mut cut = cargo(&["test", "--package", "farbus", "--test", "command", "a_disk_as_a_file", "--", "--nocapture"]);
+    cut.env(CUTS.0, CUTS.1).env("FARBUS_REQUIRE_RIG", "1");
+    cargo::run(cut)
 }
