@@ -18,6 +18,8 @@ use farbus_io::link::{LocalListener, Wake, Watched};
 
 const SIZE: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
+/// What a busy machine needs for a handshake, and a test has patience for.
+const HANDSHAKE: Duration = Duration::from_secs(3);
 
 /// What a test does to the device while it is served.
 #[derive(Default)]
@@ -108,7 +110,7 @@ impl Served {
         let offer =
             Offer { name: "slow".into(), description: String::new(), device: Box::new(device), zeroes_fast: false };
         let entrance = Entrance::Local(LocalListener::bind(&path).unwrap());
-        let server = NbdServer::new(entrance, vec![offer], None).unwrap();
+        let server = NbdServer::new(entrance, vec![offer], None).unwrap().with_handshake_time(HANDSHAKE);
         let ender = server.ender();
         let thread = thread::spawn(move || server.run());
         Self { path, reins, wake, ender, thread }
@@ -205,17 +207,22 @@ fn a_client_that_leaves_with_requests_under_way_disturbs_nobody() {
 #[test]
 fn who_says_farewell_and_listens_on_hears_what_it_is_owed() {
     let served = Served::start();
-    let mut client = served.client();
-    client.write_all(&request(0, 1, 4096, 8)).unwrap();
-    client.write_all(&request(2, 2, 0, 0)).unwrap();
-    client.shutdown(std::net::Shutdown::Write).unwrap();
-    served.wait_for_held(1);
-    thread::sleep(Duration::from_millis(20));
+    let mut clients = [served.client(), served.client()];
+    for client in &mut clients {
+        client.write_all(&request(0, 1, 4096, 8)).unwrap();
+        client.write_all(&request(2, 2, 0, 0)).unwrap();
+    }
+    // One says that it is through, the other just waits, longer than a handshake may take.
+    clients[0].shutdown(std::net::Shutdown::Write).unwrap();
+    served.wait_for_held(2);
+    thread::sleep(HANDSHAKE + Duration::from_millis(100));
     served.open();
-    assert_eq!(reply(&mut client), 1);
-    let mut rest = Vec::new();
-    client.read_to_end(&mut rest).unwrap();
-    assert_eq!(rest, [1; 8], "and then it ends");
+    for client in &mut clients {
+        assert_eq!(reply(client), 1);
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, [1; 8], "and then it ends");
+    }
     served.ender.end();
     served.thread.join().unwrap();
 }
@@ -252,6 +259,23 @@ fn one_client_too_many_waits_until_another_leaves() {
     drop(clients.remove(5));
     late.set_read_timeout(Some(PATIENCE)).unwrap();
     late.read_exact(&mut greeting).unwrap();
+    served.ender.end();
+    served.thread.join().unwrap();
+}
+
+#[test]
+fn whoever_chooses_nothing_is_cut_off_and_whoever_did_may_be_silent() {
+    let served = Served::start();
+    served.open();
+    let mut silent = UnixStream::connect(&served.path).unwrap();
+    silent.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut client = served.client();
+    let since = Moment::now();
+    let mut heard = Vec::new();
+    silent.read_to_end(&mut heard).unwrap();
+    assert_eq!((heard.len(), since.elapsed() > HANDSHAKE / 2), (18, true), "greeted, waited for, cut off");
+    client.write_all(&request(3, 1, 0, 0)).unwrap();
+    assert_eq!(reply(&mut client), 1);
     served.ender.end();
     served.thread.join().unwrap();
 }

@@ -333,7 +333,11 @@ fn attach_as_nbd(
     shown.attached(attachment.uri(), attachment.ender(), Some(attachment.meters()));
     explain(client, target, args.reason.as_ref(), attachment.local_address());
     let link = attachment.link().map_err(Failure::local)?;
-    end_on(patience.take_signals(), attachment.ender(), move || link.shut_down());
+    end_on(patience.take_signals(), attachment.ender(), move || {
+        if let Some(link) = link {
+            link.shut_down();
+        }
+    });
     let served = Served { uri: attachment.uri().to_owned(), name: String::new(), size_bytes: attachment.size_bytes() };
     say_served(&format!("{target} attached"), &[served], args.json)?;
     Ok(Some(attachment.run()))

@@ -61,7 +61,7 @@ pub struct NbdAttachment {
     uri: String,
     size_bytes: u64,
     local_address: Option<SocketAddr>,
-    link: Link,
+    link: Option<Link>,
 }
 
 impl NbdAttachment {
@@ -79,19 +79,29 @@ impl NbdAttachment {
     /// # Errors
     /// [`ClientError::Local`].
     pub fn over(mut disk: RemoteDisk<RemotePort>, target: &Target, entrance: Entrance) -> Result<Self, ClientError> {
-        let (watched, link) = (disk.port_mut().link().map_err(local)?, disk.port_mut().link().map_err(local)?);
-        let local_address = local_address(&watched);
+        let link = disk.port_mut().link().map_err(local)?;
         let sector_bytes = disk.info().block_bytes;
         let device = StoreDevice::new(disk).preferring(sector_bytes);
+        Self::of(Box::new(device), target, entrance, Some(link))
+    }
+
+    /// Offers any block device that `target` turned out to be. It ends when `link` breaks, if that is given: a device that
+    /// outlives its links has none to be watched.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`].
+    pub fn of(
+        device: Box<dyn BlockDevice>,
+        target: &Target,
+        entrance: Entrance,
+        link: Option<Link>,
+    ) -> Result<Self, ClientError> {
         let size_bytes = device.info().size_bytes;
-        // One at a time, over the network: a clear of its own is never the faster way.
-        let offer = Offer {
-            name: String::new(),
-            description: target.to_string(),
-            device: Box::new(device),
-            zeroes_fast: false,
-        };
-        let server = NbdServer::new(entrance, vec![offer], Some(watched)).map_err(local)?;
+        let local_address = link.as_ref().and_then(local_address);
+        let watched = link.as_ref().map(Link::try_clone).transpose().map_err(local)?;
+        // Over the network: a clear of its own is never known to be the faster way.
+        let offer = Offer { name: String::new(), description: target.to_string(), device, zeroes_fast: false };
+        let server = NbdServer::new(entrance, vec![offer], watched).map_err(local)?;
         let uri = server.entrance().uri("").map_err(local)?;
         Ok(Self { server, uri, size_bytes, local_address, link })
     }
@@ -121,12 +131,12 @@ impl NbdAttachment {
         self.local_address
     }
 
-    /// A second handle on the link, for whoever does not wait for a disk that does not answer.
+    /// A second handle on the link, if there is one to be watched: for whoever does not wait for a disk that does not answer.
     ///
     /// # Errors
     /// If the system has no more descriptors.
-    pub fn link(&self) -> io::Result<Link> {
-        self.link.try_clone()
+    pub fn link(&self) -> io::Result<Option<Link>> {
+        self.link.as_ref().map(Link::try_clone).transpose()
     }
 
     /// Serves until it ends.

@@ -37,6 +37,8 @@ const OTHERS: usize = 3;
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
 /// Receives from one client before the others have their turn: some megabytes.
 const RECEIVES_MAX: u32 = 16;
+/// How long a client may take to choose an export: it holds a place that others wait for.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long nobody is let in after the system could not: it has run out of something.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// The number of the server itself among those who ask its devices.
@@ -54,6 +56,7 @@ pub struct NbdServer {
     ender: Ender,
     clock: Clock,
     limits: Limits,
+    handshake_time_max: Duration,
     deaf_until: Option<Instant>,
     meters: Arc<Meters>,
     counters: Counters,
@@ -68,6 +71,8 @@ struct Client {
     number: u16,
     link: Link,
     conn: ServerConn,
+    /// When its handshake has to be over.
+    choose_until: Instant,
     /// Its socket took no more.
     is_full: bool,
     /// Its socket gave as much as there was room for.
@@ -81,6 +86,11 @@ struct Client {
 impl Client {
     fn wants_input(&self, limits: &Limits) -> bool {
         !self.is_deaf && self.conn.wants_input() && self.conn.backlog_bytes() < limits.reply_bytes_backlog
+    }
+
+    /// When it is cut off unless it has chosen an export by then.
+    fn deadline(&self) -> Option<Instant> {
+        (self.conn.is_haggling() && !self.is_deaf && !self.is_gone).then_some(self.choose_until)
     }
 
     /// Whether nothing is owed to it, or by it.
@@ -124,6 +134,7 @@ impl NbdServer {
             ender: Ender::new()?,
             clock: Clock::start(),
             limits,
+            handshake_time_max: HANDSHAKE_TIME_MAX,
             deaf_until: None,
             meters: Arc::default(),
             counters: Counters::default(),
@@ -136,6 +147,13 @@ impl NbdServer {
     /// How many devices a server may offer.
     pub const fn offers_max() -> usize {
         OFFERS_MAX
+    }
+
+    /// Gives clients another time to choose an export in than 10 s.
+    #[must_use]
+    pub fn with_handshake_time(mut self, time_max: Duration) -> Self {
+        self.handshake_time_max = time_max;
+        self
     }
 
     /// Where it is.
@@ -274,7 +292,8 @@ impl NbdServer {
     fn wait(&mut self, farewell: Option<Instant>) -> io::Result<Option<Ended>> {
         self.calls.wait += 1;
         let timeouts = self.devices.iter().map(|device| device.poll_timeout());
-        let at = timeouts.chain([farewell, self.deaf_until]).flatten().min();
+        let deadlines = self.clients.iter().map(Client::deadline);
+        let at = timeouts.chain([farewell, self.deaf_until]).chain(deadlines).flatten().min();
         let span = at.map(|at| span_until(at, self.clock.now()));
         let lets_in = farewell.is_none() && self.deaf_until.is_none() && self.clients.len() < NBD_CONNECTIONS_MAX;
 
@@ -331,6 +350,10 @@ impl NbdServer {
         for (at, _) in heard.into_iter().zip(readable).filter(|(_, readable)| *readable) {
             self.receive(at);
         }
+        for client in self.clients.iter_mut().filter(|client| client.deadline().is_some_and(|until| until <= now)) {
+            info!(peer = client.link.peer(), "an NBD client that chose nothing was cut off");
+            client.lose();
+        }
         if at_entrance.is_some_and(|at| ready[at]) {
             self.let_in();
         }
@@ -373,8 +396,17 @@ impl NbdServer {
                     let number = (0..SELF).find(is_free).expect("there are more numbers than clients");
                     debug!(number, peer = link.peer(), "an NBD client came");
                     let conn = ServerConn::new(number, Arc::clone(&self.exports), &self.limits);
-                    let client =
-                        Client { number, link, conn, is_full: false, has_more: false, is_deaf: false, is_gone: false };
+                    let choose_until = self.clock.now() + self.handshake_time_max;
+                    let client = Client {
+                        number,
+                        link,
+                        conn,
+                        choose_until,
+                        is_full: false,
+                        has_more: false,
+                        is_deaf: false,
+                        is_gone: false,
+                    };
                     self.clients.push(client);
                 }
                 Ok(None) => return,

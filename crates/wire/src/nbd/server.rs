@@ -140,6 +140,11 @@ impl ServerConn {
         }
     }
 
+    /// Whether the handshake is under way.
+    pub fn is_haggling(&self) -> bool {
+        matches!(self.phase, Phase::Flags | Phase::Options { .. })
+    }
+
     /// Where received bytes go; never empty.
     pub fn receive_space(&mut self) -> &mut [u8] {
         self.incoming.space(REQUEST_BYTES)
