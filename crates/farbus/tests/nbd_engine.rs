@@ -280,6 +280,57 @@ fn whoever_chooses_nothing_is_cut_off_and_whoever_did_may_be_silent() {
     served.thread.join().unwrap();
 }
 
+/// Takes its time for every request, and the whole engine's.
+struct Plodding(Arc<AtomicU32>);
+
+impl BlockDevice for Plodding {
+    fn info(&self) -> &BlockInfo {
+        &INFO
+    }
+
+    fn submit(&mut self, _: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        thread::sleep(Duration::from_millis(5));
+        self.0.fetch_add(1, Ordering::Release);
+        done.push(request.answer(Payload::Empty));
+    }
+}
+
+#[test]
+fn a_client_with_much_to_ask_of_a_slow_device_does_not_keep_the_others_waiting() {
+    let path = std::env::temp_dir().join(format!("farbus-nbd-plodding-{}.sock", std::process::id()));
+    let count = Arc::<AtomicU32>::default();
+    let offer = Offer {
+        name: String::new(),
+        description: String::new(),
+        device: Box::new(Plodding(Arc::clone(&count))),
+        zeroes_fast: false,
+    };
+    let server = NbdServer::new(Entrance::Local(LocalListener::bind(&path).unwrap()), vec![offer], None).unwrap();
+    let ender = server.ender();
+    let thread = thread::spawn(move || server.run());
+    let connect = || {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+        stream.read_exact(&mut [0; 28]).unwrap();
+        stream
+    };
+    let (mut much, mut little) = (connect(), connect());
+    let flood: Vec<u8> = (0..1000).flat_map(|cookie| request(3, cookie, 0, 0)).collect();
+    much.write_all(&flood).unwrap();
+    while count.load(Ordering::Acquire) == 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    little.write_all(&request(3, 7, 0, 0)).unwrap();
+    assert_eq!(reply(&mut little), 7);
+    let before = count.load(Ordering::Acquire);
+    assert!(before < 500, "{before} of 1000 came first");
+    ender.end();
+    assert!(matches!(thread.join().unwrap(), Ended::Asked));
+    let all = count.load(Ordering::Acquire);
+    assert!(all < 1000, "nor whoever ends it: {all} were carried out");
+}
+
 #[test]
 fn a_medium_that_goes_ends_the_server() {
     let served = Served::start();

@@ -37,6 +37,10 @@ const OTHERS: usize = 3;
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
 /// Receives from one client before the others have their turn: some megabytes.
 const RECEIVES_MAX: u32 = 16;
+/// How long a client is served at a time while a device answers slowly, and after how many requests that is looked at: the others,
+/// and whoever ends the server, wait no longer.
+const TURN_TIME_MAX: Duration = Duration::from_millis(20);
+const LOOK_EVERY: u32 = 4;
 /// How long a client may take to choose an export: it holds a place that others wait for.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long nobody is let in after the system could not: it has run out of something.
@@ -66,6 +70,17 @@ pub struct NbdServer {
     unflushed: Option<String>,
 }
 
+/// How far one client's requests came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    /// Nothing more can be asked now.
+    Drained,
+    /// Answers wait for room in its socket.
+    Full,
+    /// The others have their turn first.
+    Late,
+}
+
 /// A connection.
 struct Client {
     number: u16,
@@ -77,6 +92,8 @@ struct Client {
     is_full: bool,
     /// Its socket gave as much as there was room for.
     has_more: bool,
+    /// It has requests here that wait for its next turn.
+    is_waiting: bool,
     /// It has said all it will.
     is_deaf: bool,
     /// Nothing can be sent to it any more.
@@ -213,34 +230,46 @@ impl NbdServer {
         let now = self.clock.now();
         let mut receives = 0;
         loop {
-            let mut is_drained = false;
-            while !is_drained && self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
-                let client = &mut self.clients[at];
-                match client.conn.poll_request() {
-                    Ok(Some(request)) => {
-                        let export = client.conn.export().expect("requests come after the handshake");
-                        self.devices[export].submit(now, request.launch(), &mut self.done);
-                        self.hand_out();
-                    }
-                    Ok(None) => is_drained = true,
-                    Err(reject) => {
-                        info!(peer = client.link.peer(), "an NBD client was cut off: {reject}");
-                        client.lose();
-                        is_drained = true;
-                    }
-                }
-            }
+            let pace = self.ask(at, now);
             let is_sent = self.flush(at);
-            // A socket that had more than there was room for most likely has more: a wait in between would only cost.
             let client = &mut self.clients[at];
+            client.is_waiting = pace == Pace::Late;
+            // A socket that had more than there was room for most likely has more: a wait in between would only cost.
+            let is_drained = pace == Pace::Drained;
             let has_more = is_drained && std::mem::take(&mut client.has_more) && client.wants_input(&self.limits);
             if has_more && receives < RECEIVES_MAX {
                 receives += 1;
                 self.receive(at);
-            } else if !is_sent || is_drained {
+            } else if !is_sent || pace != Pace::Full {
                 return;
             }
         }
+    }
+
+    /// Asks the device for what is there, as long as there is room for the answers and the client has its turn.
+    fn ask(&mut self, at: usize, now: Instant) -> Pace {
+        let mut asked = 0u32;
+        while self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
+            let client = &mut self.clients[at];
+            match client.conn.poll_request() {
+                Ok(Some(request)) => {
+                    let export = client.conn.export().expect("requests come after the handshake");
+                    self.devices[export].submit(now, request.launch(), &mut self.done);
+                    self.hand_out();
+                    asked += 1;
+                    if asked.is_multiple_of(LOOK_EVERY) && self.clock.now() - now > TURN_TIME_MAX {
+                        return Pace::Late;
+                    }
+                }
+                Ok(None) => return Pace::Drained,
+                Err(reject) => {
+                    info!(peer = client.link.peer(), "an NBD client was cut off: {reject}");
+                    client.lose();
+                    return Pace::Drained;
+                }
+            }
+        }
+        Pace::Full
     }
 
     /// Gives finished requests to whoever asked.
@@ -294,7 +323,8 @@ impl NbdServer {
         let timeouts = self.devices.iter().map(|device| device.poll_timeout());
         let deadlines = self.clients.iter().map(Client::deadline);
         let at = timeouts.chain([farewell, self.deaf_until]).chain(deadlines).flatten().min();
-        let span = at.map(|at| span_until(at, self.clock.now()));
+        let is_turn_due = self.clients.iter().any(|client| client.is_waiting && !client.is_gone);
+        let span = if is_turn_due { Some(Duration::ZERO) } else { at.map(|at| span_until(at, self.clock.now())) };
         let lets_in = farewell.is_none() && self.deaf_until.is_none() && self.clients.len() < NBD_CONNECTIONS_MAX;
 
         let mut interests = Vec::with_capacity(INTERESTS_MAX);
@@ -404,6 +434,7 @@ impl NbdServer {
                         choose_until,
                         is_full: false,
                         has_more: false,
+                        is_waiting: false,
                         is_deaf: false,
                         is_gone: false,
                     };
