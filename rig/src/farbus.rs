@@ -27,7 +27,7 @@ pub struct Share {
     announced: Vec<String>,
 }
 
-/// A running `farbus attach --via fuse`. Dropping it ends it.
+/// A running `farbus attach --via fuse` or `--via redir`. Dropping it ends it.
 pub struct Attached {
     child: Child,
 }
@@ -106,6 +106,25 @@ impl Farbus {
         Ok(attached)
     }
 
+    /// `farbus attach TARGET --via redir --socket SOCKET`, waiting there for a machine.
+    pub fn lend(&self, target: &str, socket: &Path, log: &Path) -> Result<Attached> {
+        let mut attach = self.command();
+        attach.args(["attach", target, "--via", "redir", "--socket"]).arg(socket);
+        attach.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = attach.spawn().map_err(Error::io("start farbus attach"))?;
+        let mut attached = Attached { child };
+        let lines = follow(&mut attached.child, log)?;
+        let mut said = Vec::new();
+        let start = Instant::now();
+        while let Ok(line) = lines.recv_timeout(READY_WITHIN.saturating_sub(start.elapsed())) {
+            if line.contains("attached at") {
+                return Ok(attached);
+            }
+            said.push(line);
+        }
+        Err(Error::Farbus { asked: format!("attach {target} --via redir"), said: said.join("\n") })
+    }
+
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.env("XDG_RUNTIME_DIR", &self.runtime);
@@ -127,6 +146,11 @@ impl Share {
     /// `farbus list --json` against it.
     pub fn list(&self) -> Result<serde_json::Value> {
         self.farbus.list(&format!("127.0.0.1:{}", self.port))
+    }
+
+    /// `farbus attach --via redir` of one of its devices: see [`Farbus::lend`].
+    pub fn lend(&self, device: &str, socket: &Path, log: &Path) -> Result<Attached> {
+        self.farbus.lend(&format!("127.0.0.1:{}/{device}", self.port), socket, log)
     }
 
     /// `farbus type DEVICE TEXT`.
@@ -183,6 +207,11 @@ impl Share {
 }
 
 impl Attached {
+    /// Waits until it ends by itself; how it did.
+    pub fn end(mut self) -> Result<ExitStatus> {
+        self.child.wait().map_err(Error::io("wait for farbus attach"))
+    }
+
     /// Ctrl-C, and it has to end well.
     pub fn detach(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::INT)

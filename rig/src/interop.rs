@@ -18,6 +18,7 @@ const STOCK: Peer = Peer("Linux `usbip` + `vhci_hcd`");
 const FARBUS_KERNEL: Peer = Peer("`farbus attach --via kernel`");
 const FARBUS_FUSE: Peer = Peer("`farbus attach --via fuse`");
 const DAEMON: Peer = Peer("`farbus daemon`, `[[attach]]` via kernel");
+const FARBUS_REDIR: Peer = Peer("QEMU `usb-redir`, by `farbus attach --via redir`");
 const FARBUS_LIST: Peer = Peer("`farbus list`");
 
 const SHARE: Peer = Peer("`farbus share`");
@@ -55,7 +56,13 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("pair-ehci", STOCK, SHARE_USB),
     ("pair-gadgets", FARBUS_KERNEL, SHARE_USB),
     ("pair-isochronous", FARBUS_KERNEL, SHARE_USB),
+    ("daemon-cuts", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
     ("nbd-kernel", Peer("Linux `nbd` + `nbd-client`"), Peer("`farbus attach --via nbd` over `farbus share`")),
+    ("redir-storage", FARBUS_REDIR, SHARE),
+    ("redir-keyboard", FARBUS_REDIR, SHARE),
+    ("redir-zero", FARBUS_REDIR, SHARE),
+    ("redir-lost-guest", FARBUS_REDIR, SHARE),
+    ("redir-lost-server", FARBUS_REDIR, SHARE),
     ("usbfs-lsusb", STOCK, SHARE_USB),
     ("usbfs-killed", STOCK, SHARE_USB),
     ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),

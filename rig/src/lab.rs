@@ -49,6 +49,8 @@ pub enum Client {
     Stock,
     /// `farbus attach --via kernel`.
     Farbus,
+    /// Nobody: `farbus attach --via redir` on the host has plugged it into the machine.
+    Redir,
 }
 
 /// One machine to boot, in the terms of a case.
@@ -75,6 +77,8 @@ pub struct Boot<'a> {
     pub role: &'a str,
     /// What its network card is plugged into.
     pub network: Network,
+    /// Whether its kernel takes the processor from itself, as it does everywhere but where that brings a bug of its own to light.
+    pub is_preemptible: bool,
 }
 
 impl Default for Boot<'_> {
@@ -91,6 +95,7 @@ impl Default for Boot<'_> {
             programs: &[],
             role: "",
             network: Network::Host,
+            is_preemptible: true,
         }
     }
 }
@@ -169,6 +174,7 @@ impl Lab<'_> {
             name: &name,
             capture: boot.capture.clone(),
             network: &boot.network,
+            is_preemptible: boot.is_preemptible,
             hardware: &boot.hardware,
             monitor: &self.scratch(&format!("{number}.qmp")),
         })
@@ -217,6 +223,7 @@ fn script(boot: &Boot) -> String {
     let client = match boot.client {
         Client::Stock => "stock",
         Client::Farbus => "farbus",
+        Client::Redir => "redir",
     };
     let (exporter, port) = match (boot.port, &boot.network) {
         (Some(port), _) => (HOST_SEEN_FROM_GUEST, port),

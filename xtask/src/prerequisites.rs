@@ -31,6 +31,8 @@ const PACKAGES: &[Package] = &[
     Package { name: "libnbd-bin", steps: &["machine"] },
     Package { name: "qemu-utils", steps: &["machine"] },
     Package { name: "strace", steps: &["machine"] },
+    // Reads our usbredir packets and says them again.
+    Package { name: "libusbredirparser-dev", steps: &["test"] },
     // Networks that go silent.
     Package { name: "iproute2", steps: &["machine"] },
     Package { name: "procps", steps: &["machine"] },

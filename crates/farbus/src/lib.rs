@@ -2,7 +2,7 @@
 //!
 //! **This room is** where pure rooms get an outside: [`Share`] puts devices on a listening socket,
 //! [`client`] takes a device from another machine, [`attach`] hands it to this machine's kernel or
-//! shows its disk as a file, [`trust`] decides with whom, [`neighbours`] finds who is
+//! shows its disk as a file, [`redir`] lends it to a virtual machine, [`trust`] decides with whom, [`neighbours`] finds who is
 //! there, [`control`] lets the `farbus` command find what runs, [`broker`] keeps the rights that a share gives away.
 //!
 //! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
@@ -23,22 +23,30 @@ pub mod cli;
 pub mod client;
 pub mod control;
 mod crowd;
+pub mod device_port;
 mod device_status;
 mod door;
 mod engine;
 pub mod failure;
+mod greeting;
 mod guest;
 mod known_host;
+pub mod linked;
 pub mod listed;
 pub mod meters;
 pub mod nbd;
 mod nearby;
 pub mod neighbours;
 pub mod pairing;
+pub mod place;
 pub mod port;
 pub mod questions;
 mod reach;
+pub mod redir;
+pub mod session_port;
 mod session_record;
+mod session_relay;
+mod sessions;
 pub mod share;
 pub mod trust;
 pub mod usb;

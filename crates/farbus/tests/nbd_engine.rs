@@ -13,7 +13,8 @@ use farbus::model::limits::NBD_CONNECTIONS_MAX;
 use farbus::model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Payload, Readiness,
 };
-use farbus::nbd::{Entrance, NbdServer, Offer};
+use farbus::nbd::{NbdServer, Offer};
+use farbus::place::Entrance;
 use farbus_io::link::{LocalListener, Wake, Watched};
 
 const SIZE: u64 = 1 << 20;

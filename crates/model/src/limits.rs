@@ -7,6 +7,14 @@ pub const ISO_PACKETS_MAX: u32 = 1024;
 /// Sixteen MiB is what the largest known client (a scanner driver's bulk read) asks for, doubled.
 pub const URB_BYTES_MAX: u32 = 16 << 20;
 
+/// Isochronous or bulk URBs that a usbredir guest may have one stream keep in flight, and packets in each: what `usbredirserver`
+/// allows, and all that QEMU asks for.
+pub const STREAM_URBS_MAX: u8 = 16;
+/// Packets in each of them.
+pub const STREAM_PACKETS_PER_URB_MAX: u8 = 32;
+/// Interrupt packets received ahead of a usbredir guest: those of a mouse in a quarter of a second, and never lost.
+pub const INTERRUPTS_AHEAD_MAX: usize = 256;
+
 /// Memory that a kernel lends for one real device's transfers. Linux counts it against the 16 MiB that it lends to all
 /// (`usbfs_memory_mb`), as long as it is mapped: enough for what a disk has in flight, and other devices have room too.
 pub const LENT_BYTES_MAX: usize = 4 << 20;

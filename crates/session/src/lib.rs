@@ -1,7 +1,8 @@
 //! # The brain: who offers, who holds, and how a request passes between them
 //!
 //! **This room is** where a device and a connection meet. [`Exporter`] joins an incoming
-//! connection to a device; [`block`] makes a store a device and gives each importer the view of it that is his; [`RemoteDevice`] makes an outgoing connection look like one;
+//! connection to a device, [`RedirHost`] one of QEMU's; [`block`] makes a store a device and gives each importer the view of it
+//! that is his; [`RemoteDevice`] makes an outgoing connection look like one;
 //! [`Registry`] knows what is offered; [`claims`] who holds a device, waits for it, had it; [`rules`] which
 //! real devices are to be shared at all.
 //!
@@ -18,6 +19,8 @@ pub mod block;
 pub mod claims;
 pub mod exporter;
 pub mod importer;
+pub mod native;
+pub mod redir;
 pub mod registry;
 pub mod rules;
 
@@ -29,4 +32,5 @@ pub use farbus_wire::nbd;
 pub use farbus_wire::pairing;
 pub use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};
 pub use importer::{Handshake, RemoteDevice};
+pub use redir::RedirHost;
 pub use registry::{Claimed, Registry};

@@ -19,7 +19,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Every character that a plain US keyboard has, doubled letters included: a repeated key needs a release.
-const TEXT: &str =
+pub(super) const TEXT: &str =
     r##"Sphinx of black quartz, judge my vow! 0123456789 `-=[]\;',./ ~!@#$%^&*()_+{}|:"<>? bookkeeper AABB"##;
 
 fn typing(lab: &Lab, client: Client) -> Result<String> {
@@ -37,8 +37,12 @@ fn typing(lab: &Lab, client: Client) -> Result<String> {
     share.type_text("keyboard", first)?;
     share.type_text("1-1", second)?;
     guest.tell("typed")?;
-    let report = guest.finish()?;
-    let events: Vec<Event> = report.output.lines().filter_map(Event::parse).collect();
+    judge(&guest.finish()?.output)
+}
+
+/// What was typed has arrived.
+pub(super) fn judge(output: &str) -> Result<String> {
+    let events: Vec<Event> = output.lines().filter_map(Event::parse).collect();
     let (typed, still_down) = read_back(&events);
     expect(typed == TEXT, || format!("typed  {TEXT}\narrived {typed}\nfrom {} events", events.len()))?;
     expect(still_down.is_empty(), || format!("keys {still_down:?} were never released"))?;

@@ -13,6 +13,7 @@ mod link;
 mod list;
 mod nbd;
 mod pair;
+mod redir;
 mod reset;
 mod storage;
 mod strangers;
@@ -30,6 +31,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         nbd::CASES,
         keyboard::CASES,
         testusb::CASES,
+        redir::CASES,
         usbfs::CASES,
         exporters::CASES,
         strangers::CASES,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
-use farbus_io::link::{Link, LinkError, LocalListener};
+use farbus_io::link::{Link, LinkError};
 use farbus_io::store::FileStore;
 use farbus_io::sys::vhci::{Port, Vhci};
 use farbus_model::Speed;
@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::line::Broker;
 use super::protocol::{MountedAt, Question, in_ms};
 use crate::control::{Question as OwnerQuestion, ask_all};
+use crate::place::{Entrance, Place};
 use crate::reach;
 
 /// Whoever acts for a process.
@@ -57,18 +58,14 @@ impl Hands {
         Link::over_tcp(fd, peer).map_err(failed)
     }
 
-    /// Listens for this machine's programs at `path`, which is removed at the latest when this process has ended.
+    /// Listens for programs at `place`; a socket's path is removed at the latest when this process has ended.
     ///
     /// # Errors
-    /// What stands against it, with what to type next.
-    pub fn listen_at(&self, path: &Path) -> io::Result<LocalListener> {
+    /// What stands against it, with what to do.
+    pub fn listen_at(&self, place: &Place) -> io::Result<Entrance> {
         match self {
-            Hands::Own => Ok(LocalListener::bind(path)?),
-            Hands::Through(broker) => {
-                let (_, socket) = broker.ask::<Value>(&Question::ListenAt { path: path.to_owned() }, None)?;
-                let socket = socket.ok_or_else(|| io::Error::other("no socket came along"))?;
-                Ok(LocalListener::passed(socket, path))
-            }
+            Hands::Own => place.listen(),
+            Hands::Through(broker) => broker.listen_at(place),
         }
     }
 

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::mandate::Mandate;
 use super::protocol::{Answer, Question, to_json};
+use crate::place::{Entrance, Place};
 
 /// The confined half's way to the other: a line on which it asks, one thing at a time.
 #[derive(Debug)]
@@ -68,6 +69,14 @@ impl Broker {
     /// What the system or the mandate says against it.
     pub fn listen(&self, address: SocketAddr) -> io::Result<Listener> {
         Ok(Listener::over(self.ask_for_descriptor(&Question::Listen { address })?))
+    }
+
+    /// Listens for programs.
+    ///
+    /// # Errors
+    /// What the system or the mandate says against it.
+    pub fn listen_at(&self, place: &Place) -> io::Result<Entrance> {
+        Ok(Entrance::passed(self.ask_for_descriptor(&Question::ListenAt { place: place.clone() })?, place))
     }
 
     /// Opens a disk image.

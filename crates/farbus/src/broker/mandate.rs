@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use farbus_io::usb::Selector;
 use serde::{Deserialize, Serialize};
 
+use crate::place::Place;
 use crate::wanted::Wanted;
 
 /// What the confined half may have done for it. Everything else is refused.
@@ -23,8 +24,8 @@ pub struct Mandate {
     pub hosts: Vec<String>,
     /// Whether a device may be plugged into this machine's kernel.
     pub plugs: bool,
-    /// At which paths programs of this machine may be listened for.
-    pub sockets: Vec<PathBuf>,
+    /// Where programs that use a device may be listened for.
+    pub places: Vec<Place>,
     /// Where disks may be mounted as files.
     pub mounts: Vec<PathBuf>,
     /// The file that says the rest, and may be read again.

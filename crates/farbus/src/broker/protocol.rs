@@ -8,6 +8,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::place::Place;
+
 /// What may be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
@@ -15,7 +17,7 @@ pub(super) enum Question {
     Line,
     Config,
     Listen { address: SocketAddr },
-    ListenAt { path: PathBuf },
+    ListenAt { place: Place },
     OpenImage { path: PathBuf, read_only: bool },
     OpenUsb { bus: u32, device: u32 },
     GivenBack { bus: u32, device: u32 },

@@ -11,15 +11,18 @@ use signal_hook::iterator::Signals;
 
 use super::Failure;
 use super::confined::{give_rights_away, start_broker};
+use super::listen::place_told;
 use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
-use super::served::{Served, nbd_place, say_served};
+use super::served::{Served, say_served};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::{Hands, Mandate};
-use crate::client::{Attribute, Client, ClientError, Target, remember_address};
+use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
-use crate::nbd::{Entrance, NbdAttachment, Place};
+use crate::nbd::NbdAttachment;
+use crate::place::{Place, Protocol, plain_name};
+use crate::redir::RedirAttachment;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
 use farbus_session::{OpStatus, Reject};
@@ -30,10 +33,14 @@ use farbus_session::{OpStatus, Reject};
     kernel  the device appears to this machine's kernel as if plugged in (root, module vhci-hcd)\n  \
     fuse    a disk appears as a file, without any kernel USB; for losetup, mkfs, mount, qemu\n  \
     nbd     a disk is served to programs that speak NBD, nothing is mounted; for qemu, nbdcopy, fio, nbd-client\n  \
+    redir   any device appears in a virtual machine: QEMU's usb-redir connects to a socket; no kernel USB here, no root\n  \
     auto    kernel where there is one, else fuse\n\n\
     Examples:\n  farbus attach lab3/disk\n  farbus attach 10.0.0.7/1-1 --via kernel\n  \
     farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n  \
     farbus attach lab3/disk --via nbd &\n  nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.sock'\n  \
+    farbus attach lab3/disk --via redir &\n  \
+    qemu-system-x86_64 -device qemu-xhci -chardev socket,id=disk,path=/run/farbus/redir-disk.sock \
+    -device usb-redir,chardev=disk\n  \
     farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
@@ -45,15 +52,19 @@ pub struct AttachArgs {
     /// fuse: the folder in which the disk's file appears (made if missing).
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
-    /// nbd: the Unix socket at which it is served to its owner alone.
+    /// nbd, redir: the Unix socket at which programs find it; only its owner and root may connect.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// nbd: serve it at an address instead, without encryption, to whoever reaches that.
+    /// nbd, redir: the TCP address at which programs find it instead, without password or encryption (port 10809 with nbd, 4000
+    /// with redir, unless it says another).
     #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "socket")]
     listen: Option<String>,
     /// Wait for a device that is in use, for ever or so long; who waited longest comes next.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
+    /// How long the device outlives its link to a paired host, seconds: it waits, and goes on over the next one. 0: not at all.
+    #[arg(long, value_name = "SECONDS", default_value_t = GRACE.as_secs())]
+    grace: u64,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
@@ -78,6 +89,8 @@ pub enum Via {
     Fuse,
     /// As an NBD server's export.
     Nbd,
+    /// In a virtual machine.
+    Redir,
     /// Whichever there is.
     Auto,
 }
@@ -87,8 +100,17 @@ impl Via {
     pub fn is_kernel(self, hands: &Hands) -> bool {
         match self {
             Via::Kernel => true,
-            Via::Fuse | Via::Nbd => false,
+            Via::Fuse | Via::Nbd | Via::Redir => false,
             Via::Auto => hands.may_plug().is_ok(),
+        }
+    }
+
+    /// What programs speak that use it, if it appears to programs alone.
+    pub fn protocol(self) -> Option<Protocol> {
+        match self {
+            Via::Nbd => Some(Protocol::Nbd),
+            Via::Redir => Some(Protocol::Usbredir),
+            Via::Kernel | Via::Fuse | Via::Auto => None,
         }
     }
 }
@@ -114,16 +136,16 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     // From here on whatever a stranger says is read without rights.
     let mandate = Mandate {
-        remove: [door.path().to_owned()].into_iter().chain(way.socket().cloned()).collect(),
+        remove: vec![door.path().to_owned()],
         hosts: vec![target.address.clone()],
         plugs: matches!(way, Way::Kernel),
         mounts: way.folder().into_iter().cloned().collect(),
+        places: way.place().into_iter().cloned().collect(),
         ..Mandate::default()
     };
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
-    // Whoever connects while the device is waited for waits, too.
-    let entrance = way.entrance()?;
-    let client = Client::for_host(&target.address, hands)?;
+    let mut client = Client::for_host(&target.address, hands)?;
+    client.outlive(Duration::from_secs(args.grace));
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
@@ -131,10 +153,11 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let for_door = Arc::clone(&shown);
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     let mut patience = Patience::new(args.wait, signals, &shown);
-    let ended = match (&way, entrance) {
-        (Way::File(at), _) => attach_as_file(&args, &client, &shown, at, &mut patience)?,
-        (Way::Nbd(_), Some(entrance)) => attach_as_nbd(&args, &client, &shown, entrance, &mut patience)?,
-        (Way::Kernel | Way::Nbd(_), _) => attach_to_kernel(&args, &client, &shown, &mut patience)?,
+    let ended = match &way {
+        Way::Kernel => attach_to_kernel(&args, &client, &shown, &mut patience)?,
+        Way::File(at) => attach_as_file(&args, &client, &shown, at, &mut patience)?,
+        Way::Programs(Protocol::Nbd, place) => attach_as_nbd(&args, &client, &shown, place, &mut patience)?,
+        Way::Programs(Protocol::Usbredir, place) => lend_to_guests(&args, &client, &shown, place, &mut patience)?,
     };
     match ended {
         None => {
@@ -146,6 +169,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
             Ok(())
         }
         Some(Ended::Lost(why)) => Err(loss(&client, target, &why)),
+        Some(Ended::Over(report)) => Err(over(target, &report)),
         Some(Ended::Broken(reject)) => Err(cut_off(target, &reject)),
     }
 }
@@ -154,14 +178,24 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
 enum Way {
     Kernel,
     File(PathBuf),
-    Nbd(Place),
+    Programs(Protocol, Place),
 }
 
 impl Way {
     fn of(args: &AttachArgs) -> Result<Self, Failure> {
-        let is_nbd = args.via == Via::Nbd;
-        if !is_nbd && (args.socket.is_some() || args.listen.is_some()) {
-            return Err(Failure::local("--socket and --listen go with --via nbd"));
+        if let Some(protocol) = args.via.protocol() {
+            if args.at.is_some() {
+                return Err(Failure::local(
+                    "--at goes with --via fuse; with --via nbd and --via redir say --socket PATH",
+                ));
+            }
+            let place = place_told(protocol, args.socket.as_deref(), args.listen.as_deref(), &args.target.device)?;
+            return Ok(Way::Programs(protocol, place));
+        }
+        if args.socket.is_some() || args.listen.is_some() {
+            return Err(Failure::local(
+                "--socket and --listen go with --via nbd and --via redir: there programs connect",
+            ));
         }
         if args.via.is_kernel(&Hands::Own) {
             return match args.at {
@@ -169,28 +203,15 @@ impl Way {
                 None => Ok(Way::Kernel),
             };
         }
-        if !is_nbd {
-            return Ok(Way::File(args.at.clone().unwrap_or_else(|| default_place(&args.target))));
-        }
-        if args.at.is_some() {
-            return Err(Failure::local("--at goes with --via fuse; with --via nbd say --socket PATH"));
-        }
-        nbd_place(args.socket.as_ref(), args.listen.as_deref(), &args.target.device).map(Way::Nbd)
+        Ok(Way::File(args.at.clone().unwrap_or_else(|| default_folder(&args.target))))
     }
 
     fn folder(&self) -> Option<&PathBuf> {
         if let Way::File(at) = self { Some(at) } else { None }
     }
 
-    fn socket(&self) -> Option<&PathBuf> {
-        if let Way::Nbd(place) = self { place.path() } else { None }
-    }
-
-    fn entrance(&self) -> Result<Option<Entrance>, Failure> {
-        match self {
-            Way::Nbd(place) => place.open(&Hands::Own).map(Some).map_err(Failure::local),
-            Way::Kernel | Way::File(_) => Ok(None),
-        }
+    fn place(&self) -> Option<&Place> {
+        if let Way::Programs(_, place) = self { Some(place) } else { None }
     }
 }
 
@@ -203,6 +224,12 @@ pub fn loss(client: &Client, target: &Target, why: &str) -> Failure {
         _ => "the link was lost",
     };
     Failure::new(attribute, format!("{target}: {what}: {why}\n  the device was unplugged here"))
+}
+
+/// A session that is over.
+pub fn over(target: &Target, report: &FailureReport) -> Failure {
+    let message = format!("{target}: {}\n  the device was unplugged here", report.message);
+    Failure::new(report.attribute, message)
 }
 
 /// An exporter that broke the protocol.
@@ -324,27 +351,50 @@ fn attach_as_nbd(
     args: &AttachArgs,
     client: &Client,
     shown: &Shown,
-    entrance: Entrance,
+    place: &Place,
     patience: &mut Patience<'_>,
 ) -> Result<Option<Ended>, Failure> {
     let target = &args.target;
+    // Nothing is taken from anybody before; and whoever connects while the device is waited for waits, too.
+    let entrance = client.hands().listen_at(place).map_err(Failure::local)?;
     let Some(disk) = patience.have(|| client.open_disk(target))? else { return Ok(None) };
     let attachment = NbdAttachment::over(disk, target, entrance)?;
     shown.attached(attachment.uri(), attachment.ender(), Some(attachment.meters()));
     explain(client, target, args.reason.as_ref(), attachment.local_address());
-    let link = attachment.link().map_err(Failure::local)?;
-    end_on(patience.take_signals(), attachment.ender(), move || {
-        if let Some(link) = link {
-            link.shut_down();
-        }
-    });
+    let cutter = attachment.cutter();
+    end_on(patience.take_signals(), attachment.ender(), move || cutter.cut());
     let served = Served { uri: attachment.uri().to_owned(), name: String::new(), size_bytes: attachment.size_bytes() };
     say_served(&format!("{target} attached"), &[served], args.json)?;
     Ok(Some(attachment.run()))
 }
 
+fn lend_to_guests(
+    args: &AttachArgs,
+    client: &Client,
+    shown: &Shown,
+    place: &Place,
+    patience: &mut Patience<'_>,
+) -> Result<Option<Ended>, Failure> {
+    let target = &args.target;
+    let entrance = client.hands().listen_at(place).map_err(Failure::local)?;
+    let Some(taken) = patience.have(|| client.enumerate(target))? else { return Ok(None) };
+    let attachment = RedirAttachment::over(taken, entrance)?;
+    let place = attachment.place().clone();
+    shown.attached(&place.to_string(), attachment.ender(), Some(attachment.meters()));
+    explain(client, target, args.reason.as_ref(), attachment.local_address());
+    end_on(patience.take_signals(), attachment.ender(), || ());
+    say(format!("{target} attached at {place}   (Ctrl-C or 'farbus detach' ends)"));
+    let (id, options) = (format!("farbus-{}", plain_name(&target.device)), place.chardev_options());
+    say(format!(
+        "  next: qemu-system-x86_64 -device qemu-xhci -chardev socket,id={id},{options} -device usb-redir,chardev={id}\n  \
+         or, in the monitor of one that runs: chardev-add socket,id={id},{options}\n  \
+                                              device_add usb-redir,id={id},chardev={id}"
+    ));
+    Ok(Some(attachment.run()))
+}
+
 /// Where a disk's file appears unless somebody says otherwise.
-pub fn default_place(target: &Target) -> PathBuf {
+pub fn default_folder(target: &Target) -> PathBuf {
     folder().join(target.device.replace('/', "_"))
 }
 

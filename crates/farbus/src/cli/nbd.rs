@@ -12,15 +12,17 @@ use signal_hook::iterator::Signals;
 use super::Failure;
 use super::attach::report_protection;
 use super::confined::{give_rights_away, start_broker};
+use super::listen::place_told;
 use super::owner::ProcessStatus;
-use super::served::{Served, nbd_place, say_served};
+use super::served::{Served, say_served};
 use crate::attach::{AttachmentStatus, Ended, Ender};
 use crate::block::BlockSpec;
 use crate::broker::{Hands, Mandate};
 use crate::client::Attribute;
 use crate::control::{Answer, Door, Question};
 use crate::meters::Meters;
-use crate::nbd::{NbdServer, Offer};
+use crate::nbd::{NbdServer, Offer, uri};
+use crate::place::Protocol;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::protect_writeback_path;
 
@@ -68,12 +70,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::local(format!("at most {} at once", NbdServer::offers_max())));
     }
     let names = names(&args.what);
-    let place = nbd_place(args.socket.as_ref(), args.listen.as_deref(), &names[0])?;
+    let place = place_told(Protocol::Nbd, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
-    let remove = [door.path().to_owned()].into_iter().chain(place.path().cloned()).collect();
-    let broker = match args.no_sandbox {
-        true => None,
-        false => Some(start_broker(&Mandate { remove, ..Mandate::default() })?),
+    let (remove, places) = (vec![door.path().to_owned()], vec![place.clone()]);
+    let hands = match args.no_sandbox {
+        true => Hands::Own,
+        false => Hands::Through(Arc::new(start_broker(&Mandate { remove, places, ..Mandate::default() })?)),
     };
     let offers = args.what.iter().zip(&names).map(|(what, name)| {
         let opened = what.open(&Hands::Own).map_err(Failure::local)?;
@@ -82,15 +84,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     });
     let offers = offers.collect::<Result<Vec<_>, Failure>>()?;
     let sizes: Vec<u64> = offers.iter().map(|offer| offer.device.info().size_bytes).collect();
-    let entrance = place.open(&Hands::Own).map_err(Failure::local)?;
+    let entrance = hands.listen_at(&place).map_err(Failure::local)?;
+    let place = entrance.place().map_err(Failure::local)?;
     let is_alone = names.len() == 1;
     let served = names.iter().zip(sizes).map(|(name, size_bytes)| {
         let name = if is_alone { String::new() } else { name.clone() };
-        Ok(Served { uri: entrance.uri(&name)?, name, size_bytes })
+        Served { uri: uri(&place, &name), name, size_bytes }
     });
-    let served: Vec<Served> = served.collect::<std::io::Result<_>>().map_err(Failure::local)?;
+    let served: Vec<Served> = served.collect();
     let server = NbdServer::new(entrance, offers, None).map_err(Failure::local)?;
-    if broker.is_some() {
+    if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
     let shown = Shown {
@@ -110,10 +113,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     });
     say_served("serving", &served, args.json)?;
     let ended = server.run();
-    drop(broker);
+    drop(hands);
     match ended {
         Ended::Asked | Ended::Released => Ok(()),
         Ended::Lost(why) => Err(Failure::new(Attribute::Device, why)),
+        Ended::Over(report) => Err(Failure::new(report.attribute, report.message)),
         Ended::Broken(reject) => Err(Failure::local(reject)),
     }
 }

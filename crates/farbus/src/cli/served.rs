@@ -1,14 +1,10 @@
-//! Where NBD clients find what is served to them, as a command line says it and as a person is told.
-
-use std::path::PathBuf;
+//! Where NBD clients find what is served to them, as a person is told.
 
 use serde::Serialize;
 
 use super::Failure;
-use super::listen::listen_address;
 use super::output::{print_json, say};
 use super::owner::format_bytes;
-use crate::nbd::{NBD_PORT, Place, default_socket};
 
 /// An export, as its clients find it.
 #[derive(Clone, Debug, Serialize)]
@@ -19,21 +15,6 @@ pub struct Served {
     pub name: String,
     /// Its size.
     pub size_bytes: u64,
-}
-
-/// Where NBD clients are to come in, as a command line says it.
-pub fn nbd_place(socket: Option<&PathBuf>, listen: Option<&str>, device: &str) -> Result<Place, Failure> {
-    let Some(told) = listen else {
-        return Ok(Place::Socket(socket.cloned().unwrap_or_else(|| default_socket(device))));
-    };
-    let address = listen_address(told, NBD_PORT)?;
-    if !address.ip().is_loopback() {
-        eprintln!(
-            "farbus: warning: {address} is not this machine alone. NBD has no password and no encryption here:\n  \
-             whoever reaches this address can read and write these disks."
-        );
-    }
-    Ok(Place::Address(address))
 }
 
 /// Says where exports are, and what can be done with the first.

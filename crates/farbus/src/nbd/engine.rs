@@ -12,10 +12,10 @@ use farbus_session::Counters;
 use farbus_session::nbd::{Export, ServerConn};
 use tracing::{debug, info, warn};
 
-use super::entrance::Entrance;
 use crate::attach::{Ended, Ender};
 use crate::engine::span_until;
 use crate::meters::{Calls, Meters};
+use crate::place::Entrance;
 
 /// A device that is offered, and under what name.
 pub struct Offer {

@@ -5,8 +5,8 @@
 
 mod attachment;
 mod engine;
-mod entrance;
+mod uri;
 
-pub use attachment::{NbdAttachment, Place, default_socket};
+pub use attachment::NbdAttachment;
 pub use engine::{NbdServer, Offer};
-pub use entrance::{Entrance, NBD_PORT};
+pub use uri::uri;

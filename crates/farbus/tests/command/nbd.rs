@@ -56,7 +56,7 @@ impl Served {
     fn end(mut self) {
         self.process.signal(Signal::INT);
         assert_eq!(self.process.wait_for_end(PATIENCE), Some(0), "{}", self.process.log());
-        assert!(!self.socket.exists(), "its socket goes with it");
+        wait_until(PATIENCE, "its socket goes with it", || !self.socket.exists());
     }
 }
 
@@ -109,7 +109,7 @@ fn a_disk_of_another_machine_is_copied_both_ways() {
     let mut process = served.process;
     assert_eq!(house.run(&["detach"]).code, Some(0));
     assert_eq!(process.wait_for_end(PATIENCE), Some(0), "{}", process.log());
-    assert!(!served.socket.exists());
+    wait_until(PATIENCE, "its socket goes with it", || !served.socket.exists());
     assert!(fs::read(&image).unwrap() == original);
 }
 
@@ -128,9 +128,10 @@ fn an_exporter_that_is_killed_ends_the_attachment_and_its_clients() {
     let killed = Instant::now();
     assert_eq!(served.process.wait_for_end(PATIENCE), Some(5), "{}", served.process.log());
     assert!(served.process.log().contains("the link was lost"), "{}", served.process.log());
-    assert_eq!(copy.wait_for_end(PATIENCE), Some(1), "a copy that was cut short says so");
+    // With 1, or by an assertion of libnbd's own that fails where it is hung up on with reads under way.
+    assert_ne!(copy.wait_for_end(PATIENCE), Some(0), "a copy that was cut short says so");
     println!("ended after {:?}", killed.elapsed());
-    assert!(!served.socket.exists());
+    wait_until(PATIENCE, "its socket goes with it", || !served.socket.exists());
 }
 
 #[test]
@@ -201,6 +202,8 @@ fn fio_writes_at_random_over_several_connections_and_finds_it_all_again() {
             "--fsync=64",
             "--verify=crc32c",
             "--verify_fatal=1",
+            // Otherwise it leaves files where it runs.
+            "--verify_state_save=0",
             "--group_reporting",
             "--output-format=json",
         ],
@@ -266,6 +269,7 @@ fn several_exports_views_and_refusals() {
     let taken = house.run(&["nbd", "memory:1M", "--socket", served.socket.to_str().unwrap()]);
     assert_eq!(taken.code, Some(1));
     assert!(taken.stderr.contains("another program listens there"), "{taken:?}");
+    run(&house, "nbdinfo", &["--size", &uri("memory")]);
     served.end();
     assert!(fs::read(&image).unwrap() == original, "nobody changed the image");
 }
@@ -334,7 +338,7 @@ fn a_daemon_keeps_a_disk_served_whatever_becomes_of_its_exporter() {
     let mut share = house.share(&[&disk]);
     let socket = house.path("kept.sock");
     let config = format!(
-        "plain.listen = []\n[[attach]]\ntarget = '{}'\nvia = 'nbd'\nat = '{}'",
+        "plain.listen = []\n[[attach]]\ntarget = '{}'\nvia = 'nbd'\nsocket = '{}'",
         share.target("disk"),
         socket.display()
     );
@@ -353,7 +357,7 @@ fn a_daemon_keeps_a_disk_served_whatever_becomes_of_its_exporter() {
     wait_until(PATIENCE, "the disk is served again", is_served);
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
-    assert!(!socket.exists());
+    wait_until(PATIENCE, "its socket goes with it", || !socket.exists());
 }
 
 #[test]

@@ -107,8 +107,8 @@ fn bind_socket(path: &Path) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => return Err(io::ErrorKind::AlreadyExists.into()),
-        Ok(_) if is_listened_at(&address) => return Err(io::ErrorKind::AddrInUse.into()),
-        Ok(_) => std::fs::remove_file(path)?,
+        Ok(_) if is_left_behind(&address) => std::fs::remove_file(path)?,
+        Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
         Err(_) => {}
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -120,9 +120,11 @@ fn bind_socket(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn is_listened_at(address: &SocketAddrUnix) -> bool {
-    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-    probe.is_ok_and(|probe| connect(&probe, address).is_ok())
+/// Whether nobody listens there any more. Only a refusal says so (unix(7)): who has no time for us, or no right, may well hear others.
+fn is_left_behind(address: &SocketAddrUnix) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    probe.is_ok_and(|probe| connect(&probe, address) == Err(Errno::CONNREFUSED))
 }
 
 impl AsFd for LocalListener {
@@ -169,6 +171,13 @@ mod tests {
         let passed = LocalListener::bind(&path).unwrap().into_descriptor().unwrap();
         assert!(path.exists(), "who passes a socket on leaves its path");
         drop(LocalListener::passed(passed, &path));
+        let busy = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&busy, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&busy, 0).unwrap();
+        let waiting = UnixStream::connect(&path).unwrap();
+        assert_eq!(io::Error::from(LocalListener::bind(&path).unwrap_err()).kind(), io::ErrorKind::AddrInUse);
+        drop((busy, waiting));
+        std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "precious").unwrap();
         let refused = LocalListener::bind(&path).unwrap_err();
         assert!(refused.to_string().contains("no socket"), "{refused}");

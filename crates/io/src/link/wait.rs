@@ -37,6 +37,14 @@ impl<'a> Interest<'a> {
         Self { fd, flags: PollFlags::empty(), readable: false, writable: false }
     }
 
+    pub(super) fn descriptor(&self) -> BorrowedFd<'a> {
+        self.fd
+    }
+
+    pub(super) fn is_for_room(&self) -> bool {
+        self.flags.contains(PollFlags::OUT)
+    }
+
     /// Waits for the peer's end alone, leaving what it sent.
     pub fn hangup(fd: BorrowedFd<'a>) -> Self {
         Self { fd, flags: PollFlags::RDHUP, readable: false, writable: false }
@@ -53,6 +61,8 @@ enum On {
     Room(Arc<OwnedFd>),
     /// Is woken.
     Wake(Arc<Wake>),
+    /// Becomes readable.
+    Readable(Arc<OwnedFd>),
 }
 
 impl Watched {
@@ -66,11 +76,17 @@ impl Watched {
         Readiness::new(Self(On::Wake(wake)))
     }
 
+    /// What an engine is told to wait on: a descriptor that becomes readable.
+    pub(super) fn readable(fd: Arc<OwnedFd>) -> Readiness {
+        Readiness::new(Self(On::Readable(fd)))
+    }
+
     /// The interest in a device that was given by [`Watched::readiness`] or [`Watched::woken`]; `None` for another shell's.
     pub fn interest(readiness: &Readiness) -> Option<Interest<'_>> {
         match &readiness.inside::<Self>()?.0 {
             On::Room(fd) => Some(Interest::room(fd.as_fd())),
             On::Wake(wake) => Some(Interest::new(wake.as_fd(), false)),
+            On::Readable(fd) => Some(Interest::new(fd.as_fd(), false)),
         }
     }
 }

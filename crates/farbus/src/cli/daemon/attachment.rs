@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::super::Failure;
-use super::super::attach::{Via, cut_off, explain, loss};
+use super::super::attach::{cut_off, explain, loss, over};
 use super::config::Attach;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::meters::Meters;
-use crate::nbd::{NbdAttachment, Place};
+use crate::nbd::NbdAttachment;
+use crate::place::Protocol;
+use crate::redir::RedirAttachment;
 
 /// The first pause; each is twice the one before.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -76,6 +78,7 @@ enum Had {
     Kernel(Box<KernelAttachment>),
     File(FileAttachment),
     Nbd(Box<NbdAttachment>),
+    Guests(Box<RedirAttachment>),
 }
 
 impl Kept {
@@ -205,6 +208,10 @@ impl Shared {
                 let meters = Some(attachment.meters());
                 (attachment.uri().to_owned(), attachment.ender(), meters, attachment.local_address())
             }
+            Had::Guests(attachment) => {
+                let meters = Some(attachment.meters());
+                (attachment.place().to_string(), attachment.ender(), meters, attachment.local_address())
+            }
         };
         info!(target = %spec.target, %at, "attached");
         {
@@ -222,6 +229,7 @@ impl Shared {
             Had::Kernel(attachment) => attachment.run(),
             Had::File(attachment) => attachment.run(),
             Had::Nbd(attachment) => attachment.run(),
+            Had::Guests(attachment) => attachment.run(),
         };
         {
             let mut state = self.state();
@@ -235,6 +243,7 @@ impl Shared {
                 Some((false, Failure::new(Attribute::Local, format!("{target}: this machine let go of it"))))
             }
             Ended::Lost(why) => Some((false, loss(&self.client, target, &why))),
+            Ended::Over(report) => Some((false, over(target, &report))),
             Ended::Broken(reject) => Some((false, cut_off(target, &reject))),
         }
     }
@@ -264,11 +273,15 @@ fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
     if spec.via.is_kernel(client.hands()) {
         return KernelAttachment::new(client, &spec.target).map(|attachment| Had::Kernel(Box::new(attachment)));
     }
-    if spec.via == Via::Nbd {
-        let place = Place::Socket(spec.socket());
-        return NbdAttachment::new(client, &spec.target, &place).map(|attachment| Had::Nbd(Box::new(attachment)));
+    match &spec.place {
+        Some((Protocol::Nbd, place)) => {
+            NbdAttachment::new(client, &spec.target, place).map(|attachment| Had::Nbd(Box::new(attachment)))
+        }
+        Some((Protocol::Usbredir, place)) => {
+            RedirAttachment::new(client, &spec.target, place).map(|attachment| Had::Guests(Box::new(attachment)))
+        }
+        None => FileAttachment::new(client, &spec.target, &spec.folder()).map(Had::File),
     }
-    FileAttachment::new(client, &spec.target, &spec.place()).map(Had::File)
 }
 
 fn is_busy(error: &ClientError) -> bool {

@@ -1,0 +1,273 @@
+//! `farbus attach --via redir`: a virtual machine's emulator connects, uses the device, goes and comes back. What QEMU itself
+//! makes of it the rig shows; here a guest of ours looks at every packet.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use farbus::model::{BufferPool, EpAddr, Limits, Payload, Setup};
+use farbus_session::redir::CAPS;
+use farbus_session::redir::usbredir::message::{ControlPacket, DataPacket};
+use farbus_session::redir::usbredir::{Conn, Message, Outcome, Packet, Side};
+use rustix::process::Signal;
+
+use super::harness::{House, PATIENCE, Running, Share, wait_until};
+use super::rights::assert_without_rights;
+
+/// A usbredir guest over any stream.
+struct Guest<S> {
+    stream: S,
+    conn: Conn,
+}
+
+impl Guest<UnixStream> {
+    fn connect(path: &Path) -> Self {
+        wait_until(PATIENCE, "somebody listens", || UnixStream::connect(path).is_ok());
+        let stream = UnixStream::connect(path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self::over(stream)
+    }
+}
+
+impl<S: Read + Write> Guest<S> {
+    fn over(stream: S) -> Self {
+        let conn = Conn::new(Side::Guest, "test", CAPS, &Limits::DEFAULT);
+        let mut guest = Self { stream, conn };
+        guest.flush();
+        guest
+    }
+
+    fn flush(&mut self) {
+        let bytes: Vec<u8> = self.conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+        self.stream.write_all(&bytes).unwrap();
+        self.conn.handle_transmitted(bytes.len(), &mut BufferPool::new(0));
+    }
+
+    fn say(&mut self, id: u64, message: Message) {
+        self.conn.send(Packet { id, message }, &mut BufferPool::new(0));
+        self.flush();
+    }
+
+    /// The next packet, or `None` where the connection has ended.
+    fn hear(&mut self) -> Option<Packet> {
+        loop {
+            if let Some(packet) = self.conn.poll_packet().expect("farbus keeps to the protocol") {
+                return Some(packet);
+            }
+            match self.stream.read(self.conn.receive_space()) {
+                Ok(0) => return None,
+                Ok(count) => self.conn.handle_received(count),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Hears on until a packet of this type; what it hears before is dropped.
+    fn hear_kind(&mut self, is_meant: impl Fn(&Message) -> bool) -> Packet {
+        loop {
+            let packet = self.hear().expect("the connection goes on");
+            if is_meant(&packet.message) {
+                return packet;
+            }
+        }
+    }
+
+    /// Sees the device, and configures it.
+    fn configure(&mut self) {
+        self.hear_kind(|message| matches!(message, Message::Hello { .. }));
+        self.hear_kind(|message| matches!(message, Message::DeviceConnect(_)));
+        self.say(1, Message::Reset);
+        self.say(2, Message::SetConfiguration(1));
+        let status = self.hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. }));
+        let done = Message::ConfigurationStatus { outcome: Outcome::Success, configuration: 1 };
+        assert_eq!(status, Packet { id: 2, message: done });
+    }
+
+    fn control_in(&mut self, id: u64, setup: Setup) -> Vec<u8> {
+        let (outcome, payload) = (Outcome::Success, Payload::Empty);
+        self.say(id, Message::Control(ControlPacket { number: 0, setup, outcome, payload }));
+        match self.hear_kind(|message| matches!(message, Message::Control(_))).message {
+            Message::Control(ControlPacket { outcome: Outcome::Success, payload, .. }) => payload.into_vec(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn bulk(&mut self, id: u64, endpoint: u8, length: u32, payload: Payload) -> DataPacket {
+        let endpoint = EpAddr::from_byte(endpoint);
+        let outcome = Outcome::Success;
+        self.say(id, Message::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload }));
+        match self.hear_kind(|message| matches!(message, Message::Bulk(_))) {
+            Packet { id: answered, message: Message::Bulk(packet) } if answered == id => packet,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// `farbus attach … --via redir`, waiting at a socket in the house.
+fn lend(house: &House, share: &Share, device: &str) -> (Running, std::path::PathBuf) {
+    let socket = house.path("guest.sock");
+    let target = share.target(device);
+    let arguments = ["attach", &target, "--via", "redir", "--socket", socket.to_str().unwrap()];
+    let process = Running::start(house.command(&arguments));
+    let line = process.wait_for_line("attached at ");
+    assert!(line.contains(socket.to_str().unwrap()), "{line}");
+    let next = process.wait_for_line("-device usb-redir");
+    assert!(next.contains(&format!("-chardev socket,id=farbus-{device},path={}", socket.display())), "{next}");
+    (process, socket)
+}
+
+#[test]
+fn a_guest_uses_a_device_goes_and_another_finds_it_reset() {
+    let house = House::new();
+    let share = house.share(&["zero,verify"]);
+    let (mut attach, socket) = lend(&house, &share, "zero");
+    for round in 0..3 {
+        let mut guest = Guest::connect(&socket);
+        guest.configure();
+        let descriptor = guest.control_in(3, Setup::get_descriptor(1, 0, 0, 18));
+        assert_eq!(descriptor[8..12], [0x25, 0x05, 0xa0, 0xa4]);
+        let read = guest.bulk(4, 0x81, 100_000, Payload::Empty);
+        assert_eq!((read.outcome, read.payload.into_vec()), (Outcome::Success, vec![0; 100_000]));
+        let written = guest.bulk(5, 0x01, 70_000, vec![0; 70_000].into());
+        assert_eq!((written.outcome, written.length), (Outcome::Success, 70_000), "round {round}");
+        // It goes in mid-transfer.
+        guest.say(6, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
+    }
+    let status = house.json(&["status", "--json"]);
+    let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").expect("it runs");
+    assert_eq!(attached["devices"][0]["at"], socket.to_str().unwrap());
+    assert!(attached["devices"][0]["meters"]["bytes_in"].as_u64().unwrap() >= 300_000, "{attached}");
+    assert_without_rights(&attached["pid"]);
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    let detached = house.run(&["detach"]);
+    assert_eq!(detached.code, Some(0), "{detached:?}");
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0));
+    while guest.hear().is_some() {}
+    wait_until(PATIENCE, "the other half removes the socket", || !socket.exists());
+}
+
+#[test]
+fn who_comes_while_another_has_it_waits() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    let (_attach, socket) = lend(&house, &share, "zero");
+    let mut first = Guest::connect(&socket);
+    first.configure();
+    let mut second = Guest::connect(&socket);
+    assert_eq!(first.bulk(3, 0x81, 512, Payload::Empty).length, 512);
+    second.stream.set_nonblocking(true).unwrap();
+    assert!(second.stream.read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock));
+    second.stream.set_nonblocking(false).unwrap();
+    drop(first);
+    second.configure();
+}
+
+#[test]
+fn what_is_typed_here_arrives_there() {
+    let house = House::new();
+    let share = house.share(&["keyboard"]);
+    let (_attach, socket) = lend(&house, &share, "keyboard");
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
+    guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    assert_eq!(house.run(&["type", "keyboard", "hi"]).code, Some(0));
+    let mut keys = Vec::new();
+    while keys.last() != Some(&0) || keys.len() < 4 {
+        if let Message::Interrupt(data) = guest.hear_kind(|message| matches!(message, Message::Interrupt(_))).message {
+            keys.push(data.payload.into_vec()[2]);
+        }
+        keys.dedup();
+    }
+    assert_eq!(keys, [0x0b, 0, 0x0c, 0]);
+}
+
+#[test]
+fn an_exporter_that_dies_takes_the_device_from_the_guest() {
+    let house = House::new();
+    let mut share = house.share(&["zero"]);
+    let (mut attach, socket) = lend(&house, &share, "zero");
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    share.process.kill();
+    guest.hear_kind(|message| *message == Message::DeviceDisconnect);
+    guest.say(0, Message::DeviceDisconnectAck);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(5), "{}", attach.log());
+    assert_eq!(guest.hear(), None);
+}
+
+#[test]
+fn a_guest_that_breaks_the_protocol_loses_its_connection_and_nobody_else_anything() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    let (attach, socket) = lend(&house, &share, "zero");
+    wait_until(PATIENCE, "somebody listens", || UnixStream::connect(&socket).is_ok());
+    let mut hostile = UnixStream::connect(&socket).unwrap();
+    hostile.write_all(&[0xff; 64]).unwrap();
+    let mut rest = Vec::new();
+    let _ = hostile.read_to_end(&mut rest);
+    Guest::connect(&socket).configure();
+    assert!(attach.log().contains("hung up on") && attach.log().contains("a hello comes first"), "{}", attach.log());
+}
+
+#[test]
+fn an_address_serves_as_well_and_says_what_it_exposes() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    let arguments = ["attach", &share.target("zero"), "--via", "redir", "--listen", "0.0.0.0:0"];
+    let mut attach = Running::start(house.command(&arguments));
+    let line = attach.wait_for_line("attached at ");
+    let port = line.split_whitespace().find_map(|word| word.strip_prefix("0.0.0.0:")).unwrap();
+    let stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    Guest::over(stream).configure();
+    assert!(attach.log().contains("no password and no encryption"), "{}", attach.log());
+    attach.signal(Signal::INT);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0));
+}
+
+#[test]
+fn what_goes_with_another_way_is_said() {
+    let house = House::new();
+    for (arguments, said) in [
+        (["--via", "fuse", "--socket", "x"], "--via redir"),
+        (["--via", "redir", "--at", "x"], "--via fuse"),
+        (["--via", "redir", "--listen", "lab3"], "no address to listen at"),
+    ] {
+        let outcome = house.run(&[&["attach", "127.0.0.1:1/zero"], &arguments[..]].concat());
+        assert!(outcome.code == Some(1) && outcome.stderr.contains(said), "{outcome:?}");
+    }
+    let share = house.share(&["zero"]);
+    let (_attach, socket) = lend(&house, &share, "zero");
+    let arguments = ["attach", &share.target("zero"), "--via", "redir", "--socket", socket.to_str().unwrap()];
+    let taken = house.run(&arguments);
+    assert!(taken.code == Some(1) && taken.stderr.contains("another program listens there"), "{taken:?}");
+    Guest::connect(&socket).configure();
+}
+
+#[test]
+fn a_daemon_lends_a_device_and_has_it_again_when_its_exporter_is_back() {
+    let house = House::new();
+    let mut share = house.share(&["zero"]);
+    let socket = house.path("guest.sock");
+    let config = house.path("farbus.toml");
+    let (target, socket_text) = (share.target("zero"), socket.display());
+    let text =
+        format!("plain.listen = []\nattach = [{{target = '{target}', via = 'redir', socket = '{socket_text}'}}]\n");
+    fs::write(&config, text).unwrap();
+    let _daemon = Running::start(house.command(&["daemon", "--config", config.to_str().unwrap()]));
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    share.process.kill();
+    guest.hear_kind(|message| *message == Message::DeviceDisconnect);
+    drop(guest);
+    let again = house.command(&["share", "zero", "--listen", &share.address]);
+    let _share = Share::follow(Running::start(again));
+    let attached = || house.json(&["status", "--json"]).to_string().contains(r#""state":"attached""#);
+    wait_until(PATIENCE, "it is attached again", attached);
+    Guest::connect(&socket).configure();
+}

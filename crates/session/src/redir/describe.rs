@@ -1,0 +1,95 @@
+//! A device as usbredir's tables say it.
+
+use farbus_model::descriptor::{AltSetting, Configuration};
+use farbus_model::{Descriptors, Device, Endpoint, Selection, Speed, TransferType};
+use farbus_wire::usbredir::info::{PLACES, endpoint_at, place_of};
+use farbus_wire::usbredir::{DeviceConnect, EndpointInfo, EpInfo, InterfaceInfo, InterfaceKind};
+
+/// Who it is.
+pub fn device_connect(device: &impl Device) -> DeviceConnect {
+    let descriptor = &device.descriptors().device;
+    DeviceConnect {
+        speed: Some(device.speed()),
+        class: descriptor.class,
+        vendor: descriptor.vendor,
+        product: descriptor.product,
+        device_bcd: descriptor.device_bcd,
+    }
+}
+
+/// What it is made of as it is set now; before it is set, what its first configuration will make of it: a guest's filter asks
+/// for interfaces, and its controller for endpoints, before anybody has configured anything.
+pub fn parts(device: &impl Device) -> (InterfaceInfo, EpInfo) {
+    let all = device.descriptors();
+    let mut selection = device.selection().clone();
+    if selection.configuration() == 0
+        && let Some(first) = all.configurations.first()
+    {
+        selection.select_configuration(all, first.value);
+    }
+    let configuration = all.configuration(selection.configuration());
+    let settings = || configuration.into_iter().flat_map(|configuration| active(configuration, &selection));
+    let interfaces = settings().map(|setting| InterfaceKind { number: setting.interface, class: setting.class });
+    let mut endpoints = control_pipe(all, device.speed());
+    for setting in settings() {
+        for endpoint in setting.endpoints.iter().filter(|endpoint| !endpoint.address.is_control()) {
+            let is_periodic = matches!(endpoint.kind, TransferType::Interrupt | TransferType::Isochronous);
+            let bytes_max = if is_periodic { interval_bytes_max(endpoint) } else { endpoint.packet_bytes_max };
+            endpoints.0[place_of(endpoint.address)] = EndpointInfo {
+                kind: Some(endpoint.kind),
+                // QEMU takes no device with a periodic endpoint that has none.
+                interval: if is_periodic { endpoint.interval.max(1) } else { endpoint.interval },
+                interface: setting.interface,
+                packet_bytes_max: bytes_max,
+                // Bulk streams are a capability that is not offered.
+                streams_max: 0,
+            };
+        }
+    }
+    (InterfaceInfo(interfaces.take(PLACES).collect()), endpoints)
+}
+
+/// Most bytes of one packet of a stream. The protocol's length has 16 bits, and a descriptor may claim more than any bus carries.
+pub fn interval_bytes_max(endpoint: &Endpoint) -> u16 {
+    u16::try_from(endpoint.interval_bytes_max()).unwrap_or(u16::MAX)
+}
+
+fn active<'a>(configuration: &'a Configuration, selection: &'a Selection) -> impl Iterator<Item = &'a AltSetting> {
+    configuration.settings.iter().filter(|setting| setting.alternate == selection.alternate(setting.interface))
+}
+
+/// Tables with the control pipe alone.
+fn control_pipe(all: &Descriptors, speed: Speed) -> EpInfo {
+    // At SuperSpeed the field is an exponent (USB 3.2 §9.6.1).
+    let packet_bytes_max = match speed {
+        Speed::Super | Speed::SuperPlus => 1 << all.device.max_packet_0.min(9),
+        _ => u16::from(all.device.max_packet_0),
+    };
+    let control = EndpointInfo { kind: Some(TransferType::Control), packet_bytes_max, ..EndpointInfo::default() };
+    let mut info = EpInfo::default();
+    for (place, endpoint) in info.0.iter_mut().enumerate() {
+        if endpoint_at(place).is_control() {
+            *endpoint = control;
+        }
+    }
+    info
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farbus_model::EpAddr;
+
+    #[test]
+    fn a_packet_s_length_fits_its_field_whatever_a_descriptor_claims() {
+        let endpoint = |packet_bytes_max, packets_per_interval| Endpoint {
+            address: EpAddr::from_byte(0x81),
+            kind: TransferType::Isochronous,
+            packet_bytes_max,
+            packets_per_interval,
+            interval: 1,
+        };
+        assert_eq!(interval_bytes_max(&endpoint(1024, 3)), 3072);
+        assert_eq!(interval_bytes_max(&endpoint(2047, 1024)), u16::MAX);
+    }
+}

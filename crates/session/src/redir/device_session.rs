@@ -1,0 +1,845 @@
+//! The device and what is under way with it, whoever is connected.
+//!
+//! | what happens | what the guest is told |
+//! |---|---|
+//! | a transfer ends, no cancel came | its packet, with the outcome |
+//! | a cancel comes, the device withdraws it | its packet, *cancelled*, once |
+//! | a cancel comes, the device finishes it first | its packet, with its true outcome, once |
+//! | it ended, then a cancel comes | nothing more |
+//! | a cancel comes, and its id is used again before the device has answered | the old packet, *cancelled*, at once; then the new one's own outcome |
+//! | an id is used again without a cancel | the connection ends; but not for interrupt OUT, which QEMU takes for done at once |
+//! | reset | each stream *stalled*, each transfer *cancelled*, once |
+//! | a configuration or setting is selected | interfaces, endpoints, then the answer |
+//! | the device is gone | every transfer's packet, then `device_disconnect` |
+//!
+//! **Why an id may come twice.** QEMU names a packet by the address of its guest's transfer descriptor. The guest's driver may
+//! reuse that memory as soon as it has cancelled, before our answer to the cancel is there; QEMU tells the answers apart by
+//! their order.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use farbus_model::limits::{INTERRUPTS_AHEAD_MAX, STREAM_PACKETS_PER_URB_MAX, STREAM_URBS_MAX, URB_BYTES_MAX};
+use farbus_model::urb::take_lost;
+use farbus_model::usb::{Recipient, request};
+use farbus_model::{
+    BufferPool, Completions, Device, Direction, Done, Endpoint, EpAddr, Instant, Limits, Payload, Setup, Status,
+    TransferType, Urb, UrbId,
+};
+use farbus_wire::usbip::Reject;
+use farbus_wire::usbredir::message::{ControlPacket, DataPacket};
+use farbus_wire::usbredir::{Capability, Caps, Message, Outcome, Packet};
+
+use super::describe;
+use super::stream::{Ended, Kind, Stream};
+use crate::exporter::Counters;
+
+/// Interrupt URBs in flight: the device is asked again while answers are on their way. As many as `usbredirserver` has.
+const INTERRUPT_URBS: usize = 5;
+/// Transfers' packets received ahead on a bulk endpoint for each one in flight.
+const BULK_AHEAD: usize = 4;
+
+/// How a device and its guest stand to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nobody is connected, or has not said hello.
+    Alone,
+    /// The guest has it.
+    Shown,
+    /// It is gone, or the guest does not want it; until it says that it has seen that.
+    Leaving,
+    /// Nothing more will be said of it.
+    Left,
+}
+
+/// A request of ours to the device, and who is told how it ends.
+#[derive(Debug)]
+enum Flight {
+    /// A transfer of the guest's.
+    Transfer { id: u64, asked: Asked, is_withdrawn: bool, length: u32 },
+    /// A read of the guest's that is taken back because the guest moves: it is asked again where the guest goes.
+    TakenBack { id: u64, asked: Asked, length: u32 },
+    /// The guest selects a configuration.
+    Configuration { id: u64 },
+    /// The guest selects an interface's setting.
+    AltSetting { id: u64, interface: u8 },
+    /// A stream's URB.
+    Stream(EpAddr),
+    /// Nobody: they have their answer.
+    Forgotten,
+}
+
+/// What a transfer's packet says besides its data.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    Control { number: u8, setup: Setup },
+    Bulk { endpoint: EpAddr, stream: u32 },
+    Interrupt { endpoint: EpAddr },
+}
+
+/// A device, and everything that is under way with it.
+pub struct DeviceSession<D> {
+    device: D,
+    done: Completions,
+    limits: Limits,
+    state: State,
+    /// What both ends can do, while there are two.
+    caps: Caps,
+    flights: BTreeMap<UrbId, Flight>,
+    /// The guest's transfers by its own ids.
+    transfers: BTreeMap<u64, UrbId>,
+    streams: BTreeMap<u8, Stream>,
+    /// Answers in order; what streams have ahead comes behind them.
+    outbox: VecDeque<Packet>,
+    outbox_bytes: usize,
+    /// Payloads of requests in flight: room that was asked for, bytes that were given.
+    bytes_held: usize,
+    next_urb: u64,
+    is_refused: bool,
+    /// The guest is on its way elsewhere.
+    is_moving: bool,
+    /// Reads that were taken back, by the order in which they were asked.
+    taken_back: BTreeMap<UrbId, Packet>,
+    /// What the guest has said meanwhile.
+    waiting: VecDeque<Packet>,
+    waiting_bytes: usize,
+    dropped: u64,
+    counters: Counters,
+}
+
+impl<D: Device> DeviceSession<D> {
+    /// A device that nobody uses yet.
+    pub fn new(device: D, limits: Limits) -> Self {
+        Self {
+            device,
+            done: Completions::new(BufferPool::new(limits.pool_bytes)),
+            limits,
+            state: State::Alone,
+            caps: Caps::NONE,
+            flights: BTreeMap::new(),
+            transfers: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            outbox: VecDeque::new(),
+            outbox_bytes: 0,
+            bytes_held: 0,
+            next_urb: 1,
+            is_refused: false,
+            is_moving: false,
+            taken_back: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            dropped: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Lets `act` use the device and the place for what it finishes.
+    pub fn with_device<T>(&mut self, act: impl FnOnce(&mut D, &mut Completions) -> T) -> T {
+        act(&mut self.device, &mut self.done)
+    }
+
+    /// What passed through.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Isochronous packets that were dropped because somebody was too slow for them.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Requests to the device that owe an answer.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Whether the guest's own rules refused the device.
+    pub fn is_refused(&self) -> bool {
+        self.is_refused
+    }
+
+    /// Whether a guest has the device.
+    pub fn is_shown(&self) -> bool {
+        self.state == State::Shown
+    }
+
+    /// Whether all is said that will ever be said of the device.
+    pub fn has_left(&self) -> bool {
+        self.state == State::Left && self.outbox.is_empty()
+    }
+
+    /// Answers that wait, in packets.
+    pub fn backlog_packets(&self) -> usize {
+        self.outbox.len()
+    }
+
+    /// A guest has said hello; both ends can do `caps`.
+    pub fn handle_hello(&mut self, caps: Caps) {
+        if self.state != State::Alone {
+            return;
+        }
+        self.caps = caps;
+        self.state = State::Shown;
+        self.say_parts();
+        self.say(0, Message::DeviceConnect(describe::device_connect(&self.device)));
+    }
+
+    /// Nobody is connected any more: everything is withdrawn, and the device is reset for whoever comes next.
+    pub fn handle_disconnected(&mut self, now: Instant) {
+        self.state = match self.state {
+            State::Alone | State::Shown => State::Alone,
+            State::Leaving | State::Left => State::Left,
+        };
+        self.caps = Caps::NONE;
+        self.streams.clear();
+        self.transfers.clear();
+        (self.outbox_bytes, self.waiting_bytes) = (0, 0);
+        (self.is_refused, self.is_moving) = (false, false);
+        self.outbox.clear();
+        self.waiting.clear();
+        self.taken_back.clear();
+        let ids: Vec<UrbId> = self.flights.keys().copied().collect();
+        self.flights.values_mut().for_each(|flight| *flight = Flight::Forgotten);
+        ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
+        self.device.reset(now, &mut self.done);
+        if !self.device.is_gone() && self.state == State::Alone {
+            // A device far away learns of a reset by what only a host asks that has just made one (Linux's hub_port_init).
+            let setup = Setup::get_descriptor(farbus_model::descriptor::kind::DEVICE, 0, 0, 64);
+            let urb = Urb::control(self.take_id(), setup, Payload::Empty);
+            self.launch(now, urb, Flight::Forgotten);
+        }
+        self.collect(now);
+    }
+
+    /// The device is gone: what it owed was answered, and the guest is told.
+    pub fn handle_gone(&mut self, now: Instant) {
+        self.collect(now);
+        self.streams.clear();
+        self.leave();
+    }
+
+    fn leave(&mut self) {
+        self.state = match self.state {
+            State::Shown => {
+                self.say(0, Message::DeviceDisconnect);
+                if self.caps.has(Capability::DeviceDisconnectAck) { State::Leaving } else { State::Left }
+            }
+            State::Alone => State::Left,
+            state => state,
+        };
+    }
+
+    /// The guest is about to go on elsewhere: nothing new is begun for it, streams stop, and what it says waits.
+    pub fn quiesce(&mut self, now: Instant) {
+        self.is_moving = true;
+        self.streams.values_mut().for_each(|stream| stream.pause(true));
+        let urbs: Vec<UrbId> = self.streams.values().flat_map(Stream::in_flight).collect();
+        urbs.into_iter().for_each(|urb| self.device.cancel(now, urb, &mut self.done));
+        self.collect(now);
+    }
+
+    /// Takes back the reads that have nothing yet: a device may keep one waiting for ever. What writes is waited for: nobody
+    /// could tell how much of it was taken.
+    pub fn take_back_reads(&mut self, now: Instant) {
+        let mut urbs = Vec::new();
+        for (urb, flight) in &mut self.flights {
+            if let Flight::Transfer { id, asked: Asked::Bulk { endpoint, stream }, is_withdrawn: false, length } =
+                *flight
+                && endpoint.direction() == Direction::In
+            {
+                *flight = Flight::TakenBack { id, asked: Asked::Bulk { endpoint, stream }, length };
+                urbs.push(*urb);
+            }
+        }
+        urbs.into_iter().for_each(|urb| self.device.cancel(now, urb, &mut self.done));
+        self.collect(now);
+    }
+
+    /// Whether the device has nothing more to answer.
+    pub fn is_quiet(&self) -> bool {
+        self.is_moving && self.flights.is_empty()
+    }
+
+    /// What the guest asked and has no answer to, as it would say it: streams, reads that were taken back, what waited.
+    pub fn take_requests(&mut self) -> Vec<Packet> {
+        let plain = |message| Packet { id: 0, message };
+        let mut requests = Vec::new();
+        for stream in self.streams.values_mut() {
+            requests.push(plain(stream.beginning()));
+            requests.extend(stream.take_unsent().into_iter().map(plain));
+        }
+        requests.extend(std::mem::take(&mut self.taken_back).into_values());
+        requests.extend(self.waiting.drain(..));
+        self.waiting_bytes = 0;
+        requests
+    }
+
+    /// The guest stays after all.
+    ///
+    /// # Errors
+    /// [`Reject`], as [`DeviceSession::handle_packet`]: of something that it said meanwhile.
+    pub fn go_on(&mut self, now: Instant) -> Result<(), Reject> {
+        self.is_moving = false;
+        self.streams.values_mut().for_each(|stream| stream.pause(false));
+        let taken_back = std::mem::take(&mut self.taken_back).into_values();
+        let said: Vec<Packet> = taken_back.chain(self.waiting.drain(..)).collect();
+        self.waiting_bytes = 0;
+        said.into_iter().try_for_each(|packet| self.handle_packet(now, packet))
+    }
+
+    /// A guest that has the device already, and came from elsewhere with it.
+    pub fn handle_moved_here(&mut self, caps: Caps) {
+        self.caps = caps;
+        self.state = State::Shown;
+    }
+
+    fn keep(&mut self, mut packet: Packet) -> Result<(), Reject> {
+        let mut payload = packet.message.take_payload();
+        payload.own();
+        self.waiting_bytes += payload.len();
+        packet.message.set_payload(payload);
+        self.waiting.push_back(packet);
+        let is_too_much = self.waiting_bytes > self.limits.payload_bytes_max
+            || self.waiting.len() > 2 * self.limits.urbs_in_flight_max;
+        match is_too_much {
+            true => Err(Reject::new("length", self.waiting_bytes as u64, "a guest that moves says no more than fits")),
+            false => Ok(()),
+        }
+    }
+
+    /// What the guest says.
+    ///
+    /// # Errors
+    /// [`Reject`]: no guest may say this now, and the connection is at its end.
+    pub fn handle_packet(&mut self, now: Instant, packet: Packet) -> Result<(), Reject> {
+        if self.is_moving {
+            return self.keep(packet);
+        }
+        let Packet { id, message } = packet;
+        match message {
+            Message::Reset => self.reset(now),
+            Message::SetConfiguration(value) => self.set_configuration(now, id, value),
+            Message::GetConfiguration => self.say_configuration(id, Outcome::Success),
+            Message::SetAltSetting { interface, alternate } => self.set_alt_setting(now, id, interface, alternate),
+            Message::GetAltSetting { interface } => {
+                let all = self.device.descriptors();
+                let configuration = all.configuration(self.device.selection().configuration());
+                let is_known = configuration.is_some_and(|c| c.settings.iter().any(|s| s.interface == interface));
+                self.say_alt_setting(id, interface, if is_known { Outcome::Success } else { Outcome::Invalid });
+            }
+            Message::StartIsoStream { endpoint, packets_per_urb, urbs } => {
+                let is_fine = (1..=STREAM_PACKETS_PER_URB_MAX).contains(&packets_per_urb) && is_count(urbs);
+                let kind = Kind::Iso { packets_per_urb: packets_per_urb.into() };
+                let made = is_fine.then(|| self.iso_stream(endpoint, packets_per_urb.into(), urbs.into())).flatten();
+                self.start(id, endpoint, kind, made);
+            }
+            Message::StartInterruptReceiving(endpoint) => {
+                let found = self.find(endpoint, TransferType::Interrupt).map(describe::interval_bytes_max);
+                let made = found.map(|bytes| {
+                    Stream::new(endpoint, Kind::Interrupt, bytes.into(), INTERRUPT_URBS, INTERRUPTS_AHEAD_MAX)
+                });
+                self.start(id, endpoint, Kind::Interrupt, made);
+            }
+            Message::StartBulkReceiving { stream, bytes_per_transfer, endpoint, transfers } => {
+                let made = self.bulk_stream(endpoint, stream, bytes_per_transfer, transfers);
+                self.start(id, endpoint, Kind::Bulk { stream }, made);
+            }
+            Message::StopIsoStream(endpoint)
+            | Message::StopInterruptReceiving(endpoint)
+            | Message::StopBulkReceiving { endpoint, .. } => self.stop(now, id, endpoint, &message),
+            Message::AllocBulkStreams { endpoints, streams } => {
+                self.say(id, Message::BulkStreamsStatus { endpoints, streams, outcome: Outcome::Invalid });
+            }
+            Message::FreeBulkStreams { endpoints } => {
+                self.say(id, Message::BulkStreamsStatus { endpoints, streams: 0, outcome: Outcome::Success });
+            }
+            Message::CancelDataPacket => self.cancel(now, id),
+            Message::FilterReject => {
+                self.is_refused = true;
+                self.withdraw_all(now, |_| true);
+            }
+            Message::DeviceDisconnectAck => {
+                if self.state == State::Leaving {
+                    self.state = State::Left;
+                }
+            }
+            Message::Control(packet) => self.control(now, id, packet)?,
+            Message::Bulk(packet) => self.bulk(now, id, packet)?,
+            Message::Interrupt(packet) => self.interrupt_out(now, id, packet)?,
+            Message::Iso(packet) => self.iso_out(packet),
+            // Which devices it takes is the guest's affair; it says so again of the one that there is.
+            Message::FilterFilter(_) => {}
+            Message::Hello { .. }
+            | Message::DeviceConnect(_)
+            | Message::DeviceDisconnect
+            | Message::InterfaceInfo(_)
+            | Message::EpInfo(_)
+            | Message::ConfigurationStatus { .. }
+            | Message::AltSettingStatus { .. }
+            | Message::IsoStreamStatus { .. }
+            | Message::InterruptReceivingStatus { .. }
+            | Message::BulkStreamsStatus { .. }
+            | Message::BulkReceivingStatus { .. }
+            | Message::BufferedBulk(_) => unreachable!("the connection lets nothing through that a host says"),
+        }
+        self.collect(now);
+        Ok(())
+    }
+
+    fn say(&mut self, id: u64, message: Message) {
+        self.queue(Packet { id, message });
+    }
+
+    fn queue(&mut self, packet: Packet) {
+        self.outbox_bytes += payload_bytes(&packet);
+        self.outbox.push_back(packet);
+    }
+
+    /// First interfaces, then endpoints: QEMU looks from the second back at the first.
+    fn say_parts(&mut self) {
+        let (interfaces, endpoints) = describe::parts(&self.device);
+        self.say(0, Message::InterfaceInfo(Box::new(interfaces)));
+        self.say(0, Message::EpInfo(Box::new(endpoints)));
+    }
+
+    fn say_configuration(&mut self, id: u64, outcome: Outcome) {
+        let configuration = self.device.selection().configuration();
+        self.say(id, Message::ConfigurationStatus { outcome, configuration });
+    }
+
+    fn say_alt_setting(&mut self, id: u64, interface: u8, outcome: Outcome) {
+        let alternate = self.device.selection().alternate(interface);
+        self.say(id, Message::AltSettingStatus { outcome, interface, alternate });
+    }
+
+    /// Whether [`DeviceSession::poll_packet`] has one.
+    pub fn has_packets(&self) -> bool {
+        !self.outbox.is_empty() || self.streams.values().any(Stream::has_packets)
+    }
+
+    /// The next packet for the guest: answers first, then what streams have ahead.
+    pub fn poll_packet(&mut self) -> Option<Packet> {
+        if let Some(packet) = self.outbox.pop_front() {
+            self.outbox_bytes -= payload_bytes(&packet);
+            return Some(packet);
+        }
+        self.streams.values_mut().find_map(Stream::poll_packet)
+    }
+
+    fn take_id(&mut self) -> UrbId {
+        let id = UrbId(self.next_urb);
+        self.next_urb += 1;
+        id
+    }
+
+    fn launch(&mut self, now: Instant, urb: Urb, flight: Flight) {
+        self.bytes_held += urb.length as usize;
+        self.flights.insert(urb.id, flight);
+        self.device.submit(now, urb.launch(), &mut self.done);
+    }
+
+    /// Whether payloads leave room for one more.
+    fn has_credit(&self) -> bool {
+        let ahead: usize = self.streams.values().map(Stream::ahead_bytes).sum();
+        self.flights.len() <= self.limits.urbs_in_flight_max
+            && self.bytes_held + self.outbox_bytes + ahead <= self.limits.payload_bytes_max
+    }
+
+    /// The active endpoint there, if it is of this kind.
+    fn find(&self, endpoint: EpAddr, kind: TransferType) -> Option<&Endpoint> {
+        self.device.selection().endpoint(endpoint).filter(|found| found.kind == kind)
+    }
+
+    /// Begins a transfer of the guest's, or answers it at once.
+    fn transfer(&mut self, now: Instant, id: u64, asked: Asked, mut urb: Urb) -> Result<(), Reject> {
+        if let Some(&old) = self.transfers.get(&id) {
+            self.make_way(id, old)?;
+        }
+        let makes_sense = match asked {
+            Asked::Control { number, .. } => number == 0,
+            Asked::Bulk { endpoint, .. } => {
+                self.find(endpoint, TransferType::Bulk).is_some() && !self.streams.contains_key(&endpoint.as_byte())
+            }
+            Asked::Interrupt { endpoint } => self.find(endpoint, TransferType::Interrupt).is_some(),
+        };
+        let refusal = match () {
+            () if self.state != State::Shown || self.is_refused => Some(Status::Gone),
+            () if !makes_sense => Some(Status::Invalid),
+            () if !self.has_credit() => {
+                self.counters.no_credit += 1;
+                Some(Status::NoCredit)
+            }
+            () => None,
+        };
+        if let Some(status) = refusal {
+            self.answer(id, asked, urb.launch().fail(status));
+            return Ok(());
+        }
+        urb.id = self.take_id();
+        self.transfers.insert(id, urb.id);
+        let length = urb.length;
+        self.launch(now, urb, Flight::Transfer { id, asked, is_withdrawn: false, length });
+        Ok(())
+    }
+
+    /// An id that is in flight is used again: see the table.
+    fn make_way(&mut self, id: u64, old: UrbId) -> Result<(), Reject> {
+        let Some(flight) = self.flights.get_mut(&old) else { return Ok(()) };
+        match flight {
+            Flight::Transfer { asked, is_withdrawn: true, .. } => {
+                let asked = *asked;
+                *flight = Flight::Forgotten;
+                self.transfers.remove(&id);
+                let urb = match asked {
+                    Asked::Control { setup, .. } => Urb::control(old, setup, Payload::Empty),
+                    Asked::Bulk { endpoint, .. } | Asked::Interrupt { endpoint } => {
+                        Urb { endpoint, direction: endpoint.direction(), ..Urb::data_in(old, endpoint, 0) }
+                    }
+                };
+                self.answer(id, asked, urb.launch().fail(Status::Cancelled));
+                Ok(())
+            }
+            Flight::Transfer { asked: Asked::Interrupt { .. }, .. } => Ok(()),
+            _ => Err(Reject::new("id", id, "an id in flight is used again only once it was cancelled")),
+        }
+    }
+
+    fn control(&mut self, now: Instant, id: u64, packet: ControlPacket) -> Result<(), Reject> {
+        let ControlPacket { number, setup, payload, .. } = packet;
+        self.transfer(now, id, Asked::Control { number, setup }, Urb::control(UrbId(0), setup, payload))
+    }
+
+    fn bulk(&mut self, now: Instant, id: u64, packet: DataPacket) -> Result<(), Reject> {
+        let DataPacket { endpoint, length, stream, payload, .. } = packet;
+        let urb = match endpoint.direction() {
+            Direction::In => Urb::data_in(UrbId(0), endpoint, length),
+            Direction::Out => Urb::data_out(UrbId(0), endpoint, payload),
+        };
+        self.transfer(now, id, Asked::Bulk { endpoint, stream }, Urb { stream: stream as u16, ..urb })
+    }
+
+    fn interrupt_out(&mut self, now: Instant, id: u64, packet: DataPacket) -> Result<(), Reject> {
+        let DataPacket { endpoint, payload, .. } = packet;
+        self.transfer(now, id, Asked::Interrupt { endpoint }, Urb::data_out(UrbId(0), endpoint, payload))
+    }
+
+    fn cancel(&mut self, now: Instant, id: u64) {
+        let Some(urb) = self.transfers.get(&id) else { return };
+        if let Some(Flight::Transfer { is_withdrawn, .. }) = self.flights.get_mut(urb)
+            && !std::mem::replace(is_withdrawn, true)
+        {
+            self.counters.unlinked += 1;
+            self.device.cancel(now, *urb, &mut self.done);
+        }
+    }
+
+    /// Cancels the guest's transfers on these endpoints, and ends their streams without a word.
+    fn withdraw_all(&mut self, now: Instant, is_meant: impl Fn(EpAddr) -> bool) {
+        let streams: Vec<u8> = self.streams.keys().copied().filter(|&at| is_meant(EpAddr::from_byte(at))).collect();
+        streams.into_iter().for_each(|at| self.end_stream(now, EpAddr::from_byte(at)));
+        let transfers = self.flights.iter_mut().filter_map(|(urb, flight)| match flight {
+            Flight::Transfer { asked, is_withdrawn, .. } => {
+                let endpoint = match asked {
+                    Asked::Control { .. } => EpAddr::CONTROL,
+                    Asked::Bulk { endpoint, .. } | Asked::Interrupt { endpoint } => *endpoint,
+                };
+                (is_meant(endpoint) && !std::mem::replace(is_withdrawn, true)).then_some(*urb)
+            }
+            _ => None,
+        });
+        let transfers: Vec<UrbId> = transfers.collect();
+        transfers.into_iter().for_each(|urb| self.device.cancel(now, urb, &mut self.done));
+    }
+
+    fn reset(&mut self, now: Instant) {
+        self.counters.resets += 1;
+        let streams: Vec<u8> = self.streams.keys().copied().collect();
+        for at in streams {
+            self.stop_with(now, EpAddr::from_byte(at), Outcome::Stall);
+        }
+        self.device.reset(now, &mut self.done);
+    }
+
+    fn set_configuration(&mut self, now: Instant, id: u64, value: u8) {
+        if self.state != State::Shown || !self.has_credit() {
+            return self.say_configuration(id, Outcome::IoError);
+        }
+        self.withdraw_all(now, |endpoint| !endpoint.is_control());
+        let urb = Urb::control(self.take_id(), Setup::set_configuration(value), Payload::Empty);
+        self.launch(now, urb, Flight::Configuration { id });
+    }
+
+    fn set_alt_setting(&mut self, now: Instant, id: u64, interface: u8, alternate: u8) {
+        if self.state != State::Shown || !self.has_credit() {
+            return self.say_alt_setting(id, interface, Outcome::IoError);
+        }
+        let all = self.device.descriptors();
+        let selection = self.device.selection();
+        let setting = all
+            .configuration(selection.configuration())
+            .and_then(|configuration| configuration.setting(interface, selection.alternate(interface)));
+        let endpoints: Vec<EpAddr> = setting
+            .map(|setting| setting.endpoints.iter().map(|endpoint| endpoint.address).collect())
+            .unwrap_or_default();
+        self.withdraw_all(now, |endpoint| endpoints.contains(&endpoint));
+        let urb = Urb::control(self.take_id(), Setup::set_interface(interface, alternate), Payload::Empty);
+        self.launch(now, urb, Flight::AltSetting { id, interface });
+    }
+
+    fn iso_stream(&self, endpoint: EpAddr, packets_per_urb: usize, urbs: usize) -> Option<Stream> {
+        let packet_bytes = u32::from(describe::interval_bytes_max(self.find(endpoint, TransferType::Isochronous)?));
+        if packet_bytes == 0 {
+            return None;
+        }
+        let kind = Kind::Iso { packets_per_urb };
+        // Of OUT URBs half are in flight and half are filled (the protocol's start_iso_stream).
+        let in_flight = if endpoint.direction() == Direction::In { urbs } else { urbs.div_ceil(2) };
+        Some(Stream::new(endpoint, kind, packet_bytes, in_flight, packets_per_urb * urbs))
+    }
+
+    fn bulk_stream(&self, endpoint: EpAddr, stream: u32, bytes: u32, transfers: u8) -> Option<Stream> {
+        let packet_bytes = u32::from(self.find(endpoint, TransferType::Bulk)?.packet_bytes_max.max(1));
+        let is_fine = is_count(transfers) && (1..=URB_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(packet_bytes);
+        let urbs = usize::from(transfers);
+        is_fine.then(|| Stream::new(endpoint, Kind::Bulk { stream }, bytes, urbs, BULK_AHEAD * urbs))
+    }
+
+    /// Begins a stream of this kind; `None` if there is none to begin.
+    fn start(&mut self, id: u64, endpoint: EpAddr, kind: Kind, made: Option<Stream>) {
+        let outcome = match made {
+            Some(_) if self.streams.contains_key(&endpoint.as_byte()) => Outcome::Invalid,
+            Some(stream) if self.state == State::Shown && self.has_credit() => {
+                self.streams.insert(endpoint.as_byte(), stream);
+                Outcome::Success
+            }
+            _ => Outcome::Stall,
+        };
+        self.say_stream(id, endpoint, kind, outcome);
+    }
+
+    fn say_stream(&mut self, id: u64, endpoint: EpAddr, kind: Kind, outcome: Outcome) {
+        self.say(
+            id,
+            match kind {
+                Kind::Iso { .. } => Message::IsoStreamStatus { outcome, endpoint },
+                Kind::Interrupt => Message::InterruptReceivingStatus { outcome, endpoint },
+                Kind::Bulk { stream } => Message::BulkReceivingStatus { stream, endpoint, outcome },
+            },
+        );
+    }
+
+    /// The guest wants no more of a stream. What it was stays the question's affair: there may be none any more.
+    fn stop(&mut self, now: Instant, id: u64, endpoint: EpAddr, question: &Message) {
+        self.end_stream(now, endpoint);
+        let kind = match question {
+            Message::StopIsoStream(_) => Kind::Iso { packets_per_urb: 1 },
+            Message::StopBulkReceiving { stream, .. } => Kind::Bulk { stream: *stream },
+            _ => Kind::Interrupt,
+        };
+        self.say_stream(id, endpoint, kind, Outcome::Success);
+    }
+
+    /// A stream ends by itself: what it had ahead is said, and why nothing more comes.
+    fn stop_with(&mut self, now: Instant, endpoint: EpAddr, outcome: Outcome) {
+        let Some(stream) = self.streams.get_mut(&endpoint.as_byte()) else { return };
+        let kind = stream.kind();
+        let ahead: Vec<Packet> = std::iter::from_fn(|| stream.poll_packet()).collect();
+        ahead.into_iter().for_each(|packet| self.queue(packet));
+        self.end_stream(now, endpoint);
+        self.say_stream(0, endpoint, kind, outcome);
+    }
+
+    fn end_stream(&mut self, now: Instant, endpoint: EpAddr) {
+        let Some(mut stream) = self.streams.remove(&endpoint.as_byte()) else { return };
+        self.dropped += stream.take_dropped();
+        stream.in_flight().for_each(|urb| self.device.cancel(now, urb, &mut self.done));
+    }
+
+    fn iso_out(&mut self, packet: DataPacket) {
+        let DataPacket { endpoint, payload, .. } = packet;
+        let has_credit = self.has_credit();
+        let stream = self.streams.get_mut(&endpoint.as_byte());
+        match stream.filter(|stream| matches!(stream.kind(), Kind::Iso { .. })) {
+            Some(stream) if payload.len() <= stream.packet_bytes() as usize => {
+                if !has_credit {
+                    stream.drop_oldest();
+                }
+                stream.push(payload);
+            }
+            Some(_) => self.say(0, Message::IsoStreamStatus { outcome: Outcome::Invalid, endpoint }),
+            None if self.state == State::Shown => {
+                self.say(0, Message::IsoStreamStatus { outcome: Outcome::Stall, endpoint });
+            }
+            None => {}
+        }
+    }
+
+    /// Does what can be done by itself: answers what the device has finished, keeps streams going. Call it after anything
+    /// happened; `is_due` is false where only room was made since the last call.
+    pub fn advance(&mut self, now: Instant, mut is_due: bool) {
+        self.collect(now);
+        while self.refill(now, is_due) {
+            is_due = false;
+            self.collect(now);
+        }
+        self.answer_lost(now);
+    }
+
+    /// Submits streams' URBs; whether any was answered at once.
+    fn refill(&mut self, now: Instant, is_due: bool) -> bool {
+        let endpoints: Vec<u8> = self.streams.keys().copied().collect();
+        for at in endpoints {
+            let stream = self.streams.get_mut(&at).expect("listed just now");
+            self.dropped += stream.take_dropped();
+            for _ in 0..stream.urbs_wanted(is_due) {
+                if !self.has_credit() {
+                    break;
+                }
+                let id = self.take_id();
+                let Some(stream) = self.streams.get_mut(&at) else { break };
+                let urb = stream.urb(id, &mut self.done.pool);
+                self.launch(now, urb, Flight::Stream(EpAddr::from_byte(at)));
+            }
+        }
+        !self.done.is_empty()
+    }
+
+    /// Turns what the device has finished into answers.
+    fn collect(&mut self, now: Instant) {
+        while let Some(done) = self.done.pop() {
+            self.bytes_held -= done.length as usize;
+            self.counters.urbs += 1;
+            match self.flights.remove(&done.id) {
+                Some(Flight::Transfer { id, asked, .. }) => {
+                    if self.transfers.get(&id) == Some(&done.id) {
+                        self.transfers.remove(&id);
+                    }
+                    self.answer(id, asked, done);
+                }
+                Some(Flight::TakenBack { id, asked: Asked::Bulk { endpoint, stream }, length })
+                    if done.status == Status::Cancelled && self.is_moving =>
+                {
+                    self.transfers.remove(&id);
+                    let packet =
+                        DataPacket { endpoint, outcome: Outcome::Success, length, stream, payload: done.payload };
+                    self.taken_back.insert(done.id, Packet { id, message: Message::Bulk(packet) });
+                }
+                // It has ended by itself.
+                Some(Flight::TakenBack { id, asked, .. }) => {
+                    self.transfers.remove(&id);
+                    self.answer(id, asked, done);
+                }
+                Some(Flight::Configuration { id }) => {
+                    if done.status == Status::Ok {
+                        self.say_parts();
+                    }
+                    self.say_configuration(id, done.status.into());
+                }
+                Some(Flight::AltSetting { id, interface }) => {
+                    if done.status == Status::Ok {
+                        self.say_parts();
+                    }
+                    self.say_alt_setting(id, interface, done.status.into());
+                }
+                Some(Flight::Stream(endpoint)) => self.stream_done(now, endpoint, done),
+                Some(Flight::Forgotten) => self.done.pool.recycle(done.payload),
+                None => unreachable!("a device answers what it was asked, once"),
+            }
+        }
+    }
+
+    fn stream_done(&mut self, now: Instant, endpoint: EpAddr, done: Done) {
+        self.count(&done);
+        let Some(stream) = self.streams.get_mut(&endpoint.as_byte()) else { return };
+        let kind = stream.kind();
+        match stream.handle_done(done) {
+            None | Some(Ended::GoesOn) => {}
+            Some(Ended::Failed(outcome)) => self.say_stream(0, endpoint, kind, outcome),
+            Some(Ended::Stopped) => self.stop_with(now, endpoint, Outcome::Stall),
+        }
+    }
+
+    fn count(&mut self, done: &Done) {
+        match done.direction {
+            Direction::In => self.counters.bytes_in += u64::from(done.actual),
+            Direction::Out => self.counters.bytes_out += u64::from(done.actual),
+        }
+    }
+
+    /// Tells the guest how a transfer ended.
+    fn answer(&mut self, id: u64, asked: Asked, done: Done) {
+        self.count(&done);
+        let Done { status, actual, payload, .. } = done;
+        let outcome = Outcome::from(status);
+        let message = match asked {
+            Asked::Control { number, setup } => {
+                if status == Status::Ok && changes_parts(setup) {
+                    self.say_parts();
+                }
+                let setup = Setup { length: actual as u16, ..setup };
+                Message::Control(ControlPacket { number, setup, outcome, payload })
+            }
+            Asked::Bulk { endpoint, stream } => {
+                Message::Bulk(DataPacket { endpoint, outcome, length: actual, stream, payload })
+            }
+            Asked::Interrupt { endpoint } => {
+                Message::Interrupt(DataPacket { endpoint, outcome, length: actual, stream: 0, payload })
+            }
+        };
+        self.say(id, message);
+    }
+
+    /// Requests that a device dropped: in production they end as cancelled, counted.
+    fn answer_lost(&mut self, now: Instant) {
+        for urb in take_lost() {
+            if self.flights.contains_key(&urb.id) {
+                self.counters.lost += 1;
+                self.done.push(urb.launch().fail(Status::Cancelled));
+            }
+        }
+        self.collect(now);
+    }
+
+    /// The device as it is, for whoever goes on with it.
+    ///
+    /// # Panics
+    /// Unless it is quiet.
+    pub fn into_device(self) -> D {
+        assert!(self.flights.is_empty(), "a device that moves owes nothing");
+        self.device
+    }
+
+    /// Nobody will use the device any more: everything is withdrawn, and it is reset.
+    pub fn finish(mut self, now: Instant) -> D {
+        self.flights.keys().for_each(|id| self.device.cancel(now, *id, &mut self.done));
+        self.device.reset(now, &mut self.done);
+        while self.done.pop().is_some() {}
+        self.device
+    }
+}
+
+/// Bytes of a transfer's data.
+fn payload_bytes(packet: &Packet) -> usize {
+    match &packet.message {
+        Message::Control(packet) => packet.payload.len(),
+        Message::Bulk(packet) | Message::Iso(packet) | Message::Interrupt(packet) | Message::BufferedBulk(packet) => {
+            packet.payload.len()
+        }
+        _ => 0,
+    }
+}
+
+/// Whether so many URBs are a number for a stream.
+fn is_count(urbs: u8) -> bool {
+    (1..=STREAM_URBS_MAX).contains(&urbs)
+}
+
+/// A guest that has no word for it selects by a control transfer like any other.
+fn changes_parts(setup: Setup) -> bool {
+    setup.is_standard(request::SET_CONFIGURATION, Recipient::Device)
+        || setup.is_standard(request::SET_INTERFACE, Recipient::Interface)
+}

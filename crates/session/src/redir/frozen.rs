@@ -1,0 +1,92 @@
+//! A usbredir stream between two homes: everything of it but the device.
+
+use farbus_wire::usbip::Reject;
+use farbus_wire::usbredir::Caps;
+
+/// Names what it is, and its version.
+const MAGIC: &[u8; 8] = b"redir\0\0\x01";
+
+/// A guest's stream, frozen where nothing is under way at the device: what the guest has asked and has no answer to, as bytes of
+/// its own; what it is to be told, as bytes of ours; and what both depend on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    /// What the guest said it can do.
+    pub theirs: Caps,
+    /// The active configuration's value.
+    pub configuration: u8,
+    /// The interfaces that are not in setting 0, with their setting.
+    pub alternates: Vec<(u8, u8)>,
+    /// Requests without an answer, and behind them the beginning of one that the guest is still saying.
+    pub from_guest: Vec<u8>,
+    /// Answers that the guest has not been sent.
+    pub to_guest: Vec<u8>,
+}
+
+impl Frozen {
+    /// As bytes, little-endian: magic and version, capabilities, configuration, number of alternate settings and those, length
+    /// and bytes from the guest, length and bytes to it.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.theirs.bits().to_le_bytes());
+        bytes.extend([self.configuration, self.alternates.len() as u8]);
+        bytes.extend(self.alternates.iter().flat_map(|&(interface, alternate)| [interface, alternate]));
+        for part in [&self.from_guest, &self.to_guest] {
+            bytes.extend((part.len() as u32).to_le_bytes());
+            bytes.extend(part);
+        }
+        bytes
+    }
+
+    /// From bytes, all of them.
+    ///
+    /// # Errors
+    /// If they are of another kind or version, or too few, or too many.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Reject> {
+        let mut rest = bytes;
+        let mut take = |count: usize| -> Result<&[u8], Reject> {
+            let (part, behind) =
+                rest.split_at_checked(count).ok_or(Reject::new("length", bytes.len() as u64, "all of it is there"))?;
+            rest = behind;
+            Ok(part)
+        };
+        if take(MAGIC.len())? != MAGIC {
+            return Err(Reject::new("magic", bytes.len() as u64, "it is a frozen usbredir stream, version 1"));
+        }
+        let word = |part: &[u8]| part.iter().rev().fold(0, |all, &byte| all << 8 | u32::from(byte));
+        let theirs = Caps::from_bits(word(take(4)?));
+        let (configuration, count) = (take(1)?[0], take(1)?[0]);
+        let alternates = take(2 * usize::from(count))?.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+        let length = word(take(4)?) as usize;
+        let from_guest = take(length)?.to_vec();
+        let length = word(take(4)?) as usize;
+        let to_guest = take(length)?.to_vec();
+        match rest.len() {
+            0 => Ok(Self { theirs, configuration, alternates, from_guest, to_guest }),
+            more => Err(Reject::new("length", more as u64, "nothing is behind it")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frozen_stream_survives_the_way_and_a_damaged_one_is_refused() {
+        let frozen = Frozen {
+            theirs: Caps::from_bits(0xf0),
+            configuration: 1,
+            alternates: vec![(1, 2), (3, 4)],
+            from_guest: vec![1; 300],
+            to_guest: vec![2; 7],
+        };
+        let bytes = frozen.to_bytes();
+        assert_eq!(bytes[..18], *b"redir\0\0\x01\xf0\0\0\0\x01\x02\x01\x02\x03\x04");
+        assert_eq!(Frozen::from_bytes(&bytes), Ok(frozen));
+        for length in 0..bytes.len() {
+            assert!(Frozen::from_bytes(&bytes[..length]).is_err(), "{length} of {}", bytes.len());
+        }
+        assert_eq!(Frozen::from_bytes(&[&bytes[..], &[0]].concat()).unwrap_err().rule, "nothing is behind it");
+        assert_eq!(Frozen::from_bytes(&[b"redir\0\0\x02", &bytes[8..]].concat()).unwrap_err().field, "magic");
+    }
+}

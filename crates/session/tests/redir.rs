@@ -1,0 +1,865 @@
+//! A usbredir guest in front of a device: what it is told, exactly once and in order, whatever the device and the guest do.
+
+mod world;
+
+#[path = "../../wire/tests/fuzzing/mod.rs"]
+mod fuzzing;
+
+use std::collections::BTreeMap;
+
+use farbus_gadgets::keyboard::Keyboard;
+use farbus_model::limits::INTERRUPTS_AHEAD_MAX;
+use farbus_model::{BufferPool, Command, Device, EpAddr, Instant, Limits, Payload, Setup, Speed, Status, TransferType};
+use farbus_session::Fault;
+use farbus_session::redir::usbredir::info::place_of;
+use farbus_session::redir::usbredir::message::{ControlPacket, DataPacket};
+use farbus_session::redir::usbredir::{Caps, Conn, Message, Outcome, Packet, Side};
+use farbus_session::redir::{CAPS, Frozen, RedirHost};
+use fuzzing::{Input, fuzz};
+use world::scripted::Event;
+use world::{Manners, Scripted};
+
+const LIMITS: Limits = Limits { receive_bytes: 2048, ..Limits::DEFAULT };
+const BULK_IN: EpAddr = EpAddr::from_byte(0x81);
+const BULK_OUT: EpAddr = EpAddr::from_byte(1);
+const INTERRUPT_IN: EpAddr = EpAddr::from_byte(0x82);
+const INTERRUPT_OUT: EpAddr = EpAddr::from_byte(2);
+const ISO_IN: EpAddr = EpAddr::from_byte(0x83);
+const ISO_OUT: EpAddr = EpAddr::from_byte(3);
+
+/// A guest, the host in front of it, and a device.
+struct Table<D: Device> {
+    host: RedirHost<D>,
+    guest: Conn,
+    pool: BufferPool,
+    now: Instant,
+}
+
+impl<D: Device> Table<D> {
+    /// A guest that has just connected; both know what `caps` names.
+    fn with(device: D, limits: Limits, caps: Caps) -> Self {
+        let mut host = RedirHost::new(device, limits);
+        host.connect();
+        let guest = Conn::new(Side::Guest, "test", caps, &limits);
+        Self { host, guest, pool: BufferPool::new(0), now: Instant::from_nanos(1) }
+    }
+
+    /// A guest that has seen and configured the device.
+    fn configured(device: D, limits: Limits) -> Self {
+        let mut table = Self::with(device, limits, CAPS);
+        table.exchange().unwrap();
+        table.ask(u64::MAX, Message::SetConfiguration(1));
+        table
+    }
+
+    fn advance(&mut self) -> Result<(), Fault> {
+        self.host.advance(self.now)
+    }
+
+    /// The guest's bytes go to the host.
+    fn push(&mut self) -> Result<(), Fault> {
+        let bytes: Vec<u8> = self.guest.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+        self.guest.handle_transmitted(bytes.len(), &mut self.pool);
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let space = self.host.receive_space();
+            let count = space.len().min(rest.len());
+            space[..count].copy_from_slice(&rest[..count]);
+            self.host.handle_received(count);
+            rest = &rest[count..];
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    /// The guest says this; what it is told is not looked at yet.
+    fn say(&mut self, id: u64, message: Message) {
+        self.guest.send(Packet { id, message }, &mut self.pool);
+        self.push().expect("what no rule forbids");
+    }
+
+    /// The guest reads all there is.
+    fn read(&mut self) -> Vec<Packet> {
+        let mut packets = Vec::new();
+        while self.host.has_transmit() {
+            let bytes: Vec<u8> = self.host.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+            self.host.handle_transmitted(bytes.len());
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let space = self.guest.receive_space();
+                let count = space.len().min(rest.len());
+                space[..count].copy_from_slice(&rest[..count]);
+                self.guest.handle_received(count);
+                rest = &rest[count..];
+                while let Some(packet) = self.guest.poll_packet().expect("a host keeps to the protocol") {
+                    packets.push(packet);
+                }
+            }
+            self.advance().expect("who reads is not cut off");
+        }
+        packets
+    }
+
+    fn exchange(&mut self) -> Result<Vec<Packet>, Fault> {
+        let mut packets = Vec::new();
+        while self.host.has_transmit() || self.guest.backlog_bytes() > 0 {
+            packets.extend(self.read());
+            self.push()?;
+        }
+        Ok(packets)
+    }
+
+    fn ask(&mut self, id: u64, message: Message) -> Vec<Packet> {
+        self.say(id, message);
+        self.read()
+    }
+}
+
+impl<D: Device> Drop for Table<D> {
+    /// Whatever is in flight when a test lets go of it ends as it would when the guest goes away.
+    fn drop(&mut self) {
+        self.host.disconnect(self.now);
+        self.host.with_device(|device, done| device.reset(self.now, done));
+    }
+}
+
+impl Table<Scripted> {
+    fn scripted(manners: Manners) -> Self {
+        Self::configured(Scripted::new(manners), LIMITS)
+    }
+
+    fn complete(&mut self, endpoint: EpAddr) -> bool {
+        let is_one = self.host.with_device(|device, done| device.complete(endpoint, done));
+        self.advance().unwrap();
+        is_one
+    }
+
+    fn fail(&mut self, endpoint: EpAddr, status: Status) {
+        assert!(self.host.with_device(|device, done| device.fail(endpoint, status, done)));
+        self.advance().unwrap();
+    }
+
+    fn let_go(&mut self) -> bool {
+        let is_one = self.host.with_device(|device, done| device.let_go(done));
+        self.advance().unwrap();
+        is_one
+    }
+
+    fn device(&self) -> &Scripted {
+        self.host.session().device()
+    }
+}
+
+fn bulk_in(length: u32) -> Message {
+    Message::Bulk(data(BULK_IN, length, Payload::Empty))
+}
+
+fn out(endpoint: EpAddr, bytes: &[u8]) -> DataPacket {
+    data(endpoint, bytes.len() as u32, bytes.into())
+}
+
+fn data(endpoint: EpAddr, length: u32, payload: Payload) -> DataPacket {
+    DataPacket { endpoint, outcome: Outcome::Success, length, stream: 0, payload }
+}
+
+fn control(setup: Setup) -> Message {
+    Message::Control(ControlPacket { number: 0, setup, outcome: Outcome::Success, payload: Payload::Empty })
+}
+
+/// The outcome and length that a transfer's packet says.
+fn said(packet: &Packet) -> (Outcome, u32) {
+    match &packet.message {
+        Message::Bulk(data) | Message::Interrupt(data) | Message::Iso(data) | Message::BufferedBulk(data) => {
+            (data.outcome, data.length)
+        }
+        Message::Control(packet) => (packet.outcome, packet.setup.length.into()),
+        other => panic!("no transfer: {other:?}"),
+    }
+}
+
+fn kinds(packets: &[Packet]) -> Vec<u32> {
+    packets.iter().map(|packet| packet.message.kind()).collect()
+}
+
+#[test]
+fn a_guest_is_told_of_interfaces_and_endpoints_before_the_device() {
+    let mut table = Table::with(Scripted::new(Manners::default()), LIMITS, CAPS);
+    table.advance().unwrap();
+    let hello = table.read();
+    assert!(
+        matches!(&hello[..], [Packet { message: Message::Hello { caps: CAPS, .. }, .. }]),
+        "and waits for its hello"
+    );
+    let told = table.exchange().unwrap();
+    let [interfaces, endpoints, connect] = &told[..] else { panic!("{told:?}") };
+    let Message::InterfaceInfo(interfaces) = &interfaces.message else { panic!("{interfaces:?}") };
+    assert_eq!(interfaces.0.iter().map(|kind| kind.number).collect::<Vec<_>>(), [0, 1]);
+    let Message::EpInfo(endpoints) = &endpoints.message else { panic!("{endpoints:?}") };
+    let kind = |byte| endpoints.0[place_of(EpAddr::from_byte(byte))].kind;
+    assert_eq!((kind(0x81), kind(0x82)), (Some(TransferType::Bulk), Some(TransferType::Interrupt)));
+    assert_eq!((kind(0x83), kind(0x84)), (Some(TransferType::Isochronous), None), "the first configuration, setting 0");
+    assert_eq!(endpoints.0[place_of(ISO_IN)].packet_bytes_max, 1024);
+    assert!(matches!(connect.message, Message::DeviceConnect(connect) if connect.speed == Some(Speed::High)));
+}
+
+#[test]
+fn a_guest_of_the_first_version_is_served_too() {
+    let mut table = Table::with(Scripted::new(Manners::default()), LIMITS, Caps::NONE);
+    assert_eq!(kinds(&table.exchange().unwrap()), [0, 4, 5, 1]);
+    assert_eq!(kinds(&table.ask(7, Message::SetConfiguration(1))), [4, 5, 8]);
+    table.say(8, bulk_in(512));
+    assert!(table.complete(BULK_IN));
+    let answer = table.read();
+    assert_eq!((answer[0].id, said(&answer[0])), (8, (Outcome::Success, 512)));
+}
+
+#[test]
+fn what_is_selected_is_told_before_the_answer() {
+    let mut table = Table::scripted(Manners::default());
+    assert_eq!(table.device().selection().configuration(), 1);
+    let told = table.ask(3, Message::SetAltSetting { interface: 1, alternate: 1 });
+    assert_eq!(kinds(&told), [4, 5, 11]);
+    let Message::EpInfo(endpoints) = &told[1].message else { panic!("{told:?}") };
+    let bulk = endpoints.0[place_of(EpAddr::from_byte(0x84))];
+    assert_eq!((bulk.kind, bulk.interface), (Some(TransferType::Bulk), 1));
+    let status = |outcome, interface, alternate| Message::AltSettingStatus { outcome, interface, alternate };
+    assert_eq!(told[2], Packet { id: 3, message: status(Outcome::Success, 1, 1) });
+    assert_eq!(table.ask(4, Message::GetAltSetting { interface: 1 })[0].message, status(Outcome::Success, 1, 1));
+    assert_eq!(table.ask(5, Message::GetAltSetting { interface: 9 })[0].message, status(Outcome::Invalid, 9, 0));
+    let told = table.ask(6, Message::SetAltSetting { interface: 1, alternate: 9 });
+    assert_eq!(told, [Packet { id: 6, message: status(Outcome::Stall, 1, 1) }], "and nothing new if it failed");
+    let told = table.ask(7, Message::GetConfiguration);
+    let status = Message::ConfigurationStatus { outcome: Outcome::Success, configuration: 1 };
+    assert_eq!(told, [Packet { id: 7, message: status }]);
+    assert_eq!(kinds(&table.ask(8, control(Setup::set_interface(1, 0)))), [4, 5, 100], "however it is selected");
+}
+
+#[test]
+fn a_configuration_withdraws_what_is_under_way() {
+    let mut table = Table::scripted(Manners::default());
+    table.say(1, bulk_in(64));
+    table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    table.read();
+    assert_eq!(table.device().waiting(INTERRUPT_IN), 5);
+    let told = table.ask(2, Message::SetConfiguration(1));
+    assert_eq!(kinds(&told), [101, 4, 5, 8]);
+    assert_eq!((said(&told[0]), table.host.session().in_flight()), ((Outcome::Cancelled, 0), 0));
+}
+
+#[test]
+fn transfers_go_to_endpoints_of_their_kind() {
+    let mut table = Table::scripted(Manners::default());
+    let wrong = [
+        Message::Bulk(out(INTERRUPT_OUT, b"x")),
+        Message::Bulk(out(EpAddr::from_byte(9), b"x")),
+        Message::Interrupt(out(BULK_OUT, b"x")),
+        Message::Control(ControlPacket {
+            number: 3,
+            setup: Setup::get_descriptor(1, 0, 0, 18),
+            outcome: Outcome::Success,
+            payload: Payload::Empty,
+        }),
+    ];
+    for (id, message) in wrong.into_iter().enumerate() {
+        let kind = message.kind();
+        let told = table.ask(id as u64, message);
+        assert_eq!((kinds(&told), said(&told[0])), (vec![kind], (Outcome::Invalid, 0)));
+    }
+    table.say(9, Message::Interrupt(out(INTERRUPT_OUT, b"abc")));
+    assert!(table.complete(INTERRUPT_OUT));
+    assert_eq!(said(&table.read()[0]), (Outcome::Success, 3), "an OUT answer says what moved and carries nothing");
+    table.say(10, bulk_in(8));
+    table.fail(BULK_IN, Status::Stall);
+    assert_eq!(said(&table.read()[0]), (Outcome::Stall, 0));
+}
+
+#[test]
+fn interrupts_are_received_ahead_and_never_lost() {
+    let limits = Limits { reply_bytes_backlog: 1, ..LIMITS };
+    let mut table = Table::configured(Scripted::new(Manners::default()), limits);
+    table.read();
+    let told = table.ask(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    assert!(matches!(told[0].message, Message::InterruptReceivingStatus { outcome: Outcome::Success, .. }));
+    let mut given = 0;
+    while table.complete(INTERRUPT_IN) {
+        given += 1;
+    }
+    assert!(
+        (INTERRUPTS_AHEAD_MAX..=INTERRUPTS_AHEAD_MAX + 6).contains(&given),
+        "{given}: then the device is not asked"
+    );
+    let told = table.read();
+    assert_eq!((told.len(), table.host.session().dropped()), (given, 0));
+    assert!(told.iter().enumerate().all(|(at, packet)| packet.id == at as u64), "in their order");
+    assert_eq!(table.device().waiting(INTERRUPT_IN), 5, "and then again");
+}
+
+#[test]
+fn isochronous_packets_come_at_their_time_or_not_at_all() {
+    let limits = Limits { reply_bytes_backlog: 1, ..LIMITS };
+    let mut table = Table::configured(Scripted::new(Manners::default()), limits);
+    table.read();
+    let start = Message::StartIsoStream { endpoint: ISO_IN, packets_per_urb: 4, urbs: 3 };
+    assert!(matches!(
+        table.ask(0, start.clone())[0].message,
+        Message::IsoStreamStatus { outcome: Outcome::Success, .. }
+    ));
+    let again = table.ask(0, start);
+    assert!(matches!(again[0].message, Message::IsoStreamStatus { outcome: Outcome::Invalid, .. }), "it runs already");
+    for _ in 0..10 {
+        assert_eq!(table.device().waiting(ISO_IN), 3, "the device is asked all the time");
+        assert!(table.complete(ISO_IN));
+    }
+    let told = table.read();
+    // One on the connection and twelve in the row, of forty.
+    assert_eq!((told.len(), table.host.session().dropped()), (13, 27));
+    assert!(told.iter().all(|packet| said(packet) == (Outcome::Success, 1024)));
+    let bytes = |packet: &Packet| match &packet.message {
+        Message::Iso(data) => data.payload.contiguous()[0],
+        other => panic!("{other:?}"),
+    };
+    assert!(told[1..].is_sorted_by_key(bytes), "the youngest, in their order");
+    let told = table.ask(0, Message::StopIsoStream(ISO_IN));
+    assert_eq!((kinds(&told), table.device().waiting(ISO_IN)), (vec![14], 0));
+}
+
+#[test]
+fn isochronous_out_begins_with_half_of_its_packets() {
+    let mut table = Table::scripted(Manners::default());
+    table.ask(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 2, urbs: 4 });
+    for packet in 0..3u8 {
+        table.say(0, Message::Iso(out(ISO_OUT, &[packet; 10])));
+        assert_eq!(table.device().waiting(ISO_OUT), 0);
+    }
+    table.say(0, Message::Iso(out(ISO_OUT, &[3; 4])));
+    assert_eq!(table.device().waiting(ISO_OUT), 2);
+    for packet in 0..20u8 {
+        table.say(0, Message::Iso(out(ISO_OUT, &[packet; 10])));
+    }
+    assert_eq!((table.device().waiting(ISO_OUT), table.host.session().dropped()), (2, 12), "a device that is too slow");
+    while table.complete(ISO_OUT) {}
+    assert_eq!(table.host.counters().bytes_out, 34 + 80);
+    table.say(0, Message::Iso(out(ISO_OUT, &[0; 10])));
+    table.say(0, Message::Iso(out(ISO_OUT, &[0; 10])));
+    assert_eq!(table.device().waiting(ISO_OUT), 0, "it ran dry and begins anew");
+    assert_eq!(table.read(), []);
+    let told = table.ask(0, Message::Iso(out(ISO_OUT, &[0; 1025])));
+    assert!(
+        matches!(told[0].message, Message::IsoStreamStatus { outcome: Outcome::Invalid, .. }),
+        "an interval has 1024"
+    );
+    table.ask(0, Message::StopIsoStream(ISO_OUT));
+    let told = table.ask(0, Message::Iso(out(ISO_OUT, b"x")));
+    assert!(matches!(told[0].message, Message::IsoStreamStatus { outcome: Outcome::Stall, .. }), "there is no stream");
+}
+
+#[test]
+fn a_stream_that_cannot_be_is_refused_and_one_that_breaks_says_so() {
+    let mut table = Table::scripted(Manners::default());
+    let iso = |endpoint, packets_per_urb, urbs| Message::StartIsoStream { endpoint, packets_per_urb, urbs };
+    for (endpoint, packets, urbs) in [
+        (ISO_IN, 0, 1),
+        (ISO_IN, 1, 0),
+        (ISO_IN, 33, 1),
+        (ISO_IN, 1, 17),
+        (BULK_OUT, 1, 1),
+        (EpAddr::from_byte(0x8f), 1, 1),
+    ] {
+        let told = table.ask(0, iso(endpoint, packets, urbs));
+        assert!(matches!(told[0].message, Message::IsoStreamStatus { outcome: Outcome::Stall, .. }), "{told:?}");
+    }
+    let bulk = |bytes_per_transfer| Message::StartBulkReceiving {
+        stream: 0,
+        bytes_per_transfer,
+        endpoint: BULK_IN,
+        transfers: 2,
+    };
+    let told = table.ask(0, bulk(100));
+    assert!(
+        matches!(told[0].message, Message::BulkReceivingStatus { outcome: Outcome::Stall, .. }),
+        "no whole packets"
+    );
+    let told = table.ask(0, bulk(1024));
+    assert!(matches!(told[0].message, Message::BulkReceivingStatus { outcome: Outcome::Success, .. }));
+    assert!(table.complete(BULK_IN));
+    table.fail(BULK_IN, Status::Stall);
+    let told = table.read();
+    assert_eq!(kinds(&told), [104, 27], "what came first, then why no more does");
+    assert!(matches!(told[1].message, Message::BulkReceivingStatus { outcome: Outcome::Stall, .. }));
+    table.ask(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    for _ in 0..17 {
+        table.fail(INTERRUPT_IN, Status::Protocol);
+    }
+    let told = table.read();
+    assert_eq!(kinds(&told[..16]), [103; 16]);
+    assert!(told[..16].iter().all(|packet| said(packet) == (Outcome::IoError, 0)));
+    assert!(matches!(told[16].message, Message::InterruptReceivingStatus { outcome: Outcome::Stall, .. }));
+}
+
+#[test]
+fn a_reset_ends_streams_and_transfers_once_each() {
+    let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
+    table.say(1, bulk_in(64));
+    table.say(2, Message::Bulk(out(BULK_OUT, b"abc")));
+    table.say(1, Message::CancelDataPacket);
+    table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    table.read();
+    let told = table.ask(0, Message::Reset);
+    assert!(matches!(told[0].message, Message::InterruptReceivingStatus { outcome: Outcome::Stall, .. }));
+    let ended: BTreeMap<u64, Outcome> = told[1..].iter().map(|packet| (packet.id, said(packet).0)).collect();
+    assert_eq!(ended, BTreeMap::from([(1, Outcome::Cancelled), (2, Outcome::Cancelled)]));
+    assert_eq!((told.len(), table.host.session().in_flight()), (3, 0));
+    assert_eq!(kinds(&table.ask(3, Message::SetConfiguration(1))), [4, 5, 8]);
+}
+
+#[test]
+fn a_guest_that_goes_and_comes_back_finds_the_device_reset() {
+    let mut table = Table::scripted(Manners::default());
+    table.say(1, bulk_in(64));
+    table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    table.host.with_device(|device, _| device.take_events());
+    table.host.disconnect(table.now);
+    let events = table.host.with_device(|device, _| device.take_events());
+    let descriptor = Setup::get_descriptor(1, 0, 0, 64);
+    assert_eq!(events, [Event::Reset, Event::Control(descriptor)], "and one far away is shown that it was");
+    assert_eq!((table.device().holds(), table.host.session().in_flight()), (0, 0));
+    table.host.connect();
+    table.guest = Conn::new(Side::Guest, "another", CAPS, &LIMITS);
+    assert_eq!(kinds(&table.exchange().unwrap()), [0, 4, 5, 1], "and nothing of the guest before");
+}
+
+#[test]
+fn a_device_that_is_gone_leaves_when_its_guest_has_seen_it() {
+    let mut table = Table::scripted(Manners::default());
+    table.say(1, bulk_in(64));
+    table.read();
+    table.host.with_device(|device, done| device.fail(BULK_IN, Status::Gone, done));
+    table.host.handle_gone(table.now);
+    table.advance().unwrap();
+    let told = table.read();
+    assert_eq!((kinds(&told), said(&told[0])), (vec![101, 2], (Outcome::IoError, 0)));
+    assert!(!table.host.is_finished());
+    let told = table.ask(2, bulk_in(64));
+    assert_eq!(said(&told[0]), (Outcome::IoError, 0), "what crossed it is answered");
+    table.say(0, Message::DeviceDisconnectAck);
+    assert!(table.host.is_finished());
+    let mut old = Table::with(Scripted::new(Manners::default()), LIMITS, Caps::NONE);
+    old.exchange().unwrap();
+    old.host.handle_gone(old.now);
+    old.advance().unwrap();
+    assert_eq!((kinds(&old.read()), old.host.is_finished()), (vec![2], true), "who knows no ack is not waited for");
+}
+
+#[test]
+fn a_guest_that_takes_no_such_device_is_heard() {
+    let mut table = Table::scripted(Manners::default());
+    table.say(1, bulk_in(64));
+    table.say(0, Message::FilterFilter("-1,-1,-1,-1,0".into()));
+    table.say(0, Message::FilterReject);
+    let told = table.read();
+    assert_eq!((table.host.session().is_refused(), said(told.last().unwrap())), (true, (Outcome::Cancelled, 0)));
+}
+
+#[test]
+fn a_guest_that_asks_and_never_reads_is_cut_off() {
+    let limits = Limits { reply_header_bytes_max: 4096, reply_bytes_backlog: 512, ..LIMITS };
+    let mut table = Table::configured(Scripted::new(Manners::default()), limits);
+    let fault = (0..1000).find_map(|id| {
+        table.guest.send(Packet { id, message: Message::GetConfiguration }, &mut table.pool);
+        table.push().err()
+    });
+    assert_eq!(fault, Some(Fault::NeverReads));
+}
+
+#[test]
+fn too_much_at_once_is_refused_packet_by_packet() {
+    let limits = Limits { payload_bytes_max: 1000, urbs_in_flight_max: 100, ..LIMITS };
+    let mut table = Table::configured(Scripted::new(Manners::default()), limits);
+    table.read();
+    table.say(1, bulk_in(600));
+    table.say(2, bulk_in(600));
+    let told = table.ask(3, bulk_in(600));
+    assert_eq!((told[0].id, said(&told[0])), (3, (Outcome::IoError, 0)));
+    table.say(2, Message::CancelDataPacket);
+    assert_eq!(said(&table.read()[0]), (Outcome::Cancelled, 0), "and a cancel waits for nobody");
+    assert_eq!(table.host.counters().no_credit, 1);
+}
+
+#[test]
+fn an_id_in_flight_is_used_again_only_once_it_was_cancelled() {
+    let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
+    table.read();
+    table.say(5, bulk_in(8));
+    table.say(5, Message::CancelDataPacket);
+    assert_eq!(table.read(), []);
+    let told = table.ask(5, bulk_in(16));
+    assert_eq!((told.len(), said(&told[0])), (1, (Outcome::Cancelled, 0)), "the old one, before the new one begins");
+    assert!(table.complete(BULK_IN) && table.complete(BULK_IN));
+    let told = table.read();
+    assert_eq!((told.len(), said(&told[0])), (1, (Outcome::Success, 16)));
+    table.say(6, Message::Interrupt(out(INTERRUPT_OUT, b"a")));
+    table.say(6, Message::Interrupt(out(INTERRUPT_OUT, b"bc")));
+    assert!(table.complete(INTERRUPT_OUT) && table.complete(INTERRUPT_OUT));
+    assert_eq!(table.read().iter().map(said).collect::<Vec<_>>(), [(Outcome::Success, 1), (Outcome::Success, 2)]);
+    table.say(7, bulk_in(8));
+    table.guest.send(Packet { id: 7, message: bulk_in(8) }, &mut table.pool);
+    assert!(matches!(table.push(), Err(Fault::Rejected(reject)) if reject.field == "id"));
+    table.host.disconnect(table.now);
+}
+
+#[test]
+fn a_device_comes_back_with_nothing_in_flight() {
+    let mut host = RedirHost::new(Scripted::new(Manners { cancels_late: true, ..Manners::default() }), LIMITS);
+    host.connect();
+    host.disconnect(Instant::ZERO);
+    host.connect();
+    let device = host.finish(Instant::ZERO);
+    assert_eq!((device.holds(), device.taken), (0, device.given));
+}
+
+#[test]
+fn whatever_is_asked_of_a_device_that_does_not_answer_stays_within_limits() {
+    let limits = Limits { urbs_in_flight_max: 30, payload_bytes_max: 5000, ..LIMITS };
+    let mut table = Table::configured(Scripted::new(Manners { cancels_late: true, ..Manners::default() }), limits);
+    table.ask(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 32, urbs: 16 });
+    for _ in 0..100 {
+        table.say(0, Message::Iso(out(ISO_OUT, &[0; 1000])));
+    }
+    assert!(table.host.session().dropped() > 90, "{}", table.host.session().dropped());
+    let mut late =
+        Table::with(Scripted::new(Manners { answers_control_late: true, ..Manners::default() }), limits, CAPS);
+    late.exchange().unwrap();
+    for id in 0..100 {
+        late.say(id, Message::SetConfiguration(1));
+        late.say(1000 + id, Message::SetAltSetting { interface: 1, alternate: 1 });
+    }
+    assert!(late.host.session().in_flight() <= 31);
+    assert_eq!(late.read().len(), 200 - late.host.session().in_flight(), "the rest is refused at once");
+}
+
+/// A guest that has begun to say something, and stops in the middle of it: the rest comes where it goes.
+fn stop_in_mid_sentence(table: &mut Table<Scripted>, packet: Packet) -> Vec<u8> {
+    table.guest.send(packet, &mut table.pool);
+    let bytes: Vec<u8> = table.guest.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+    table.guest.handle_transmitted(bytes.len(), &mut table.pool);
+    let (before, behind) = bytes.split_at(5);
+    table.host.receive_space()[..5].copy_from_slice(before);
+    table.host.handle_received(5);
+    table.advance().unwrap();
+    behind.to_vec()
+}
+
+/// A device with all kinds of things under way, whose guest is about to go.
+fn under_way() -> Table<Scripted> {
+    let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
+    table.ask(9, Message::SetAltSetting { interface: 1, alternate: 1 });
+    table.say(1, bulk_in(64));
+    table.say(2, Message::Bulk(out(BULK_OUT, b"abc")));
+    table.say(3, bulk_in(8));
+    table.say(3, Message::CancelDataPacket);
+    table.say(4, bulk_in(16));
+    table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    table.say(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 2, urbs: 4 });
+    table.say(0, Message::Iso(out(ISO_OUT, b"sound")));
+    table.read();
+    table.host.quiesce(table.now);
+    table.say(5, Message::Bulk(out(BULK_OUT, b"later")));
+    assert!(!table.host.is_quiet());
+    table
+}
+
+/// The device ends what it can, gives back the rest, and everything is quiet.
+fn calm_down(table: &mut Table<Scripted>) {
+    assert!(table.complete(BULK_IN) && table.complete(BULK_OUT) && table.complete(INTERRUPT_IN));
+    table.host.take_back_reads(table.now);
+    while table.let_go() {}
+    assert_eq!(table.device().holds(), 0, "and what was said meanwhile is not begun");
+    assert!(table.host.is_quiet() && !table.host.has_transmit() && !table.host.is_hungry());
+}
+
+const MOVED: [(u64, u32); 8] = [(1, 101), (2, 101), (3, 101), (0, 103), (6, 8), (4, 101), (5, 101), (0, 14)];
+
+/// What a live migration asks of us: the guest finds each answer once where it goes, and the device has seen nothing of it.
+#[test]
+fn a_guest_that_moves_has_its_answers_where_it_goes() {
+    let mut table = under_way();
+    let behind = stop_in_mid_sentence(&mut table, Packet { id: 6, message: Message::GetConfiguration });
+    calm_down(&mut table);
+    let events = table.host.with_device(|device, _| device.take_events());
+    assert!(!events.contains(&Event::Reset));
+    let host = std::mem::replace(&mut table.host, RedirHost::new(Scripted::new(Manners::default()), LIMITS));
+    let (device, frozen) = host.freeze();
+    assert_eq!((frozen.configuration, &frozen.alternates[..]), (1, &[(1, 1)][..]));
+    let frozen = Frozen::from_bytes(&frozen.to_bytes()).expect("it survives the way");
+    table.host = RedirHost::thawed(table.now, device, frozen, LIMITS).expect("a guest said all this");
+    // It goes on elsewhere: no hello, the same capabilities, and the rest of what it was saying.
+    table.guest = Conn::continued(Side::Guest, CAPS, CAPS, &LIMITS);
+    table.host.receive_space()[..behind.len()].copy_from_slice(&behind);
+    table.host.handle_received(behind.len());
+    table.advance().unwrap();
+    assert_eq!(table.device().waiting(INTERRUPT_IN), 5, "streams are there again");
+    assert_eq!((table.device().waiting(BULK_IN), table.device().waiting(BULK_OUT)), (1, 1));
+    assert!(table.complete(BULK_IN) && table.complete(BULK_OUT));
+    let told = table.read();
+    let mut answers: Vec<(u64, u32)> = told.iter().map(|packet| (packet.id, packet.message.kind())).collect();
+    answers.retain(|answer| *answer != (0, 17));
+    answers.sort_by_key(|answer| MOVED.iter().position(|moved| moved == answer));
+    assert_eq!(answers, MOVED, "each once");
+    let of = |id| told.iter().find(|packet| packet.id == id && packet.message.kind() == 101).map(said);
+    assert_eq!((of(1), of(2)), (Some((Outcome::Success, 64)), Some((Outcome::Success, 3))));
+    assert_eq!(
+        (of(3), of(4), of(5)),
+        (Some((Outcome::Cancelled, 0)), Some((Outcome::Success, 16)), Some((Outcome::Success, 5)))
+    );
+    assert_eq!(table.host.counters().resets, 0);
+    for _ in 0..3 {
+        table.say(0, Message::Iso(out(ISO_OUT, b"sound")));
+    }
+    assert_eq!(table.device().waiting(ISO_OUT), 2, "with the packet that came along");
+}
+
+#[test]
+fn a_guest_that_stays_after_all_misses_nothing() {
+    let mut table = under_way();
+    calm_down(&mut table);
+    table.host.resume(table.now).unwrap();
+    table.advance().unwrap();
+    assert_eq!((table.device().waiting(BULK_IN), table.device().waiting(BULK_OUT)), (1, 1));
+    assert!(table.complete(BULK_IN) && table.complete(BULK_OUT));
+    let mut answers: Vec<(u64, u32)> = table.read().iter().map(|packet| (packet.id, packet.message.kind())).collect();
+    answers.sort_unstable();
+    assert_eq!(answers, [(0, 103), (1, 101), (2, 101), (3, 101), (4, 101), (5, 101)]);
+    assert_eq!(table.device().waiting(INTERRUPT_IN), 5);
+}
+
+/// What can happen to one id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Submit,
+    Cancel,
+    Complete,
+    LetGo,
+    Read,
+}
+
+/// Every order of submitting an id twice, cancelling it, and the device's two ways to answer: as QEMU tells answers apart, each
+/// submit gets its own, once.
+#[test]
+fn in_every_order_each_submit_has_one_answer() {
+    let orders: u32 = [false, true].iter().map(|&cancels_late| explore(&mut Vec::new(), cancels_late)).sum();
+    println!("{orders} orders");
+    assert!(orders > 250, "{orders}");
+}
+
+/// Plays everything that may come behind these steps, and counts what was played.
+fn explore(steps: &mut Vec<Step>, cancels_late: bool) -> u32 {
+    let mut orders = 0;
+    for step in [Step::Submit, Step::Cancel, Step::Complete, Step::LetGo, Step::Read] {
+        let submits = steps.iter().filter(|step| **step == Step::Submit).count();
+        if steps.len() == 9 || (step == Step::Submit && submits == 2) {
+            continue;
+        }
+        steps.push(step);
+        if play(steps, cancels_late) {
+            orders += 1 + explore(steps, cancels_late);
+        }
+        steps.pop();
+    }
+    orders
+}
+
+/// `false`: a step that changes nothing, or that no guest takes.
+fn play(steps: &[Step], cancels_late: bool) -> bool {
+    let mut table = Table::scripted(Manners { cancels_late, ..Manners::default() });
+    table.read();
+    // The guest's view: submits without an answer, oldest first, and whether each was cancelled; lengths tell them apart.
+    let mut open: Vec<(u32, bool)> = Vec::new();
+    let mut submitted = 0;
+    let hear = |open: &mut Vec<(u32, bool)>, told: Vec<Packet>| {
+        for packet in told {
+            let (length, is_cancelled) = open.remove(0);
+            match said(&packet) {
+                (Outcome::Cancelled, 0) => assert!(is_cancelled, "nothing is cancelled by itself: {steps:?}"),
+                (Outcome::Success, moved) => assert_eq!(moved, length, "an answer is its own submit's: {steps:?}"),
+                other => panic!("{other:?}: {steps:?}"),
+            }
+        }
+    };
+    for step in steps {
+        match step {
+            Step::Submit if open.last().is_some_and(|(_, is_cancelled)| !is_cancelled) => return false,
+            Step::Submit => {
+                submitted += 1;
+                open.push((8 * submitted, false));
+                table.say(1, bulk_in(8 * submitted));
+            }
+            Step::Cancel => {
+                let Some(last) = open.last_mut().filter(|(_, is_cancelled)| !is_cancelled) else { return false };
+                last.1 = true;
+                table.say(1, Message::CancelDataPacket);
+            }
+            Step::Complete if !table.complete(BULK_IN) => return false,
+            Step::LetGo if !table.let_go() => return false,
+            Step::Complete | Step::LetGo => {}
+            Step::Read => {
+                let told = table.read();
+                if told.is_empty() {
+                    return false;
+                }
+                hear(&mut open, told);
+            }
+        }
+    }
+    while table.let_go() || table.complete(BULK_IN) {}
+    let told = table.read();
+    hear(&mut open, told);
+    assert_eq!((open, table.host.session().in_flight()), (vec![], 0), "{steps:?}");
+    true
+}
+
+#[test]
+fn what_is_typed_arrives_key_by_key() {
+    let mut table = Table::configured(Keyboard::device(), LIMITS);
+    table.ask(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
+    let now = table.now;
+    table.host.with_device(|device, done| device.command(now, &Command::Type("hi".into()), done)).unwrap();
+    let mut reports = Vec::new();
+    for _ in 0..20 {
+        if let Some(at) = table.host.poll_timeout() {
+            table.now = at;
+            table.host.handle_timeout(at);
+        }
+        table.advance().unwrap();
+        for packet in table.read() {
+            if let Message::Interrupt(data) = packet.message {
+                reports.push(data.payload.into_vec()[2]);
+            }
+        }
+    }
+    reports.dedup();
+    // Usages of h and i (HID usage tables, chapter 10), each let go.
+    assert_eq!(reports, [0x0b, 0, 0x0c, 0]);
+}
+
+fn any_message(input: &mut Input<'_>) -> Message {
+    let endpoint_in = input.pick(&[BULK_IN, INTERRUPT_IN, ISO_IN, EpAddr::from_byte(0x84), EpAddr::from_byte(0x8f)]);
+    let endpoint_out = input.pick(&[BULK_OUT, INTERRUPT_OUT, ISO_OUT, EpAddr::from_byte(4), EpAddr::from_byte(15)]);
+    let bytes = input.below(40) as usize;
+    match input.below(16) {
+        0 => Message::Reset,
+        1 => Message::SetConfiguration(input.below(3) as u8),
+        2 => Message::SetAltSetting { interface: input.below(3) as u8, alternate: input.below(3) as u8 },
+        3 => Message::StartIsoStream {
+            endpoint: input.pick(&[endpoint_in, endpoint_out]),
+            packets_per_urb: input.below(5) as u8,
+            urbs: input.below(5) as u8,
+        },
+        4 => Message::StopIsoStream(input.pick(&[endpoint_in, endpoint_out])),
+        5 => Message::StartInterruptReceiving(endpoint_in),
+        6 => Message::StopInterruptReceiving(endpoint_in),
+        7 => Message::StartBulkReceiving {
+            stream: 0,
+            bytes_per_transfer: input.pick(&[0, 512, 1024, 100]),
+            endpoint: endpoint_in,
+            transfers: input.below(4) as u8,
+        },
+        8 => Message::StopBulkReceiving { stream: 0, endpoint: endpoint_in },
+        9 => Message::CancelDataPacket,
+        10 => Message::Iso(out(endpoint_out, &vec![1; bytes])),
+        11 => Message::Interrupt(out(endpoint_out, &vec![2; bytes])),
+        12 => Message::Bulk(out(endpoint_out, &vec![3; bytes])),
+        13 => Message::Bulk(data(endpoint_in, bytes as u32, Payload::Empty)),
+        14 => control(Setup::from_bytes([0x80, 6, 0, 1, 0, 0, bytes as u8, 0])),
+        _ => control(Setup::set_interface(input.below(3) as u8, input.below(3) as u8)),
+    }
+}
+
+/// Whatever guest and device do, in whatever order: every transfer is answered once, and memory stays bounded.
+#[test]
+fn fuzz_redir_session() {
+    fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_redir_session", |input| {
+        let manners = Manners { cancels_late: input.once_in(2), answers_control_late: input.once_in(4) };
+        let limits = Limits { payload_bytes_max: 8000, reply_bytes_backlog: 600, urbs_in_flight_max: 20, ..LIMITS };
+        let mut table = Table::with(Scripted::new(manners), limits, CAPS);
+        table.exchange().unwrap();
+        // Transfers that the guest has asked for and has no answer to.
+        let mut open: BTreeMap<u64, u32> = BTreeMap::new();
+        let hear = |open: &mut BTreeMap<u64, u32>, told: Vec<Packet>| {
+            for packet in told {
+                let is_answer = match &packet.message {
+                    Message::Interrupt(data) => data.endpoint.as_byte() & 0x80 == 0,
+                    message => matches!(message, Message::Control(_) | Message::Bulk(_)),
+                };
+                if is_answer {
+                    let kind = open.remove(&packet.id).expect("each transfer is answered once");
+                    assert_eq!(kind, packet.message.kind(), "with a packet of its kind");
+                }
+            }
+        };
+        let (mut next_id, mut is_moving) = (0, false);
+        while !input.is_empty() {
+            match input.below(10) {
+                0..=3 => {
+                    let message = any_message(input);
+                    let id = match message {
+                        Message::CancelDataPacket => u64::from(input.below(next_id.max(1) as u32)),
+                        _ => next_id,
+                    };
+                    next_id += 1;
+                    if matches!(message, Message::Control(_) | Message::Bulk(_) | Message::Interrupt(_)) {
+                        open.insert(id, message.kind());
+                    }
+                    table.guest.send(Packet { id, message }, &mut table.pool);
+                    if let Err(fault) = table.push() {
+                        assert!(is_moving, "what no rule forbids: {fault}");
+                        table.host.disconnect(table.now);
+                        return;
+                    }
+                }
+                8 if !is_moving => {
+                    table.host.quiesce(table.now);
+                    is_moving = true;
+                }
+                8 => {
+                    is_moving = false;
+                    table.host.resume(table.now).expect("what no rule forbids");
+                    table.advance().unwrap();
+                }
+                9 if is_moving => table.host.take_back_reads(table.now),
+                4 | 5 => {
+                    let endpoint = EpAddr::from_byte(input.pick(&[0, 1, 0x81, 2, 0x82, 3, 0x83, 4, 0x84]));
+                    let status =
+                        input.pick(&[Status::Ok, Status::Ok, Status::Stall, Status::Protocol, Status::Shutdown]);
+                    table.host.with_device(|device, done| match status {
+                        Status::Ok => device.complete(endpoint, done),
+                        status => device.fail(endpoint, status, done),
+                    });
+                    table.advance().unwrap();
+                }
+                6 => {
+                    table.let_go();
+                }
+                _ => {
+                    let told = table.read();
+                    hear(&mut open, told);
+                }
+            }
+            assert!(table.device().room() <= 8000 + 4 * 5 * 1024 + 5 * 1024, "what may come back is bounded");
+        }
+        if is_moving {
+            table.host.resume(table.now).expect("what no rule forbids");
+        }
+        if input.once_in(2) {
+            table.host.handle_gone(table.now);
+        }
+        table.say(0, Message::Reset);
+        while table.host.with_device(|device, done| device.let_go(done)) {}
+        table.advance().unwrap();
+        let told = table.read();
+        hear(&mut open, told);
+        assert_eq!((open, table.device().holds()), (BTreeMap::new(), 0), "every transfer was answered");
+        table.host.disconnect(table.now);
+        table.host.with_device(|device, done| device.reset(Instant::ZERO, done));
+        assert_eq!(table.device().taken, table.device().given, "nothing stays with the device");
+    });
+}

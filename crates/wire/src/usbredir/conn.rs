@@ -1,0 +1,175 @@
+//! Either end of a usbredir connection: cuts the stream into packets, says hello, and knows what both ends can do.
+//!
+//! | moment | what may be sent |
+//! |---|---|
+//! | at first | our hello; its header has a 32-bit id whatever both can do |
+//! | before the other's hello | nothing else: what both can do is not known, and with it not how a header looks |
+//! | behind it | everything that both can do |
+//!
+//! A stream may move from one connection to another, with its device, and goes on at the next byte: then nobody says hello, and
+//! what both can do is as it was ([`Conn::continued`]). QEMU's live migration is such a move.
+
+use farbus_model::{BufferPool, Limits};
+
+use super::message::{Message, Packet, Shape, kind};
+use super::words::{Capability, Caps, Side};
+use crate::buffer::{Incoming, Outgoing, Runs};
+use crate::usbip::Reject;
+
+/// A header with an id of 64 bits; with one of 32 it has four bytes less.
+const HEADER_BYTES_MAX: usize = 16;
+
+/// A connection, either end's.
+#[derive(Debug)]
+pub struct Conn {
+    side: Side,
+    ours: Caps,
+    /// `None` until the other end has said hello.
+    theirs: Option<Caps>,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    /// Where a packet is put together.
+    scratch: Vec<u8>,
+}
+
+impl Conn {
+    /// A fresh connection, and our hello on it.
+    pub fn new(side: Side, version: &str, ours: Caps, limits: &Limits) -> Self {
+        let mut conn = Self::over(side, ours, None, limits);
+        let hello = Message::Hello { version: version.to_owned(), caps: ours };
+        conn.put(&Packet { id: 0, message: hello });
+        conn
+    }
+
+    /// The same stream on another connection: no hello in either direction.
+    pub fn continued(side: Side, ours: Caps, theirs: Caps, limits: &Limits) -> Self {
+        Self::over(side, ours, Some(theirs), limits)
+    }
+
+    fn over(side: Side, ours: Caps, theirs: Option<Caps>, limits: &Limits) -> Self {
+        let (incoming, outgoing) = (Incoming::new(limits.receive_bytes), Outgoing::default());
+        Self { side, ours, theirs, incoming, outgoing, scratch: Vec::new() }
+    }
+
+    /// What both ends can do; `None` until the other end has said hello.
+    pub fn common(&self) -> Option<Caps> {
+        self.theirs.map(|theirs| self.ours.common(theirs))
+    }
+
+    /// What the other end can do: what a stream that moves has to take along.
+    pub fn theirs(&self) -> Option<Caps> {
+        self.theirs
+    }
+
+    fn caps(&self) -> Caps {
+        self.common().unwrap_or(Caps::NONE)
+    }
+
+    fn header_bytes(&self) -> usize {
+        if self.caps().has(Capability::Ids64) { HEADER_BYTES_MAX } else { HEADER_BYTES_MAX - 4 }
+    }
+
+    /// Where received bytes go; never empty.
+    pub fn receive_space(&mut self) -> &mut [u8] {
+        self.incoming.space(HEADER_BYTES_MAX)
+    }
+
+    /// `count` bytes arrived.
+    pub fn handle_received(&mut self, count: usize) {
+        self.incoming.received(count);
+    }
+
+    /// The next packet of the other end, if its bytes are all there; a hello among them. A transfer's data is a window on what
+    /// was received.
+    ///
+    /// # Errors
+    /// [`Reject`]: the bytes are no packet of this protocol, and the connection is at its end.
+    pub fn poll_packet(&mut self) -> Result<Option<Packet>, Reject> {
+        let header_bytes = self.header_bytes();
+        let Some(header) = self.incoming.bytes().get(..header_bytes) else { return Ok(None) };
+        let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let (kind, length) = (word(0), word(4));
+        let high = if header_bytes == HEADER_BYTES_MAX { word(12) } else { 0 };
+        let id = u64::from(high) << 32 | u64::from(word(8));
+        if (kind == kind::HELLO) != self.theirs.is_none() {
+            return Err(Reject::new("type", u64::from(kind), "a hello comes first, and once"));
+        }
+        let shape = Shape::of(kind, self.side, self.caps())?;
+        let length = length as usize;
+        if !(shape.fixed..=shape.fixed + shape.data_max).contains(&length) {
+            return Err(Reject::new("length", length as u64, "it is that of its type, and within the type's limit"));
+        }
+        let total = header_bytes + length;
+        let Some(body) = self.incoming.bytes().get(header_bytes..total) else {
+            self.incoming.want(total);
+            return Ok(None);
+        };
+        let (fixed, data) = body.split_at(shape.fixed);
+        let mut message = Message::decode(kind, fixed, data, self.side, self.caps())?;
+        message.set_payload(self.incoming.window(header_bytes + shape.fixed..total));
+        self.incoming.consume(total);
+        if let Message::Hello { caps, .. } = &message {
+            self.theirs = Some(*caps);
+        }
+        Ok(Some(Packet { id, message }))
+    }
+
+    /// What arrived and is no whole packet yet: what a stream that moves has to take along.
+    pub fn unread(&self) -> &[u8] {
+        self.incoming.bytes()
+    }
+
+    /// Sends bytes that are whole packets already: what a stream that moved has brought along.
+    pub fn send_again(&mut self, bytes: Vec<u8>, pool: &mut BufferPool) {
+        self.outgoing.put_payload(bytes.into(), pool);
+    }
+
+    /// Sends a packet.
+    ///
+    /// # Panics
+    /// Before the other end has said hello, or if both ends cannot say this: our own bug.
+    pub fn send(&mut self, mut packet: Packet, pool: &mut BufferPool) {
+        assert!(self.theirs.is_some(), "nothing is said before hello");
+        let kind = packet.message.kind();
+        assert!(Shape::of(kind, self.side.other(), self.caps()).is_ok(), "{kind} is ours to say");
+        let payload = packet.message.take_payload();
+        self.put_with(&packet, payload.len());
+        self.outgoing.put_payload(payload, pool);
+    }
+
+    fn put(&mut self, packet: &Packet) {
+        self.put_with(packet, 0);
+    }
+
+    fn put_with(&mut self, packet: &Packet, payload_bytes: usize) {
+        let (caps, header_bytes) = (self.caps(), self.header_bytes());
+        self.scratch.clear();
+        self.scratch.resize(header_bytes, 0);
+        packet.message.encode(caps, &mut self.scratch);
+        let length = (self.scratch.len() - header_bytes + payload_bytes) as u32;
+        self.scratch[..4].copy_from_slice(&packet.message.kind().to_le_bytes());
+        self.scratch[4..8].copy_from_slice(&length.to_le_bytes());
+        self.scratch[8..header_bytes].copy_from_slice(&packet.id.to_le_bytes()[..header_bytes - 8]);
+        self.outgoing.put(&self.scratch);
+    }
+
+    /// Bytes waiting to be sent.
+    pub fn backlog_bytes(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    /// Header bytes waiting to be sent, small payloads among them: what grows when a peer sends and never reads.
+    pub fn backlog_header_bytes(&self) -> usize {
+        self.outgoing.header_bytes()
+    }
+
+    /// The runs of memory to send next, in order; empty when there is nothing.
+    pub fn poll_transmit(&self) -> Runs<'_> {
+        self.outgoing.runs()
+    }
+
+    /// `count` bytes of [`Conn::poll_transmit`] were sent.
+    pub fn handle_transmitted(&mut self, count: usize, pool: &mut BufferPool) {
+        self.outgoing.sent(count, pool);
+    }
+}

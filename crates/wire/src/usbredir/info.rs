@@ -1,0 +1,194 @@
+//! What a usb-host says of its device: who it is, its interfaces, its endpoints. Tables have 32 places whatever is there.
+
+use farbus_model::{Direction, EpAddr, Speed, TransferType};
+
+use super::words::{Capability, Caps, Fields};
+use crate::usbip::Reject;
+
+/// Places in every table: 16 endpoints OUT, then 16 IN; and no device has more interfaces than endpoints.
+pub const PLACES: usize = 32;
+/// The table's word for an endpoint that there is not.
+const NO_ENDPOINT: u8 = 255;
+/// The word for a speed that has no other.
+const UNKNOWN_SPEED: u8 = 255;
+
+/// An endpoint's place in the tables, and its bit in masks: 0 to 15 OUT, 16 to 31 IN.
+pub const fn place_of(endpoint: EpAddr) -> usize {
+    endpoint.number() as usize | ((endpoint.as_byte() & 0x80) >> 3) as usize
+}
+
+/// The endpoint at a place; the control pipe for 0 and 16.
+///
+/// # Panics
+/// Past the tables' end.
+pub fn endpoint_at(place: usize) -> EpAddr {
+    assert!(place < PLACES, "the tables have {PLACES} places");
+    let direction = if place < 16 { Direction::Out } else { Direction::In };
+    EpAddr::new(place as u8 & 0x0f, direction).expect("four bits are an endpoint's number")
+}
+
+/// `usb_redir_device_connect`: here is a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceConnect {
+    /// Its speed, if it has one that the protocol knows; SuperSpeedPlus is said as SuperSpeed.
+    pub speed: Option<Speed>,
+    /// Class, subclass, protocol of the device.
+    pub class: [u8; 3],
+    /// `idVendor`.
+    pub vendor: u16,
+    /// `idProduct`.
+    pub product: u16,
+    /// `bcdDevice`; 0 where not both ends can say it.
+    pub device_bcd: u16,
+}
+
+impl DeviceConnect {
+    pub(super) const fn bytes(common: Caps) -> usize {
+        if common.has(Capability::ConnectDeviceVersion) { 10 } else { 8 }
+    }
+
+    pub(super) fn encode(&self, common: Caps, to: &mut Vec<u8>) {
+        let speed = match self.speed {
+            Some(Speed::Low) => 0,
+            Some(Speed::Full) => 1,
+            Some(Speed::High) => 2,
+            Some(Speed::Super | Speed::SuperPlus) => 3,
+            None => UNKNOWN_SPEED,
+        };
+        to.push(speed);
+        to.extend(self.class);
+        to.extend(self.vendor.to_le_bytes());
+        to.extend(self.product.to_le_bytes());
+        if common.has(Capability::ConnectDeviceVersion) {
+            to.extend(self.device_bcd.to_le_bytes());
+        }
+    }
+
+    pub(super) fn decode(fields: &mut Fields<'_>, common: Caps) -> Result<Self, Reject> {
+        let speed = match fields.u8() {
+            0 => Some(Speed::Low),
+            1 => Some(Speed::Full),
+            2 => Some(Speed::High),
+            3 => Some(Speed::Super),
+            UNKNOWN_SPEED => None,
+            other => return Err(Reject::new("speed", u64::from(other), "it is at most 3, or 255 for unknown")),
+        };
+        let class = [fields.u8(), fields.u8(), fields.u8()];
+        let (vendor, product) = (fields.u16(), fields.u16());
+        let device_bcd = if common.has(Capability::ConnectDeviceVersion) { fields.u16() } else { 0 };
+        Ok(Self { speed, class, vendor, product, device_bcd })
+    }
+}
+
+/// One interface in its active alternate setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterfaceKind {
+    /// `bInterfaceNumber`.
+    pub number: u8,
+    /// Class, subclass, protocol.
+    pub class: [u8; 3],
+}
+
+/// `usb_redir_interface_info`: the interfaces, at most [`PLACES`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InterfaceInfo(pub Vec<InterfaceKind>);
+
+impl InterfaceInfo {
+    pub(super) const BYTES: usize = 4 + 4 * PLACES;
+
+    pub(super) fn encode(&self, to: &mut Vec<u8>) {
+        let known = &self.0[..self.0.len().min(PLACES)];
+        to.extend((known.len() as u32).to_le_bytes());
+        let columns: [fn(&InterfaceKind) -> u8; 4] = [|i| i.number, |i| i.class[0], |i| i.class[1], |i| i.class[2]];
+        for column in columns {
+            to.extend(known.iter().map(column));
+            to.resize(to.len() + PLACES - known.len(), 0);
+        }
+    }
+
+    pub(super) fn decode(fields: &mut Fields<'_>) -> Result<Self, Reject> {
+        let count = fields.u32();
+        if count as usize > PLACES {
+            return Err(Reject::new("interface_count", u64::from(count), "a device has at most 32 interfaces"));
+        }
+        let columns: [[u8; PLACES]; 4] = std::array::from_fn(|_| std::array::from_fn(|_| fields.u8()));
+        let kind = |at: usize| {
+            let [number, class, subclass, protocol] = columns.map(|column| column[at]);
+            InterfaceKind { number, class: [class, subclass, protocol] }
+        };
+        Ok(Self((0..count as usize).map(kind).collect()))
+    }
+}
+
+/// One endpoint of [`EpInfo`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointInfo {
+    /// Its transfer type; `None` if there is no such endpoint.
+    pub kind: Option<TransferType>,
+    /// `bInterval`, as the descriptor has it.
+    pub interval: u8,
+    /// The interface it belongs to.
+    pub interface: u8,
+    /// Most bytes in one service interval (its packet's size, times packets an interval); 0 where not both ends can say it.
+    pub packet_bytes_max: u16,
+    /// Streams it can have; 0 where not both ends can say it.
+    pub streams_max: u32,
+}
+
+/// `usb_redir_ep_info`: all endpoints, at their [place](place_of).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EpInfo(pub [EndpointInfo; PLACES]);
+
+impl EpInfo {
+    pub(super) const fn bytes(common: Caps) -> usize {
+        let sizes = if common.has(Capability::EpInfoMaxPacketSize) { 2 * PLACES } else { 0 };
+        let streams = if common.has(Capability::BulkStreams) { 4 * PLACES } else { 0 };
+        3 * PLACES + sizes + streams
+    }
+
+    pub(super) fn encode(&self, common: Caps, to: &mut Vec<u8>) {
+        to.extend(self.0.iter().map(|endpoint| endpoint.kind.map_or(NO_ENDPOINT, TransferType::as_attributes)));
+        to.extend(self.0.iter().map(|endpoint| endpoint.interval));
+        to.extend(self.0.iter().map(|endpoint| endpoint.interface));
+        if common.has(Capability::EpInfoMaxPacketSize) {
+            to.extend(self.0.iter().flat_map(|endpoint| endpoint.packet_bytes_max.to_le_bytes()));
+        }
+        if common.has(Capability::BulkStreams) {
+            to.extend(self.0.iter().flat_map(|endpoint| endpoint.streams_max.to_le_bytes()));
+        }
+    }
+
+    pub(super) fn decode(fields: &mut Fields<'_>, common: Caps) -> Result<Self, Reject> {
+        let mut all = [EndpointInfo::default(); PLACES];
+        for endpoint in &mut all {
+            endpoint.kind = match fields.u8() {
+                known @ 0..=3 => Some(TransferType::from_attributes(known)),
+                NO_ENDPOINT => None,
+                other => return Err(Reject::new("type", u64::from(other), "an endpoint's is at most 3, or 255")),
+            };
+        }
+        all.iter_mut().for_each(|endpoint| endpoint.interval = fields.u8());
+        all.iter_mut().for_each(|endpoint| endpoint.interface = fields.u8());
+        if common.has(Capability::EpInfoMaxPacketSize) {
+            all.iter_mut().for_each(|endpoint| endpoint.packet_bytes_max = fields.u16());
+        }
+        if common.has(Capability::BulkStreams) {
+            all.iter_mut().for_each(|endpoint| endpoint.streams_max = fields.u32());
+        }
+        Ok(Self(all))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_endpoint_has_a_place_of_its_own() {
+        for place in (1..16).chain(17..32) {
+            assert_eq!(place_of(endpoint_at(place)), place);
+        }
+        assert_eq!(place_of(EpAddr::from_byte(0x81)), 17);
+        assert_eq!((endpoint_at(0), endpoint_at(16)), (EpAddr::CONTROL, EpAddr::CONTROL));
+    }
+}

@@ -1,0 +1,662 @@
+//! The bytes of usbredir 0.7: checked views of what a stranger sent, and encoders that cannot fail.
+//!
+//! A packet is a header (type, length, id), a part of fixed size that belongs to the type, and data. [`Shape`] knows the sizes, so
+//! that a length meets its limit before anything is reserved for it; [`Message::decode`] reads the fixed part; where the data
+//! lies is the connection's to say.
+
+use farbus_model::limits::URB_BYTES_MAX;
+use farbus_model::{Direction, EpAddr, Payload, Setup};
+
+use super::info::{DeviceConnect, EpInfo, InterfaceInfo};
+use super::words::{Capability, Caps, Fields, Outcome, Side};
+use crate::usbip::Reject;
+
+/// The packet types.
+pub mod kind {
+    #![allow(missing_docs, reason = "the names are the protocol's own")]
+    pub const HELLO: u32 = 0;
+    pub const DEVICE_CONNECT: u32 = 1;
+    pub const DEVICE_DISCONNECT: u32 = 2;
+    pub const RESET: u32 = 3;
+    pub const INTERFACE_INFO: u32 = 4;
+    pub const EP_INFO: u32 = 5;
+    pub const SET_CONFIGURATION: u32 = 6;
+    pub const GET_CONFIGURATION: u32 = 7;
+    pub const CONFIGURATION_STATUS: u32 = 8;
+    pub const SET_ALT_SETTING: u32 = 9;
+    pub const GET_ALT_SETTING: u32 = 10;
+    pub const ALT_SETTING_STATUS: u32 = 11;
+    pub const START_ISO_STREAM: u32 = 12;
+    pub const STOP_ISO_STREAM: u32 = 13;
+    pub const ISO_STREAM_STATUS: u32 = 14;
+    pub const START_INTERRUPT_RECEIVING: u32 = 15;
+    pub const STOP_INTERRUPT_RECEIVING: u32 = 16;
+    pub const INTERRUPT_RECEIVING_STATUS: u32 = 17;
+    pub const ALLOC_BULK_STREAMS: u32 = 18;
+    pub const FREE_BULK_STREAMS: u32 = 19;
+    pub const BULK_STREAMS_STATUS: u32 = 20;
+    pub const CANCEL_DATA_PACKET: u32 = 21;
+    pub const FILTER_REJECT: u32 = 22;
+    pub const FILTER_FILTER: u32 = 23;
+    pub const DEVICE_DISCONNECT_ACK: u32 = 24;
+    pub const START_BULK_RECEIVING: u32 = 25;
+    pub const STOP_BULK_RECEIVING: u32 = 26;
+    pub const BULK_RECEIVING_STATUS: u32 = 27;
+    pub const CONTROL_PACKET: u32 = 100;
+    pub const BULK_PACKET: u32 = 101;
+    pub const ISO_PACKET: u32 = 102;
+    pub const INTERRUPT_PACKET: u32 = 103;
+    pub const BUFFERED_BULK_PACKET: u32 = 104;
+}
+
+/// Bytes of the text in a hello, NUL padded.
+pub const VERSION_BYTES: usize = 64;
+/// Bytes of capabilities in a hello: eight words where there is one today.
+const CAPABILITY_BYTES_MAX: usize = 32;
+/// Bytes of a filter's text: a thousand rules of QEMU's.
+const FILTER_BYTES_MAX: usize = 32 << 10;
+
+/// Either end's whole say: a message and the id that joins question and answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Packet {
+    /// Chosen by the usb-guest, echoed in the answer; 0 in what nobody asked for. A stream's packets are counted.
+    pub id: u64,
+    /// What it says.
+    pub message: Message,
+}
+
+/// A control transfer, or how it ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ControlPacket {
+    /// The endpoint's number: 0 for nearly every device.
+    pub number: u8,
+    /// The setup packet; in an answer its length is what moved.
+    pub setup: Setup,
+    /// In an answer: how it ended.
+    pub outcome: Outcome,
+    /// The data stage, in the direction that has one.
+    pub payload: Payload,
+}
+
+/// A transfer of bulk, interrupt or isochronous data, or how it ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataPacket {
+    /// Where to, never the control pipe.
+    pub endpoint: EpAddr,
+    /// In an answer: how it ended.
+    pub outcome: Outcome,
+    /// Bytes that are sent, asked for, or in an answer moved.
+    pub length: u32,
+    /// Bulk: the stream, from 1; 0 elsewhere.
+    pub stream: u32,
+    /// The bytes, in the direction that has some.
+    pub payload: Payload,
+}
+
+/// What either end can say.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    /// Both, first: who one is and what one can do.
+    Hello {
+        /// A text for people.
+        version: String,
+        /// What it can do.
+        caps: Caps,
+    },
+    /// Host: here is a device.
+    DeviceConnect(DeviceConnect),
+    /// Host: it is gone.
+    DeviceDisconnect,
+    /// Guest: reset it.
+    Reset,
+    /// Host: its interfaces.
+    InterfaceInfo(Box<InterfaceInfo>),
+    /// Host: its endpoints.
+    EpInfo(Box<EpInfo>),
+    /// Guest: select this configuration.
+    SetConfiguration(u8),
+    /// Guest: which is selected?
+    GetConfiguration,
+    /// Host: this one.
+    ConfigurationStatus {
+        /// How the question ended.
+        outcome: Outcome,
+        /// The active configuration's value.
+        configuration: u8,
+    },
+    /// Guest: select this setting.
+    SetAltSetting {
+        /// Of this interface.
+        interface: u8,
+        /// Its `bAlternateSetting`.
+        alternate: u8,
+    },
+    /// Guest: which is selected?
+    GetAltSetting {
+        /// Of this interface.
+        interface: u8,
+    },
+    /// Host: this one.
+    AltSettingStatus {
+        /// How the question ended.
+        outcome: Outcome,
+        /// Of this interface.
+        interface: u8,
+        /// The active setting.
+        alternate: u8,
+    },
+    /// Guest: move isochronous data.
+    StartIsoStream {
+        /// From or to this endpoint.
+        endpoint: EpAddr,
+        /// So many packets in a URB.
+        packets_per_urb: u8,
+        /// So many URBs.
+        urbs: u8,
+    },
+    /// Guest: no more.
+    StopIsoStream(EpAddr),
+    /// Host: it began, ended or failed.
+    IsoStreamStatus {
+        /// Stall: it was stopped, and not by the guest.
+        outcome: Outcome,
+        /// Which.
+        endpoint: EpAddr,
+    },
+    /// Guest: receive whatever this endpoint says.
+    StartInterruptReceiving(EpAddr),
+    /// Guest: no more.
+    StopInterruptReceiving(EpAddr),
+    /// Host: it began, ended or failed.
+    InterruptReceivingStatus {
+        /// Stall: it was stopped, and not by the guest.
+        outcome: Outcome,
+        /// Which.
+        endpoint: EpAddr,
+    },
+    /// Guest: give these endpoints streams.
+    AllocBulkStreams {
+        /// A bit for each [place](super::info::place_of).
+        endpoints: u32,
+        /// So many.
+        streams: u32,
+    },
+    /// Guest: take them away.
+    FreeBulkStreams {
+        /// A bit for each [place](super::info::place_of).
+        endpoints: u32,
+    },
+    /// Host: done, or not.
+    BulkStreamsStatus {
+        /// A bit for each [place](super::info::place_of).
+        endpoints: u32,
+        /// As many as were asked for, or 0 for none any more.
+        streams: u32,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// Guest: withdraw the packet of this id. It is answered all the same.
+    CancelDataPacket,
+    /// Guest: I take no such device.
+    FilterReject,
+    /// Either: these rules hold here.
+    FilterFilter(String),
+    /// Guest: I saw that it is gone, and say nothing more to it.
+    DeviceDisconnectAck,
+    /// Guest: receive bulk data ahead.
+    StartBulkReceiving {
+        /// The stream, or 0.
+        stream: u32,
+        /// Room of each transfer.
+        bytes_per_transfer: u32,
+        /// From this endpoint.
+        endpoint: EpAddr,
+        /// So many at a time.
+        transfers: u8,
+    },
+    /// Guest: no more.
+    StopBulkReceiving {
+        /// The stream, or 0.
+        stream: u32,
+        /// From this endpoint.
+        endpoint: EpAddr,
+    },
+    /// Host: it began, ended or failed.
+    BulkReceivingStatus {
+        /// The stream, or 0.
+        stream: u32,
+        /// Which.
+        endpoint: EpAddr,
+        /// Stall: it was stopped, and not by the guest.
+        outcome: Outcome,
+    },
+    /// A control transfer.
+    Control(ControlPacket),
+    /// A bulk transfer.
+    Bulk(DataPacket),
+    /// One packet of an isochronous stream.
+    Iso(DataPacket),
+    /// An interrupt transfer.
+    Interrupt(DataPacket),
+    /// Host: bulk data received ahead.
+    BufferedBulk(DataPacket),
+}
+
+/// The sizes of a type of packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes of the part that belongs to the type.
+    pub fixed: usize,
+    /// Most bytes of data behind it.
+    pub data_max: usize,
+}
+
+impl Shape {
+    /// The sizes of packets of this type, sent to `to`, where both ends can do `common`.
+    ///
+    /// # Errors
+    /// If there is no such packet, or none in this direction, or not without a capability.
+    pub fn of(kind: u32, to: Side, common: Caps) -> Result<Self, Reject> {
+        let needs = match kind {
+            kind::FILTER_FILTER | kind::FILTER_REJECT => Some(Capability::Filter),
+            kind::DEVICE_DISCONNECT_ACK => Some(Capability::DeviceDisconnectAck),
+            kind::ALLOC_BULK_STREAMS | kind::FREE_BULK_STREAMS | kind::BULK_STREAMS_STATUS => {
+                Some(Capability::BulkStreams)
+            }
+            kind::START_BULK_RECEIVING..=kind::BULK_RECEIVING_STATUS | kind::BUFFERED_BULK_PACKET => {
+                Some(Capability::BulkReceiving)
+            }
+            _ => None,
+        };
+        if needs.is_some_and(|capability| !common.has(capability)) {
+            return Err(Reject::new("type", u64::from(kind), "both ends have the capability that it belongs to"));
+        }
+        let from_either = |fixed, data_max| Some(Self { fixed, data_max });
+        let from_guest = |fixed| (to == Side::Host).then_some(Self { fixed, data_max: 0 });
+        let from_host = |fixed| (to == Side::Guest).then_some(Self { fixed, data_max: 0 });
+        let word = usize::from(u16::MAX);
+        let shape = match kind {
+            kind::HELLO => from_either(VERSION_BYTES, CAPABILITY_BYTES_MAX),
+            kind::DEVICE_CONNECT => from_host(DeviceConnect::bytes(common)),
+            kind::DEVICE_DISCONNECT => from_host(0),
+            kind::INTERFACE_INFO => from_host(InterfaceInfo::BYTES),
+            kind::EP_INFO => from_host(EpInfo::bytes(common)),
+            kind::RESET | kind::GET_CONFIGURATION => from_guest(0),
+            kind::SET_CONFIGURATION | kind::GET_ALT_SETTING => from_guest(1),
+            kind::CONFIGURATION_STATUS => from_host(2),
+            kind::SET_ALT_SETTING => from_guest(2),
+            kind::ALT_SETTING_STATUS => from_host(3),
+            kind::START_ISO_STREAM => from_guest(3),
+            kind::STOP_ISO_STREAM | kind::START_INTERRUPT_RECEIVING | kind::STOP_INTERRUPT_RECEIVING => from_guest(1),
+            kind::ISO_STREAM_STATUS | kind::INTERRUPT_RECEIVING_STATUS => from_host(2),
+            kind::ALLOC_BULK_STREAMS => from_guest(8),
+            kind::FREE_BULK_STREAMS => from_guest(4),
+            kind::BULK_STREAMS_STATUS => from_host(9),
+            kind::CANCEL_DATA_PACKET | kind::FILTER_REJECT | kind::DEVICE_DISCONNECT_ACK => from_guest(0),
+            kind::FILTER_FILTER => from_either(0, FILTER_BYTES_MAX),
+            kind::START_BULK_RECEIVING => from_guest(10),
+            kind::STOP_BULK_RECEIVING => from_guest(5),
+            kind::BULK_RECEIVING_STATUS => from_host(6),
+            kind::CONTROL_PACKET => from_either(10, word),
+            kind::BULK_PACKET if common.has(Capability::BulkLength32) => from_either(10, URB_BYTES_MAX as usize),
+            kind::BULK_PACKET => from_either(8, word),
+            kind::ISO_PACKET | kind::INTERRUPT_PACKET => from_either(4, word),
+            kind::BUFFERED_BULK_PACKET => from_host(10).map(|shape| Self { data_max: URB_BYTES_MAX as usize, ..shape }),
+            _ => return Err(Reject::new("type", u64::from(kind), "there is such a packet in usbredir 0.7")),
+        };
+        shape.ok_or(Reject::new("type", u64::from(kind), "a packet is sent by the end that may"))
+    }
+}
+
+impl Message {
+    /// The wire's type.
+    pub const fn kind(&self) -> u32 {
+        match self {
+            Message::Hello { .. } => kind::HELLO,
+            Message::DeviceConnect(_) => kind::DEVICE_CONNECT,
+            Message::DeviceDisconnect => kind::DEVICE_DISCONNECT,
+            Message::Reset => kind::RESET,
+            Message::InterfaceInfo(_) => kind::INTERFACE_INFO,
+            Message::EpInfo(_) => kind::EP_INFO,
+            Message::SetConfiguration(_) => kind::SET_CONFIGURATION,
+            Message::GetConfiguration => kind::GET_CONFIGURATION,
+            Message::ConfigurationStatus { .. } => kind::CONFIGURATION_STATUS,
+            Message::SetAltSetting { .. } => kind::SET_ALT_SETTING,
+            Message::GetAltSetting { .. } => kind::GET_ALT_SETTING,
+            Message::AltSettingStatus { .. } => kind::ALT_SETTING_STATUS,
+            Message::StartIsoStream { .. } => kind::START_ISO_STREAM,
+            Message::StopIsoStream(_) => kind::STOP_ISO_STREAM,
+            Message::IsoStreamStatus { .. } => kind::ISO_STREAM_STATUS,
+            Message::StartInterruptReceiving(_) => kind::START_INTERRUPT_RECEIVING,
+            Message::StopInterruptReceiving(_) => kind::STOP_INTERRUPT_RECEIVING,
+            Message::InterruptReceivingStatus { .. } => kind::INTERRUPT_RECEIVING_STATUS,
+            Message::AllocBulkStreams { .. } => kind::ALLOC_BULK_STREAMS,
+            Message::FreeBulkStreams { .. } => kind::FREE_BULK_STREAMS,
+            Message::BulkStreamsStatus { .. } => kind::BULK_STREAMS_STATUS,
+            Message::CancelDataPacket => kind::CANCEL_DATA_PACKET,
+            Message::FilterReject => kind::FILTER_REJECT,
+            Message::FilterFilter(_) => kind::FILTER_FILTER,
+            Message::DeviceDisconnectAck => kind::DEVICE_DISCONNECT_ACK,
+            Message::StartBulkReceiving { .. } => kind::START_BULK_RECEIVING,
+            Message::StopBulkReceiving { .. } => kind::STOP_BULK_RECEIVING,
+            Message::BulkReceivingStatus { .. } => kind::BULK_RECEIVING_STATUS,
+            Message::Control(_) => kind::CONTROL_PACKET,
+            Message::Bulk(_) => kind::BULK_PACKET,
+            Message::Iso(_) => kind::ISO_PACKET,
+            Message::Interrupt(_) => kind::INTERRUPT_PACKET,
+            Message::BufferedBulk(_) => kind::BUFFERED_BULK_PACKET,
+        }
+    }
+
+    /// Appends everything but the header and a transfer's data, which [`Message::take_payload`] has.
+    pub fn encode(&self, common: Caps, to: &mut Vec<u8>) {
+        match self {
+            Message::Hello { version, caps } => {
+                put_version(to, version);
+                to.extend(caps.bits().to_le_bytes());
+            }
+            Message::DeviceConnect(connect) => connect.encode(common, to),
+            Message::InterfaceInfo(info) => info.encode(to),
+            Message::EpInfo(info) => info.encode(common, to),
+            Message::DeviceDisconnect
+            | Message::Reset
+            | Message::GetConfiguration
+            | Message::CancelDataPacket
+            | Message::FilterReject
+            | Message::DeviceDisconnectAck => {}
+            Message::SetConfiguration(configuration) => to.push(*configuration),
+            Message::ConfigurationStatus { outcome, configuration } => to.extend([outcome.code(), *configuration]),
+            Message::SetAltSetting { interface, alternate } => to.extend([*interface, *alternate]),
+            Message::GetAltSetting { interface } => to.push(*interface),
+            Message::AltSettingStatus { outcome, interface, alternate } => {
+                to.extend([outcome.code(), *interface, *alternate]);
+            }
+            Message::StartIsoStream { endpoint, packets_per_urb, urbs } => {
+                to.extend([endpoint.as_byte(), *packets_per_urb, *urbs]);
+            }
+            Message::StopIsoStream(endpoint)
+            | Message::StartInterruptReceiving(endpoint)
+            | Message::StopInterruptReceiving(endpoint) => to.push(endpoint.as_byte()),
+            Message::IsoStreamStatus { outcome, endpoint }
+            | Message::InterruptReceivingStatus { outcome, endpoint } => {
+                to.extend([outcome.code(), endpoint.as_byte()]);
+            }
+            Message::AllocBulkStreams { endpoints, streams } => put_words(to, &[*endpoints, *streams]),
+            Message::FreeBulkStreams { endpoints } => put_words(to, &[*endpoints]),
+            Message::BulkStreamsStatus { endpoints, streams, outcome } => {
+                put_words(to, &[*endpoints, *streams]);
+                to.push(outcome.code());
+            }
+            Message::FilterFilter(rules) => {
+                let bytes = &rules.as_bytes()[..rules.floor_char_boundary(FILTER_BYTES_MAX - 1)];
+                to.extend(bytes);
+                to.push(0);
+            }
+            Message::StartBulkReceiving { stream, bytes_per_transfer, endpoint, transfers } => {
+                put_words(to, &[*stream, *bytes_per_transfer]);
+                to.extend([endpoint.as_byte(), *transfers]);
+            }
+            Message::StopBulkReceiving { stream, endpoint } => {
+                put_words(to, &[*stream]);
+                to.push(endpoint.as_byte());
+            }
+            Message::BulkReceivingStatus { stream, endpoint, outcome } => {
+                put_words(to, &[*stream]);
+                to.extend([endpoint.as_byte(), outcome.code()]);
+            }
+            Message::Control(packet) => packet.encode(to),
+            Message::Bulk(packet) => packet.encode_bulk(common, to),
+            Message::Iso(packet) | Message::Interrupt(packet) => {
+                to.extend([packet.endpoint.as_byte(), packet.outcome.code()]);
+                to.extend((packet.length as u16).to_le_bytes());
+            }
+            Message::BufferedBulk(packet) => {
+                put_words(to, &[packet.stream, packet.length]);
+                to.extend([packet.endpoint.as_byte(), packet.outcome.code()]);
+            }
+        }
+    }
+
+    /// The data of a transfer, which it then has no more.
+    pub fn take_payload(&mut self) -> Payload {
+        match self {
+            Message::Control(packet) => std::mem::take(&mut packet.payload),
+            Message::Bulk(packet)
+            | Message::Iso(packet)
+            | Message::Interrupt(packet)
+            | Message::BufferedBulk(packet) => std::mem::take(&mut packet.payload),
+            _ => Payload::Empty,
+        }
+    }
+
+    /// Gives a transfer its data; of other messages it was read already.
+    pub fn set_payload(&mut self, payload: Payload) {
+        match self {
+            Message::Control(packet) => packet.payload = payload,
+            Message::Bulk(packet)
+            | Message::Iso(packet)
+            | Message::Interrupt(packet)
+            | Message::BufferedBulk(packet) => packet.payload = payload,
+            _ => {}
+        }
+    }
+
+    /// Reads a message of this type that was sent to `to`: `fixed` has the bytes that [`Shape::of`] names, `data` what follows. A
+    /// transfer's data is held against its length and left where it is.
+    ///
+    /// # Errors
+    /// A field outside its rule.
+    pub fn decode(kind: u32, fixed: &[u8], data: &[u8], to: Side, common: Caps) -> Result<Self, Reject> {
+        let fields = &mut Fields(fixed);
+        Ok(match kind {
+            kind::HELLO => decode_hello(fixed, data)?,
+            kind::DEVICE_CONNECT => Message::DeviceConnect(DeviceConnect::decode(fields, common)?),
+            kind::DEVICE_DISCONNECT => Message::DeviceDisconnect,
+            kind::RESET => Message::Reset,
+            kind::INTERFACE_INFO => Message::InterfaceInfo(Box::new(InterfaceInfo::decode(fields)?)),
+            kind::EP_INFO => Message::EpInfo(Box::new(EpInfo::decode(fields, common)?)),
+            kind::SET_CONFIGURATION => Message::SetConfiguration(fields.u8()),
+            kind::GET_CONFIGURATION => Message::GetConfiguration,
+            kind::CONFIGURATION_STATUS => {
+                Message::ConfigurationStatus { outcome: outcome(fields), configuration: fields.u8() }
+            }
+            kind::SET_ALT_SETTING => Message::SetAltSetting { interface: fields.u8(), alternate: fields.u8() },
+            kind::GET_ALT_SETTING => Message::GetAltSetting { interface: fields.u8() },
+            kind::ALT_SETTING_STATUS => {
+                Message::AltSettingStatus { outcome: outcome(fields), interface: fields.u8(), alternate: fields.u8() }
+            }
+            kind::START_ISO_STREAM => {
+                Message::StartIsoStream { endpoint: endpoint(fields)?, packets_per_urb: fields.u8(), urbs: fields.u8() }
+            }
+            kind::STOP_ISO_STREAM => Message::StopIsoStream(endpoint(fields)?),
+            kind::ISO_STREAM_STATUS => {
+                Message::IsoStreamStatus { outcome: outcome(fields), endpoint: endpoint(fields)? }
+            }
+            kind::START_INTERRUPT_RECEIVING => Message::StartInterruptReceiving(endpoint_in(fields)?),
+            kind::STOP_INTERRUPT_RECEIVING => Message::StopInterruptReceiving(endpoint_in(fields)?),
+            kind::INTERRUPT_RECEIVING_STATUS => {
+                Message::InterruptReceivingStatus { outcome: outcome(fields), endpoint: endpoint_in(fields)? }
+            }
+            kind::ALLOC_BULK_STREAMS => Message::AllocBulkStreams { endpoints: fields.u32(), streams: fields.u32() },
+            kind::FREE_BULK_STREAMS => Message::FreeBulkStreams { endpoints: fields.u32() },
+            kind::BULK_STREAMS_STATUS => {
+                Message::BulkStreamsStatus { endpoints: fields.u32(), streams: fields.u32(), outcome: outcome(fields) }
+            }
+            kind::CANCEL_DATA_PACKET => Message::CancelDataPacket,
+            kind::FILTER_REJECT => Message::FilterReject,
+            kind::FILTER_FILTER => decode_filter(data)?,
+            kind::DEVICE_DISCONNECT_ACK => Message::DeviceDisconnectAck,
+            kind::START_BULK_RECEIVING => decode_start_bulk(fields)?,
+            kind::STOP_BULK_RECEIVING => {
+                Message::StopBulkReceiving { stream: fields.u32(), endpoint: endpoint_in(fields)? }
+            }
+            kind::BULK_RECEIVING_STATUS => Message::BulkReceivingStatus {
+                stream: fields.u32(),
+                endpoint: endpoint_in(fields)?,
+                outcome: outcome(fields),
+            },
+            kind::CONTROL_PACKET => Message::Control(ControlPacket::decode(fields, data, to)?),
+            kind::BULK_PACKET => Message::Bulk(DataPacket::decode_bulk(fields, data, to, common)?),
+            kind::ISO_PACKET => Message::Iso(DataPacket::decode_small(fields, data, to, MovesTo::DataOnly)?),
+            kind::INTERRUPT_PACKET => Message::Interrupt(DataPacket::decode_small(fields, data, to, MovesTo::Answers)?),
+            kind::BUFFERED_BULK_PACKET => Message::BufferedBulk(DataPacket::decode_buffered(fields, data, to)?),
+            _ => return Err(Reject::new("type", u64::from(kind), "there is such a packet in usbredir 0.7")),
+        })
+    }
+}
+
+/// In which directions a kind of data packet goes besides that of its data.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MovesTo {
+    /// None.
+    DataOnly,
+    /// To the guest, as an answer to OUT.
+    Answers,
+}
+
+/// Whether a packet in this direction carries the data of a transfer in that one.
+fn carries(to: Side, direction: Direction) -> bool {
+    (to == Side::Host) == (direction == Direction::Out)
+}
+
+/// Holds the data against the length that the packet itself says.
+fn check_data(length: u32, data: &[u8], to: Side, direction: Direction) -> Result<(), Reject> {
+    let expected = if carries(to, direction) { length as usize } else { 0 };
+    if data.len() != expected {
+        return Err(Reject::new(
+            "length",
+            data.len() as u64,
+            "a packet has the data of its own length, in its direction",
+        ));
+    }
+    Ok(())
+}
+
+impl ControlPacket {
+    fn encode(&self, to: &mut Vec<u8>) {
+        let Setup { request_type, request, value, index, length } = self.setup;
+        to.extend([self.number | request_type & 0x80, request, request_type, self.outcome.code()]);
+        for half in [value, index, length] {
+            to.extend(half.to_le_bytes());
+        }
+    }
+
+    fn decode(fields: &mut Fields<'_>, data: &[u8], to: Side) -> Result<Self, Reject> {
+        let address = fields.u8();
+        let (request, request_type) = (fields.u8(), fields.u8());
+        let outcome = outcome(fields);
+        let setup = Setup { request_type, request, value: fields.u16(), index: fields.u16(), length: fields.u16() };
+        if address & 0x70 != 0 || (address ^ request_type) & 0x80 != 0 {
+            let rule = "a control packet's endpoint has its setup packet's direction";
+            return Err(Reject::new("endpoint", u64::from(address), rule));
+        }
+        check_data(u32::from(setup.length), data, to, setup.direction())?;
+        Ok(Self { number: address & 0x0f, setup, outcome, payload: Payload::Empty })
+    }
+}
+
+impl DataPacket {
+    fn encode_bulk(&self, common: Caps, to: &mut Vec<u8>) {
+        to.extend([self.endpoint.as_byte(), self.outcome.code()]);
+        to.extend((self.length as u16).to_le_bytes());
+        to.extend(self.stream.to_le_bytes());
+        if common.has(Capability::BulkLength32) {
+            to.extend(((self.length >> 16) as u16).to_le_bytes());
+        }
+    }
+
+    fn decode_bulk(fields: &mut Fields<'_>, data: &[u8], to: Side, common: Caps) -> Result<Self, Reject> {
+        let (endpoint, outcome) = (endpoint(fields)?, outcome(fields));
+        let low = u32::from(fields.u16());
+        let stream = fields.u32();
+        let high = if common.has(Capability::BulkLength32) { u32::from(fields.u16()) } else { 0 };
+        Self::checked(Self { endpoint, outcome, length: high << 16 | low, stream, payload: Payload::Empty }, data, to)
+    }
+
+    fn decode_small(fields: &mut Fields<'_>, data: &[u8], to: Side, moves: MovesTo) -> Result<Self, Reject> {
+        let (endpoint, outcome) = (endpoint(fields)?, outcome(fields));
+        let length = u32::from(fields.u16());
+        if !carries(to, endpoint.direction()) && (moves == MovesTo::DataOnly || to == Side::Host) {
+            let rule = "interrupt and isochronous data is pushed, never asked for";
+            return Err(Reject::new("endpoint", u64::from(endpoint.as_byte()), rule));
+        }
+        Self::checked(Self { endpoint, outcome, length, stream: 0, payload: Payload::Empty }, data, to)
+    }
+
+    fn decode_buffered(fields: &mut Fields<'_>, data: &[u8], to: Side) -> Result<Self, Reject> {
+        let (stream, length) = (fields.u32(), fields.u32());
+        let (endpoint, outcome) = (endpoint_in(fields)?, outcome(fields));
+        Self::checked(Self { endpoint, outcome, length, stream, payload: Payload::Empty }, data, to)
+    }
+
+    fn checked(packet: Self, data: &[u8], to: Side) -> Result<Self, Reject> {
+        if packet.length > URB_BYTES_MAX {
+            return Err(Reject::new("length", u64::from(packet.length), "a transfer has at most 16 MiB"));
+        }
+        check_data(packet.length, data, to, packet.endpoint.direction())?;
+        Ok(packet)
+    }
+}
+
+fn outcome(fields: &mut Fields<'_>) -> Outcome {
+    Outcome::from_code(fields.u8())
+}
+
+fn endpoint(fields: &mut Fields<'_>) -> Result<EpAddr, Reject> {
+    let byte = fields.u8();
+    if byte & 0x70 != 0 || byte & 0x0f == 0 {
+        return Err(Reject::new("endpoint", u64::from(byte), "it is 1 to 15, and its direction"));
+    }
+    Ok(EpAddr::from_byte(byte))
+}
+
+fn endpoint_in(fields: &mut Fields<'_>) -> Result<EpAddr, Reject> {
+    let endpoint = endpoint(fields)?;
+    match endpoint.direction() {
+        Direction::In => Ok(endpoint),
+        Direction::Out => Err(Reject::new("endpoint", u64::from(endpoint.as_byte()), "only IN is received ahead")),
+    }
+}
+
+fn decode_start_bulk(fields: &mut Fields<'_>) -> Result<Message, Reject> {
+    let (stream, bytes_per_transfer) = (fields.u32(), fields.u32());
+    if bytes_per_transfer > URB_BYTES_MAX {
+        return Err(Reject::new("bytes_per_transfer", u64::from(bytes_per_transfer), "a transfer has at most 16 MiB"));
+    }
+    Ok(Message::StartBulkReceiving {
+        stream,
+        bytes_per_transfer,
+        endpoint: endpoint_in(fields)?,
+        transfers: fields.u8(),
+    })
+}
+
+fn decode_hello(fixed: &[u8], data: &[u8]) -> Result<Message, Reject> {
+    if !data.len().is_multiple_of(4) {
+        return Err(Reject::new("length", data.len() as u64, "capabilities are whole words"));
+    }
+    let end = fixed.iter().position(|&byte| byte == 0).unwrap_or(fixed.len());
+    let text = String::from_utf8_lossy(&fixed[..end]);
+    let version = text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
+    let bits = data.first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
+    Ok(Message::Hello { version, caps: Caps::from_bits(bits) })
+}
+
+fn decode_filter(data: &[u8]) -> Result<Message, Reject> {
+    let Some((0, text)) = data.split_last() else {
+        return Err(Reject::new("filter", data.len() as u64, "a text ends with NUL"));
+    };
+    let text = std::str::from_utf8(text).ok().filter(|text| !text.chars().any(char::is_control));
+    let text = text.ok_or(Reject::new("filter", data.len() as u64, "a text is printable UTF-8"))?;
+    Ok(Message::FilterFilter(text.to_owned()))
+}
+
+fn put_version(to: &mut Vec<u8>, version: &str) {
+    let bytes = &version.as_bytes()[..version.floor_char_boundary(VERSION_BYTES - 1)];
+    to.extend(bytes);
+    to.resize(to.len() + VERSION_BYTES - bytes.len(), 0);
+}
+
+fn put_words(to: &mut Vec<u8>, words: &[u32]) {
+    to.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+}

@@ -1,0 +1,194 @@
+//! usbredir's small words: what an end can do, how a transfer ended; and how numbers are read.
+
+use farbus_model::Status;
+
+/// An end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// It has the device.
+    Host,
+    /// It uses the device.
+    Guest,
+}
+
+impl Side {
+    /// The other end.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Side::Host => Side::Guest,
+            Side::Guest => Side::Host,
+        }
+    }
+}
+
+/// Something that not every end can do. It is used only where both can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capability {
+    /// USB 3 bulk streams, and their number in `ep_info`.
+    BulkStreams = 0,
+    /// `device_connect` says `bcdDevice`.
+    ConnectDeviceVersion = 1,
+    /// `filter_filter` and `filter_reject`.
+    Filter = 2,
+    /// `device_disconnect_ack`.
+    DeviceDisconnectAck = 3,
+    /// `ep_info` says packet sizes.
+    EpInfoMaxPacketSize = 4,
+    /// Packets' ids have 64 bits.
+    Ids64 = 5,
+    /// A bulk packet's length has 32 bits.
+    BulkLength32 = 6,
+    /// Bulk data is received ahead.
+    BulkReceiving = 7,
+}
+
+/// A set of capabilities.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caps(u32);
+
+impl Caps {
+    /// None at all: what an end has until it has said hello.
+    pub const NONE: Caps = Caps(0);
+
+    /// The wire's first word; later words name capabilities that nobody has yet.
+    pub const fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    /// As the wire's word.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// These and one more.
+    #[must_use]
+    pub const fn with(self, capability: Capability) -> Self {
+        Self(self.0 | 1 << capability as u32)
+    }
+
+    /// Whether this one is among them.
+    pub const fn has(self, capability: Capability) -> bool {
+        self.0 & 1 << capability as u32 != 0
+    }
+
+    /// What both have.
+    #[must_use]
+    pub const fn common(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+}
+
+/// How a transfer ended, or a request (`usb_redir_success` and so on).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All is well.
+    Success,
+    /// Withdrawn.
+    Cancelled,
+    /// The request makes no sense.
+    Invalid,
+    /// It failed.
+    IoError,
+    /// The endpoint is halted, or the request was refused.
+    Stall,
+    /// No answer in time.
+    TimedOut,
+    /// The device sent more than there was room for.
+    Babble,
+    /// A number of a later version: some error.
+    Unknown(u8),
+}
+
+impl Outcome {
+    /// The wire's number.
+    pub const fn code(self) -> u8 {
+        match self {
+            Outcome::Success => 0,
+            Outcome::Cancelled => 1,
+            Outcome::Invalid => 2,
+            Outcome::IoError => 3,
+            Outcome::Stall => 4,
+            Outcome::TimedOut => 5,
+            Outcome::Babble => 6,
+            Outcome::Unknown(code) => code,
+        }
+    }
+
+    /// From the wire's number.
+    pub const fn from_code(code: u8) -> Self {
+        match code {
+            0 => Outcome::Success,
+            1 => Outcome::Cancelled,
+            2 => Outcome::Invalid,
+            3 => Outcome::IoError,
+            4 => Outcome::Stall,
+            5 => Outcome::TimedOut,
+            6 => Outcome::Babble,
+            _ => Outcome::Unknown(code),
+        }
+    }
+}
+
+impl From<Status> for Outcome {
+    fn from(status: Status) -> Self {
+        match status {
+            // A packet of a stream that was not moved is one with no bytes.
+            Status::Ok | Status::Short | Status::IsoMissed => Outcome::Success,
+            Status::Cancelled | Status::Shutdown => Outcome::Cancelled,
+            Status::Invalid => Outcome::Invalid,
+            Status::Stall => Outcome::Stall,
+            Status::TimedOut => Outcome::TimedOut,
+            Status::Overflow => Outcome::Babble,
+            // A device that is gone is said by `device_disconnect`.
+            Status::Protocol | Status::Crc | Status::DataRate | Status::Gone | Status::NoCredit | Status::Other => {
+                Outcome::IoError
+            }
+        }
+    }
+}
+
+/// Numbers of a header whose size was checked.
+#[derive(Debug)]
+pub(super) struct Fields<'a>(pub &'a [u8]);
+
+impl Fields<'_> {
+    pub fn u8(&mut self) -> u8 {
+        u8::from_le_bytes(self.take())
+    }
+
+    pub fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.take())
+    }
+
+    pub fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (number, rest) = self.0.split_first_chunk().expect("a header's size was checked before it is read");
+        self.0 = rest;
+        *number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_outcome_survives_the_wire() {
+        for code in 0..=255 {
+            assert_eq!(Outcome::from_code(code).code(), code);
+        }
+        assert_eq!(Outcome::from(Status::Overflow), Outcome::Babble);
+    }
+
+    #[test]
+    fn what_both_have_is_common() {
+        let ours = Caps::NONE.with(Capability::Filter).with(Capability::Ids64);
+        let common = ours.common(Caps::from_bits(u32::MAX ^ 1 << 2));
+        assert!(common.has(Capability::Ids64) && !common.has(Capability::Filter));
+        assert_eq!(ours.bits(), 0b10_0100);
+    }
+}
