@@ -38,6 +38,8 @@ struct Slow {
     reins: Arc<Reins>,
     wake: Arc<Wake>,
     readiness: Readiness,
+    /// What was asked in this turn, and is sent at its end.
+    unsent: Vec<BlockInFlight>,
     held: Vec<BlockInFlight>,
 }
 
@@ -71,10 +73,14 @@ impl BlockDevice for Slow {
         &INFO
     }
 
-    fn submit(&mut self, _: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _: Instant, mut request: BlockInFlight, _: &mut Completions<BlockDone>) {
         request.own_payload();
-        self.held.push(request);
-        self.reins.held.fetch_add(1, Ordering::Release);
+        self.unsent.push(request);
+    }
+
+    fn end_turn(&mut self, _: Instant, done: &mut Completions<BlockDone>) {
+        self.reins.held.fetch_add(self.unsent.len() as u32, Ordering::Release);
+        self.held.append(&mut self.unsent);
         self.let_out(done);
     }
 
@@ -107,7 +113,13 @@ impl Served {
         let path = std::env::temp_dir().join(format!("farbus-nbd-engine-{}-{number}.sock", std::process::id()));
         let (reins, wake) = (Arc::<Reins>::default(), Arc::new(Wake::new().unwrap()));
         let readiness = Watched::woken(Arc::clone(&wake));
-        let device = Slow { reins: Arc::clone(&reins), wake: Arc::clone(&wake), readiness, held: Vec::new() };
+        let device = Slow {
+            reins: Arc::clone(&reins),
+            wake: Arc::clone(&wake),
+            readiness,
+            unsent: Vec::new(),
+            held: Vec::new(),
+        };
         let offer =
             Offer { name: "slow".into(), description: String::new(), device: Box::new(device), zeroes_fast: false };
         let entrance = Entrance::Local(LocalListener::bind(&path).unwrap());

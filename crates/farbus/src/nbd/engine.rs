@@ -211,9 +211,14 @@ impl NbdServer {
 
     /// Does whatever can be done without waiting.
     fn serve(&mut self) {
-        self.hand_out();
-        for at in 0..self.clients.len() {
-            self.serve_one(at);
+        loop {
+            self.hand_out();
+            for at in 0..self.clients.len() {
+                self.serve_one(at);
+            }
+            if !self.end_turn() {
+                break;
+            }
         }
         self.clients.retain(|client| {
             let is_over = client.is_over();
@@ -222,6 +227,13 @@ impl NbdServer {
             }
             !is_over
         });
+    }
+
+    /// Lets devices send together what they were asked; whether that has finished something.
+    fn end_turn(&mut self) -> bool {
+        let now = self.clock.now();
+        self.devices.iter_mut().for_each(|device| device.end_turn(now, &mut self.done));
+        !self.done.is_empty()
     }
 
     /// The journey of one client's requests: parsed, asked of the device, and what that answers at once is sent while it is still in
@@ -468,6 +480,7 @@ impl NbdServer {
             }
         }
         loop {
+            self.end_turn();
             self.hand_out();
             if self.own_flushes == 0 {
                 break;
