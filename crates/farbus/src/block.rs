@@ -14,7 +14,7 @@ const SIZE_MAX: u64 = 16 << 40;
 /// Memory for the changes of a scratch view unless somebody says otherwise.
 const SCRATCH_BYTES: u64 = 256 << 20;
 
-/// A block device as people name it: `block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES]]` or `memory:SIZE[,ro]`.
+/// A block device as people name it: `block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]]` or `memory:SIZE[,ro]`.
 ///
 /// ```
 /// use farbus::block::BlockSpec;
@@ -29,8 +29,8 @@ pub struct BlockSpec {
     is_read_only: bool,
     offset: u64,
     size: Option<u64>,
-    /// Memory for changes that nobody else sees.
-    scratch_bytes: Option<u64>,
+    /// Where changes go that nobody else sees.
+    scratch: Option<Medium>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +39,15 @@ enum Medium {
     Path(PathBuf),
     /// So many bytes of this process's memory.
     Memory(u64),
+}
+
+impl Medium {
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Medium::Path(path) => Some(path),
+            Medium::Memory(_) => None,
+        }
+    }
 }
 
 /// A block device that was opened.
@@ -58,17 +67,16 @@ impl BlockSpec {
         }
     }
 
-    /// The file or block device that it needs, and whether only to be read.
-    pub fn image(&self) -> Option<(&Path, bool)> {
-        match &self.medium {
-            Medium::Path(path) => Some((path, self.opens_read_only())),
-            Medium::Memory(_) => None,
-        }
+    /// The files and block devices that it needs, and whether each is only to be read.
+    pub fn images(&self) -> impl Iterator<Item = (&Path, bool)> {
+        let medium = self.medium.path().map(|path| (path, self.opens_read_only()));
+        let scratch = self.scratch.as_ref().and_then(Medium::path).map(|path| (path, false));
+        medium.into_iter().chain(scratch)
     }
 
     /// Whether the medium is only read: several may then open it.
     fn opens_read_only(&self) -> bool {
-        self.is_read_only || self.scratch_bytes.is_some()
+        self.is_read_only || self.scratch.is_some()
     }
 
     /// Opens it.
@@ -95,12 +103,18 @@ impl BlockSpec {
         if device.info().size_bytes == 0 {
             return Err(format!("{self}: nothing of it is left to use"));
         }
-        if let Some(bytes) = self.scratch_bytes {
-            device = Box::new(Scratch::new(device, SparseMemory::new(bytes, bytes)));
-        } else if self.is_read_only {
-            device = Box::new(ReadOnly::new(device));
+        match &self.scratch {
+            Some(Medium::Memory(bytes)) => {
+                device = Box::new(Scratch::new(device, SparseMemory::new(*bytes, *bytes)));
+            }
+            Some(Medium::Path(path)) => {
+                let store = hands.open_image(path, false).map_err(|error| error.to_string())?;
+                device = Box::new(Scratch::new(device, store));
+            }
+            None if self.is_read_only => device = Box::new(ReadOnly::new(device)),
+            None => {}
         }
-        let zeroes_fast = self.scratch_bytes.is_some() || matches!(self.medium, Medium::Memory(_));
+        let zeroes_fast = self.scratch.is_some() || matches!(self.medium, Medium::Memory(_));
         Ok(Opened { device, zeroes_fast })
     }
 }
@@ -118,22 +132,23 @@ impl FromStr for BlockSpec {
             "memory" => Medium::Memory(bytes_from(first)?),
             _ => return Err(format!("'{text}' is not a block device: try block:PATH or memory:SIZE")),
         };
-        let mut spec = Self { medium, is_read_only: false, offset: 0, size: None, scratch_bytes: None };
+        let mut spec = Self { medium, is_read_only: false, offset: 0, size: None, scratch: None };
         for word in words {
             match word.split_once('=') {
                 None if word == "ro" => spec.is_read_only = true,
-                None if word == "scratch" => spec.scratch_bytes = Some(SCRATCH_BYTES),
-                Some(("scratch", bytes)) => spec.scratch_bytes = Some(bytes_from(bytes)?),
+                None if word == "scratch" => spec.scratch = Some(Medium::Memory(SCRATCH_BYTES)),
+                Some(("scratch", path)) if path.starts_with('/') => spec.scratch = Some(Medium::Path(path.into())),
+                Some(("scratch", bytes)) => spec.scratch = Some(Medium::Memory(bytes_from(bytes)?)),
                 Some(("offset", bytes)) => spec.offset = bytes_from(bytes)?,
                 Some(("size", bytes)) => spec.size = Some(bytes_from(bytes)?),
                 _ => {
                     return Err(format!(
-                        "{kind} has no option '{word}': there are ro, offset=BYTES, size=BYTES and scratch[=BYTES]"
+                        "{kind} has no option '{word}': there are ro, offset=BYTES, size=BYTES and scratch[=BYTES|=/PATH]"
                     ));
                 }
             }
         }
-        if spec.is_read_only && spec.scratch_bytes.is_some() {
+        if spec.is_read_only && spec.scratch.is_some() {
             return Err("ro and scratch are two things: nothing is changed, or a copy of one's own is".into());
         }
         Ok(spec)
@@ -155,8 +170,9 @@ impl fmt::Display for BlockSpec {
         if let Some(size) = self.size {
             write!(f, ",size={size}")?;
         }
-        match self.scratch_bytes {
-            Some(bytes) => write!(f, ",scratch={bytes}"),
+        match &self.scratch {
+            Some(Medium::Memory(bytes)) => write!(f, ",scratch={bytes}"),
+            Some(Medium::Path(path)) => write!(f, ",scratch={}", path.display()),
             None => Ok(()),
         }
     }
@@ -193,6 +209,7 @@ mod tests {
             ("block:a,ro", "block:a,ro"),
             ("block:a,size=64k,offset=1M", "block:a,offset=1048576,size=65536"),
             ("block:a,scratch", "block:a,scratch=268435456"),
+            ("block:a,scratch=/b", "block:a,scratch=/b"),
             ("memory:16T", "memory:17592186044416"),
             ("memory:1G,ro", "memory:1073741824,ro"),
         ] {
@@ -217,6 +234,18 @@ mod tests {
         ] {
             assert!(wrong.parse::<BlockSpec>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn what_has_to_be_opened_is_known_before() {
+        let images = |text: &str| {
+            let spec: BlockSpec = text.parse().unwrap();
+            spec.images().map(|(path, read_only)| (path.to_str().unwrap().to_owned(), read_only)).collect::<Vec<_>>()
+        };
+        assert_eq!(images("block:/a"), [("/a".into(), false)]);
+        assert_eq!(images("block:/a,ro"), [("/a".into(), true)]);
+        assert_eq!(images("block:/a,scratch=/b"), [("/a".into(), true), ("/b".into(), false)]);
+        assert_eq!(images("memory:1M,scratch"), []);
     }
 
     #[test]

@@ -19,6 +19,8 @@ use farbus_io::link::{LocalListener, Wake, Watched};
 
 const SIZE: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
+/// What a busy machine needs for a handshake, and a test has patience for.
+const HANDSHAKE: Duration = Duration::from_secs(3);
 
 /// What a test does to the device while it is served.
 #[derive(Default)]
@@ -36,6 +38,8 @@ struct Slow {
     reins: Arc<Reins>,
     wake: Arc<Wake>,
     readiness: Readiness,
+    /// What was asked in this turn, and is sent at its end.
+    unsent: Vec<BlockInFlight>,
     held: Vec<BlockInFlight>,
 }
 
@@ -69,10 +73,14 @@ impl BlockDevice for Slow {
         &INFO
     }
 
-    fn submit(&mut self, _: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+    fn submit(&mut self, _: Instant, mut request: BlockInFlight, _: &mut Completions<BlockDone>) {
         request.own_payload();
-        self.held.push(request);
-        self.reins.held.fetch_add(1, Ordering::Release);
+        self.unsent.push(request);
+    }
+
+    fn end_turn(&mut self, _: Instant, done: &mut Completions<BlockDone>) {
+        self.reins.held.fetch_add(self.unsent.len() as u32, Ordering::Release);
+        self.held.append(&mut self.unsent);
         self.let_out(done);
     }
 
@@ -105,11 +113,17 @@ impl Served {
         let path = std::env::temp_dir().join(format!("farbus-nbd-engine-{}-{number}.sock", std::process::id()));
         let (reins, wake) = (Arc::<Reins>::default(), Arc::new(Wake::new().unwrap()));
         let readiness = Watched::woken(Arc::clone(&wake));
-        let device = Slow { reins: Arc::clone(&reins), wake: Arc::clone(&wake), readiness, held: Vec::new() };
+        let device = Slow {
+            reins: Arc::clone(&reins),
+            wake: Arc::clone(&wake),
+            readiness,
+            unsent: Vec::new(),
+            held: Vec::new(),
+        };
         let offer =
             Offer { name: "slow".into(), description: String::new(), device: Box::new(device), zeroes_fast: false };
         let entrance = Entrance::Local(LocalListener::bind(&path).unwrap());
-        let server = NbdServer::new(entrance, vec![offer], None).unwrap();
+        let server = NbdServer::new(entrance, vec![offer], None).unwrap().with_handshake_time(HANDSHAKE);
         let ender = server.ender();
         let thread = thread::spawn(move || server.run());
         Self { path, reins, wake, ender, thread }
@@ -206,17 +220,22 @@ fn a_client_that_leaves_with_requests_under_way_disturbs_nobody() {
 #[test]
 fn who_says_farewell_and_listens_on_hears_what_it_is_owed() {
     let served = Served::start();
-    let mut client = served.client();
-    client.write_all(&request(0, 1, 4096, 8)).unwrap();
-    client.write_all(&request(2, 2, 0, 0)).unwrap();
-    client.shutdown(std::net::Shutdown::Write).unwrap();
-    served.wait_for_held(1);
-    thread::sleep(Duration::from_millis(20));
+    let mut clients = [served.client(), served.client()];
+    for client in &mut clients {
+        client.write_all(&request(0, 1, 4096, 8)).unwrap();
+        client.write_all(&request(2, 2, 0, 0)).unwrap();
+    }
+    // One says that it is through, the other just waits, longer than a handshake may take.
+    clients[0].shutdown(std::net::Shutdown::Write).unwrap();
+    served.wait_for_held(2);
+    thread::sleep(HANDSHAKE + Duration::from_millis(100));
     served.open();
-    assert_eq!(reply(&mut client), 1);
-    let mut rest = Vec::new();
-    client.read_to_end(&mut rest).unwrap();
-    assert_eq!(rest, [1; 8], "and then it ends");
+    for client in &mut clients {
+        assert_eq!(reply(client), 1);
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, [1; 8], "and then it ends");
+    }
     served.ender.end();
     served.thread.join().unwrap();
 }
@@ -255,6 +274,74 @@ fn one_client_too_many_waits_until_another_leaves() {
     late.read_exact(&mut greeting).unwrap();
     served.ender.end();
     served.thread.join().unwrap();
+}
+
+#[test]
+fn whoever_chooses_nothing_is_cut_off_and_whoever_did_may_be_silent() {
+    let served = Served::start();
+    served.open();
+    let mut silent = UnixStream::connect(&served.path).unwrap();
+    silent.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut client = served.client();
+    let since = Moment::now();
+    let mut heard = Vec::new();
+    silent.read_to_end(&mut heard).unwrap();
+    assert_eq!((heard.len(), since.elapsed() > HANDSHAKE / 2), (18, true), "greeted, waited for, cut off");
+    client.write_all(&request(3, 1, 0, 0)).unwrap();
+    assert_eq!(reply(&mut client), 1);
+    served.ender.end();
+    served.thread.join().unwrap();
+}
+
+/// Takes its time for every request, and the whole engine's.
+struct Plodding(Arc<AtomicU32>);
+
+impl BlockDevice for Plodding {
+    fn info(&self) -> &BlockInfo {
+        &INFO
+    }
+
+    fn submit(&mut self, _: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        thread::sleep(Duration::from_millis(5));
+        self.0.fetch_add(1, Ordering::Release);
+        done.push(request.answer(Payload::Empty));
+    }
+}
+
+#[test]
+fn a_client_with_much_to_ask_of_a_slow_device_does_not_keep_the_others_waiting() {
+    let path = std::env::temp_dir().join(format!("farbus-nbd-plodding-{}.sock", std::process::id()));
+    let count = Arc::<AtomicU32>::default();
+    let offer = Offer {
+        name: String::new(),
+        description: String::new(),
+        device: Box::new(Plodding(Arc::clone(&count))),
+        zeroes_fast: false,
+    };
+    let server = NbdServer::new(Entrance::Local(LocalListener::bind(&path).unwrap()), vec![offer], None).unwrap();
+    let ender = server.ender();
+    let thread = thread::spawn(move || server.run());
+    let connect = || {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+        stream.read_exact(&mut [0; 28]).unwrap();
+        stream
+    };
+    let (mut much, mut little) = (connect(), connect());
+    let flood: Vec<u8> = (0..1000).flat_map(|cookie| request(3, cookie, 0, 0)).collect();
+    much.write_all(&flood).unwrap();
+    while count.load(Ordering::Acquire) == 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    little.write_all(&request(3, 7, 0, 0)).unwrap();
+    assert_eq!(reply(&mut little), 7);
+    let before = count.load(Ordering::Acquire);
+    assert!(before < 500, "{before} of 1000 came first");
+    ender.end();
+    assert!(matches!(thread.join().unwrap(), Ended::Asked));
+    let all = count.load(Ordering::Acquire);
+    assert!(all < 1000, "nor whoever ends it: {all} were carried out");
 }
 
 #[test]

@@ -73,6 +73,10 @@ impl<T: BlockDevice + ?Sized> BlockDevice for Box<T> {
         (**self).handle_timeout(now, done);
     }
 
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        (**self).end_turn(now, done);
+    }
+
     fn readiness(&self) -> Option<&Readiness> {
         (**self).readiness()
     }

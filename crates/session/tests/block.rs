@@ -22,6 +22,8 @@ fn device(blocks: u32) -> StoreDevice<MemoryStore> {
 /// Answers when it is told to, in an order of its own.
 struct Late<D> {
     device: D,
+    /// What was asked in this turn, and is sent at its end.
+    unsent: Vec<BlockInFlight>,
     held: Vec<BlockInFlight>,
     order: u64,
 }
@@ -33,7 +35,11 @@ impl<D: BlockDevice> BlockDevice for Late<D> {
 
     fn submit(&mut self, _: Instant, mut request: BlockInFlight, _: &mut Completions<BlockDone>) {
         request.own_payload();
-        self.held.push(request);
+        self.unsent.push(request);
+    }
+
+    fn end_turn(&mut self, _: Instant, _: &mut Completions<BlockDone>) {
+        self.held.append(&mut self.unsent);
     }
 
     fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
@@ -53,6 +59,7 @@ fn completions() -> Completions<BlockDone> {
 fn ask(device: &mut impl BlockDevice, request: BlockRequest) -> Result<Vec<u8>, StoreError> {
     let (mut done, id, offset) = (completions(), request.id, request.offset);
     device.submit(Instant::ZERO, request.launch(), &mut done);
+    device.end_turn(Instant::ZERO, &mut done);
     device.handle_ready(Instant::ZERO, &mut done);
     let answer = done.pop().expect("every request is answered");
     assert_eq!((answer.id, answer.offset), (id, offset), "as it was asked");
@@ -191,10 +198,11 @@ fn a_full_scratch_refuses_what_is_new_and_keeps_what_it_has() {
 
 #[test]
 fn a_traced_device_tells_who_came_and_when_he_left() {
-    let late = Late { device: device(1), held: Vec::new(), order: 1 };
+    let late = Late { device: device(1), unsent: Vec::new(), held: Vec::new(), order: 1 };
     let (mut view, mut done) = (Traced::new(late, 16), completions());
     let (asked, answered) = (Instant::from_nanos(5), Instant::from_nanos(9));
     view.submit(asked, BlockRequest::read(BlockId(77), 0, 512).launch(), &mut done);
+    view.end_turn(asked, &mut done);
     view.handle_ready(answered, &mut done);
     assert!(done.pop().is_some_and(|answer| answer.result.is_ok()));
     let taps: Vec<_> = view.ring().taps().map(|tap| (tap.key, tap.stage, tap.at)).collect();
@@ -205,7 +213,7 @@ fn a_traced_device_tells_who_came_and_when_he_left() {
 fn stack(input: &mut Input<'_>) -> (Box<dyn BlockDevice>, u64) {
     let mut base: Box<dyn BlockDevice> = Box::new(device(input.pick(&[1, 512])));
     if input.below(2) == 0 {
-        base = Box::new(Late { device: base, held: Vec::new(), order: u64::from(input.byte()) });
+        base = Box::new(Late { device: base, unsent: Vec::new(), held: Vec::new(), order: u64::from(input.byte()) });
     }
     let mut start = 0;
     for _ in 0..input.below(4) {
@@ -255,6 +263,7 @@ fn fuzz_block_layers() {
             let (op, length) = (request.op, request.length as usize);
             let (offset, expected) = (request.offset as usize, info.check(&request));
             view.submit(Instant::ZERO, request.launch(), &mut done);
+            view.end_turn(Instant::ZERO, &mut done);
             view.handle_ready(Instant::ZERO, &mut done);
             let answer = done.pop().expect("every request is answered");
             assert!(done.is_empty(), "once");

@@ -29,8 +29,9 @@ use farbus_io::sys::writeback::protect_writeback_path;
 /// Serve block devices of this machine to programs that speak NBD, until interrupted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "WHAT is one of:\n  \
-    block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES]]\n  \
-    \x20                a file or block device, or a range of it; scratch: changes are kept in memory and go away\n  \
+    block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]]\n  \
+    \x20                a file or block device, or a range of it; scratch: changes are kept in memory or in a file,\n  \
+    \x20                and go away\n  \
     memory:SIZE[,ro] so much memory, which goes away\n\
     BYTES and SIZE may end in K, M, G or T.\n\n\
     Examples:\n  farbus nbd block:disk.img &\n  \
@@ -59,7 +60,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    if args.what.iter().any(|what| what.image().is_some()) {
+    if args.what.iter().any(|what| what.images().next().is_some()) {
         // Before any thread: what is granted here is inherited.
         report_protection(&protect_writeback_path());
     }

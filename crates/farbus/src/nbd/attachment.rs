@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use farbus_host::RemoteDisk;
+use farbus_io::link::Link;
 use farbus_model::BlockDevice;
 use farbus_session::block::StoreDevice;
 
@@ -42,17 +43,27 @@ impl NbdAttachment {
         // A session waits for its next link by itself, and its disk with it.
         let watched = disk.port_mut().plain_link().map_err(local)?;
         let cutter = disk.port_mut().cutter().map_err(local)?;
-        let local_address = watched.as_ref().and_then(local_address);
         let sector_bytes = disk.info().block_bytes;
         let device = StoreDevice::new(disk).preferring(sector_bytes);
+        Self::of(Box::new(device), target, entrance, watched, cutter)
+    }
+
+    /// Offers whatever block device `target` turned out to be. It ends when `watched` breaks, if that is given: a device that
+    /// outlives its links has none to be watched.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`].
+    pub fn of(
+        device: Box<dyn BlockDevice>,
+        target: &Target,
+        entrance: Entrance,
+        watched: Option<Link>,
+        cutter: Cutter,
+    ) -> Result<Self, ClientError> {
+        let local_address = watched.as_ref().and_then(local_address);
         let size_bytes = device.info().size_bytes;
-        // One at a time, over the network: a clear of its own is never the faster way.
-        let offer = Offer {
-            name: String::new(),
-            description: target.to_string(),
-            device: Box::new(device),
-            zeroes_fast: false,
-        };
+        // Over the network: a clear of its own is never known to be the faster way.
+        let offer = Offer { name: String::new(), description: target.to_string(), device, zeroes_fast: false };
         let uri = uri(&entrance.place().map_err(local)?, "");
         let server = NbdServer::new(entrance, vec![offer], watched).map_err(local)?;
         Ok(Self { server, uri, size_bytes, local_address, cutter })

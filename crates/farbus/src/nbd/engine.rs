@@ -37,6 +37,12 @@ const OTHERS: usize = 3;
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
 /// Receives from one client before the others have their turn: some megabytes.
 const RECEIVES_MAX: u32 = 16;
+/// How long a client is served at a time while a device answers slowly, and after how many requests that is looked at: the others,
+/// and whoever ends the server, wait no longer.
+const TURN_TIME_MAX: Duration = Duration::from_millis(20);
+const LOOK_EVERY: u32 = 4;
+/// How long a client may take to choose an export: it holds a place that others wait for.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long nobody is let in after the system could not: it has run out of something.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// The number of the server itself among those who ask its devices.
@@ -54,6 +60,7 @@ pub struct NbdServer {
     ender: Ender,
     clock: Clock,
     limits: Limits,
+    handshake_time_max: Duration,
     deaf_until: Option<Instant>,
     meters: Arc<Meters>,
     counters: Counters,
@@ -63,15 +70,30 @@ pub struct NbdServer {
     unflushed: Option<String>,
 }
 
+/// How far one client's requests came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    /// Nothing more can be asked now.
+    Drained,
+    /// Answers wait for room in its socket.
+    Full,
+    /// The others have their turn first.
+    Late,
+}
+
 /// A connection.
 struct Client {
     number: u16,
     link: Link,
     conn: ServerConn,
+    /// When its handshake has to be over.
+    choose_until: Instant,
     /// Its socket took no more.
     is_full: bool,
     /// Its socket gave as much as there was room for.
     has_more: bool,
+    /// It has requests here that wait for its next turn.
+    is_waiting: bool,
     /// It has said all it will.
     is_deaf: bool,
     /// Nothing can be sent to it any more.
@@ -81,6 +103,11 @@ struct Client {
 impl Client {
     fn wants_input(&self, limits: &Limits) -> bool {
         !self.is_deaf && self.conn.wants_input() && self.conn.backlog_bytes() < limits.reply_bytes_backlog
+    }
+
+    /// When it is cut off unless it has chosen an export by then.
+    fn deadline(&self) -> Option<Instant> {
+        (self.conn.is_haggling() && !self.is_deaf && !self.is_gone).then_some(self.choose_until)
     }
 
     /// Whether nothing is owed to it, or by it.
@@ -124,6 +151,7 @@ impl NbdServer {
             ender: Ender::new()?,
             clock: Clock::start(),
             limits,
+            handshake_time_max: HANDSHAKE_TIME_MAX,
             deaf_until: None,
             meters: Arc::default(),
             counters: Counters::default(),
@@ -136,6 +164,13 @@ impl NbdServer {
     /// How many devices a server may offer.
     pub const fn offers_max() -> usize {
         OFFERS_MAX
+    }
+
+    /// Gives clients another time to choose an export in than 10 s.
+    #[must_use]
+    pub fn with_handshake_time(mut self, time_max: Duration) -> Self {
+        self.handshake_time_max = time_max;
+        self
     }
 
     /// Where it is.
@@ -176,9 +211,14 @@ impl NbdServer {
 
     /// Does whatever can be done without waiting.
     fn serve(&mut self) {
-        self.hand_out();
-        for at in 0..self.clients.len() {
-            self.serve_one(at);
+        loop {
+            self.hand_out();
+            for at in 0..self.clients.len() {
+                self.serve_one(at);
+            }
+            if !self.end_turn() {
+                break;
+            }
         }
         self.clients.retain(|client| {
             let is_over = client.is_over();
@@ -189,40 +229,59 @@ impl NbdServer {
         });
     }
 
+    /// Lets devices send together what they were asked; whether that has finished something.
+    fn end_turn(&mut self) -> bool {
+        let now = self.clock.now();
+        self.devices.iter_mut().for_each(|device| device.end_turn(now, &mut self.done));
+        !self.done.is_empty()
+    }
+
     /// The journey of one client's requests: parsed, asked of the device, and what that answers at once is sent while it is still in
     /// the cache. What its socket does not take now keeps its next requests waiting.
     fn serve_one(&mut self, at: usize) {
         let now = self.clock.now();
         let mut receives = 0;
         loop {
-            let mut is_drained = false;
-            while !is_drained && self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
-                let client = &mut self.clients[at];
-                match client.conn.poll_request() {
-                    Ok(Some(request)) => {
-                        let export = client.conn.export().expect("requests come after the handshake");
-                        self.devices[export].submit(now, request.launch(), &mut self.done);
-                        self.hand_out();
-                    }
-                    Ok(None) => is_drained = true,
-                    Err(reject) => {
-                        info!(peer = client.link.peer(), "an NBD client was cut off: {reject}");
-                        client.lose();
-                        is_drained = true;
-                    }
-                }
-            }
+            let pace = self.ask(at, now);
             let is_sent = self.flush(at);
-            // A socket that had more than there was room for most likely has more: a wait in between would only cost.
             let client = &mut self.clients[at];
+            client.is_waiting = pace == Pace::Late;
+            // A socket that had more than there was room for most likely has more: a wait in between would only cost.
+            let is_drained = pace == Pace::Drained;
             let has_more = is_drained && std::mem::take(&mut client.has_more) && client.wants_input(&self.limits);
             if has_more && receives < RECEIVES_MAX {
                 receives += 1;
                 self.receive(at);
-            } else if !is_sent || is_drained {
+            } else if !is_sent || pace != Pace::Full {
                 return;
             }
         }
+    }
+
+    /// Asks the device for what is there, as long as there is room for the answers and the client has its turn.
+    fn ask(&mut self, at: usize, now: Instant) -> Pace {
+        let mut asked = 0u32;
+        while self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
+            let client = &mut self.clients[at];
+            match client.conn.poll_request() {
+                Ok(Some(request)) => {
+                    let export = client.conn.export().expect("requests come after the handshake");
+                    self.devices[export].submit(now, request.launch(), &mut self.done);
+                    self.hand_out();
+                    asked += 1;
+                    if asked.is_multiple_of(LOOK_EVERY) && self.clock.now() - now > TURN_TIME_MAX {
+                        return Pace::Late;
+                    }
+                }
+                Ok(None) => return Pace::Drained,
+                Err(reject) => {
+                    info!(peer = client.link.peer(), "an NBD client was cut off: {reject}");
+                    client.lose();
+                    return Pace::Drained;
+                }
+            }
+        }
+        Pace::Full
     }
 
     /// Gives finished requests to whoever asked.
@@ -274,8 +333,10 @@ impl NbdServer {
     fn wait(&mut self, farewell: Option<Instant>) -> io::Result<Option<Ended>> {
         self.calls.wait += 1;
         let timeouts = self.devices.iter().map(|device| device.poll_timeout());
-        let at = timeouts.chain([farewell, self.deaf_until]).flatten().min();
-        let span = at.map(|at| span_until(at, self.clock.now()));
+        let deadlines = self.clients.iter().map(Client::deadline);
+        let at = timeouts.chain([farewell, self.deaf_until]).chain(deadlines).flatten().min();
+        let is_turn_due = self.clients.iter().any(|client| client.is_waiting && !client.is_gone);
+        let span = if is_turn_due { Some(Duration::ZERO) } else { at.map(|at| span_until(at, self.clock.now())) };
         let lets_in = farewell.is_none() && self.deaf_until.is_none() && self.clients.len() < NBD_CONNECTIONS_MAX;
 
         let mut interests = Vec::with_capacity(INTERESTS_MAX);
@@ -331,6 +392,10 @@ impl NbdServer {
         for (at, _) in heard.into_iter().zip(readable).filter(|(_, readable)| *readable) {
             self.receive(at);
         }
+        for client in self.clients.iter_mut().filter(|client| client.deadline().is_some_and(|until| until <= now)) {
+            info!(peer = client.link.peer(), "an NBD client that chose nothing was cut off");
+            client.lose();
+        }
         if at_entrance.is_some_and(|at| ready[at]) {
             self.let_in();
         }
@@ -373,8 +438,18 @@ impl NbdServer {
                     let number = (0..SELF).find(is_free).expect("there are more numbers than clients");
                     debug!(number, peer = link.peer(), "an NBD client came");
                     let conn = ServerConn::new(number, Arc::clone(&self.exports), &self.limits);
-                    let client =
-                        Client { number, link, conn, is_full: false, has_more: false, is_deaf: false, is_gone: false };
+                    let choose_until = self.clock.now() + self.handshake_time_max;
+                    let client = Client {
+                        number,
+                        link,
+                        conn,
+                        choose_until,
+                        is_full: false,
+                        has_more: false,
+                        is_waiting: false,
+                        is_deaf: false,
+                        is_gone: false,
+                    };
                     self.clients.push(client);
                 }
                 Ok(None) => return,
@@ -405,6 +480,7 @@ impl NbdServer {
             }
         }
         loop {
+            self.end_turn();
             self.hand_out();
             if self.own_flushes == 0 {
                 break;

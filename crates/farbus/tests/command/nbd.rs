@@ -366,8 +366,12 @@ fn at_an_address_it_is_reached_by_tcp() {
         return;
     }
     let house = House::new();
-    let process = Running::start(house.command(&["nbd", "memory:3M", "--listen", "127.0.0.1:0"]));
+    let mut process = Running::start(house.command(&["nbd", "memory:3M", "--listen", "127.0.0.1:0"]));
     let line = process.wait_for_line("serving as nbd://127.0.0.1:");
     let uri = line.split_whitespace().nth(2).unwrap();
     assert_eq!(run(&house, "nbdinfo", &["--size", uri]).stdout, (3 * MIB).to_string());
+    let status = house.json(&["status", "--json"]);
+    assert_eq!((&status[0]["role"], &status[0]["devices"][0]["state"]), (&"nbd".into(), &"served".into()));
+    assert_eq!(house.run(&["detach", "memory"]).code, Some(0));
+    assert_eq!(process.wait_for_end(PATIENCE), Some(0), "{}", process.log());
 }

@@ -65,6 +65,10 @@ impl<D: BlockDevice> BlockDevice for Range<D> {
         self.with(done, |device, done| device.handle_timeout(now, done));
     }
 
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(done, |device, done| device.end_turn(now, done));
+    }
+
     fn readiness(&self) -> Option<&Readiness> {
         self.below.device.readiness()
     }

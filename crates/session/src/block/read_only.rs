@@ -37,6 +37,10 @@ impl<D: BlockDevice> BlockDevice for ReadOnly<D> {
         self.device.handle_timeout(now, done);
     }
 
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.device.end_turn(now, done);
+    }
+
     fn readiness(&self) -> Option<&Readiness> {
         self.device.readiness()
     }

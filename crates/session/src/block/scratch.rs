@@ -297,6 +297,10 @@ impl<D: BlockDevice, S: BlockStore> BlockDevice for Scratch<D, S> {
         self.with(done, |device, done| device.handle_timeout(now, done));
     }
 
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(done, |device, done| device.end_turn(now, done));
+    }
+
     fn readiness(&self) -> Option<&Readiness> {
         self.below.device.readiness()
     }

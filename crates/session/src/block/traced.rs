@@ -63,6 +63,10 @@ impl<D: BlockDevice> BlockDevice for Traced<D> {
         self.with(now, done, |device, done| device.handle_timeout(now, done));
     }
 
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(now, done, |device, done| device.end_turn(now, done));
+    }
+
     fn readiness(&self) -> Option<&Readiness> {
         self.below.device.readiness()
     }

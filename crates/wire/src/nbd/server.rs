@@ -18,7 +18,7 @@ use farbus_model::limits::{
     NBD_OPTION_BYTES_MAX, NBD_OPTIONS_MAX, NBD_PAYLOAD_BYTES_MAX, NBD_PIECE_BYTES_MAX, NBD_REQUEST_BYTES_MAX,
     NBD_REQUESTS_MAX,
 };
-use farbus_model::{BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Limits, Payload, StoreError};
+use farbus_model::{BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Limits, Payload, StoreError};
 
 use super::export::Export;
 use super::haggle::{self, Haggled};
@@ -100,6 +100,15 @@ struct Issue {
     is_durable: bool,
 }
 
+/// Bytes of a request that the device is asked at a time: whole blocks, and never none, whatever it says of itself.
+fn piece_bytes_max(info: &BlockInfo) -> u32 {
+    let block = info.block_bytes.max(1);
+    let most = info.request_bytes_max.clamp(PIECE_BYTES_MIN, NBD_PIECE_BYTES_MAX);
+    (most / block).max(1) * block
+}
+
+/// The least that a device takes at once: a sector. A number of pieces has to fit the names of requests.
+const PIECE_BYTES_MIN: u32 = 512;
 const SLOT_SHIFT: u32 = 24;
 const NUMBER_SHIFT: u32 = 48;
 const FIELD: u64 = (1 << SLOT_SHIFT) - 1;
@@ -138,6 +147,11 @@ impl ServerConn {
             Phase::Transmission { export } => Some(export),
             _ => None,
         }
+    }
+
+    /// Whether the handshake is under way.
+    pub fn is_haggling(&self) -> bool {
+        matches!(self.phase, Phase::Flags | Phase::Options { .. })
     }
 
     /// Where received bytes go; never empty.
@@ -338,14 +352,13 @@ impl ServerConn {
             None => self.flights.push(Some(flight)),
         }
         let moves = matches!(op, BlockOp::Read | BlockOp::Write);
-        let piece_bytes_max = self.exports[export].info.request_bytes_max.min(NBD_PIECE_BYTES_MAX);
         self.issue = Some(Issue {
             slot,
             op,
             piece: 0,
             offset: request.offset,
             left: request.length,
-            piece_bytes_max: if moves { piece_bytes_max } else { request.length },
+            piece_bytes_max: if moves { piece_bytes_max(&self.exports[export].info) } else { request.length },
             is_durable: request.flags & command_flag::FUA != 0,
         });
     }

@@ -280,6 +280,23 @@ fn a_long_read_comes_in_chunks_and_in_one_piece_where_that_is_asked() {
 }
 
 #[test]
+fn a_device_that_says_nonsense_of_itself_is_asked_whole_blocks_all_the_same() {
+    for (block_bytes, request_bytes_max, piece) in
+        [(1, 0, 512), (512, 1000, 512), (512, 1536, 1536), (0, 0, 512), (4096, 512, 4096), (512, u32::MAX, 32768)]
+    {
+        let mut world = World::begun(BlockInfo { block_bytes, request_bytes_max, ..INFO }, true);
+        // Nothing is a multiple of no bytes.
+        let (offset, length) = if block_bytes == 0 { (0, 0) } else { (0, 32768) };
+        world.hear(&client::request(command::READ, 0, 1, offset, length)).unwrap();
+        let asked: Vec<u32> = world.asked.iter().map(|(_, _, length, _)| *length).collect();
+        assert!(asked.first().is_none_or(|first| *first == piece), "{asked:?} of {block_bytes}, {request_bytes_max}");
+        assert_eq!((asked.iter().sum::<u32>(), asked.is_empty()), (length, length == 0));
+        world.listen();
+        assert_eq!(world.conn.in_flight(), 0);
+    }
+}
+
+#[test]
 fn a_read_that_fails_in_the_middle_fails_once() {
     for is_structured in [true, false] {
         let mut world = World::begun(INFO, is_structured);
