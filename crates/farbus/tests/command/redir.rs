@@ -166,6 +166,51 @@ fn who_comes_while_another_has_it_waits() {
 }
 
 #[test]
+fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
+    let house = House::new();
+    let share = house.share(&["zero", "keyboard"]);
+    let (_attach, socket) = lend(&house, &share, "zero");
+    let refused = house.run(&["hold", "zero"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("no virtual machine has it"), "{refused:?}");
+    let mut source = Guest::connect(&socket);
+    source.configure();
+    // Waits for ever: nothing is ever said on this endpoint unless somebody asks for it; and it is answered where it goes.
+    source.say(7, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
+    source.hear_kind(|message| matches!(message, Message::Interrupt(_)));
+    let reader = std::thread::spawn(move || {
+        // QEMU reads whatever comes until it is stopped.
+        source.stream.set_read_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+        let mut bytes = [0; 4096];
+        while source.stream.read(&mut bytes).is_ok_and(|count| count > 0) {}
+        source
+    });
+    assert_eq!(house.run(&["hold", "zero"]).code, Some(0));
+    let twice = house.run(&["hold", "zero"]);
+    assert!(twice.code == Some(3) && twice.stderr.contains("held already"), "{twice:?}");
+    let mut source = reader.join().unwrap();
+    // What it said last, before it was stopped.
+    let outcome = Outcome::Success;
+    let endpoint = EpAddr::from_byte(0x81);
+    let payload = Payload::Empty;
+    source.say(8, Message::Bulk(DataPacket { endpoint, outcome, length: 512, stream: 0, payload }));
+    let stream = UnixStream::connect(&socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut there = Guest { stream, conn: Conn::continued(Side::Guest, CAPS, CAPS, &Limits::DEFAULT) };
+    drop(source);
+    let answer = there.hear_kind(|message| matches!(message, Message::Bulk(_)));
+    assert_eq!(answer.id, 8, "it is answered where it goes");
+    assert_eq!(there.bulk(9, 0x81, 1024, Payload::Empty).length, 1024);
+    assert_eq!(house.run(&["resume", "zero"]).code, Some(3), "nobody is held");
+    there.say(0, Message::StopInterruptReceiving(EpAddr::from_byte(0x82)));
+    there.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    wait_until(PATIENCE, "it is held", || house.run(&["hold", "zero"]).code == Some(0));
+    there.say(10, Message::GetConfiguration);
+    assert_eq!(house.run(&["resume", "zero"]).code, Some(0));
+    assert_eq!(there.hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. })).id, 10);
+    assert_eq!(house.run(&["hold", "nothing"]).code, Some(4));
+}
+
+#[test]
 fn what_is_typed_here_arrives_there() {
     let house = House::new();
     let share = house.share(&["keyboard"]);

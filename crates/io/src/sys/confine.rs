@@ -292,11 +292,13 @@ const OLD_STATE_CALLS: &[u32] = &[];
 
 /// `ioctl` by its second argument under a mask: usbfs, and what a block device is told to discard.
 const IOCTLS: &[(u64, u64)] =
-    &[(0xff00, b'U' as u64 * 0x100), (!0, BLKDISCARD), (!0, BLKZEROOUT), (!0, FIONBIO), (!0, TCGETS)];
+    &[(0xff00, b'U' as u64 * 0x100), (!0, BLKDISCARD), (!0, BLKZEROOUT), (!0, FIONBIO), (!0, TCGETS), (!0, SIOCOUTQ)];
 const BLKDISCARD: u64 = 0x1277;
 const BLKZEROOUT: u64 = 0x127f;
 /// How the standard library makes a socket wait or not.
 const FIONBIO: u64 = 0x5421;
+/// Whether what was sent has been read: [`unread`](super::unread).
+const SIOCOUTQ: u64 = 0x5411;
 /// What a log asks of its terminal.
 const TCGETS: u64 = 0x5401;
 /// `prctl`: the name and the timer slack of a thread.
