@@ -38,7 +38,7 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "redir-migrate",
-        purpose: "a guest under load migrates live from one QEMU to another and back: same device number, no reset, no error, trees check out",
+        purpose: "a guest under load migrates live from one QEMU to another and back, --times: same device number, no reset, no error, trees check out",
         run: migrate,
     },
 ];
@@ -132,28 +132,30 @@ fn migrate(lab: &Lab) -> Result<String> {
     let mut share = lab.share(&[format!("disk:{}", image.display())])?;
     let socket = lab.scratch("guest.sock");
     let attached = share.lend("disk", &socket, &lab.log("attach.log"))?;
+    let moves = 2 * lab.times();
     let incoming = format!("unix:{}", lab.scratch("incoming").display());
-    let boot = |role, incoming: Option<&str>| {
+    let boot = |role: &str, incoming: Option<&str>| {
         let arguments = incoming.map(|at| ["-incoming".to_owned(), at.to_owned()]);
-        let variables = &[("UNTIL", "60".to_owned())];
+        let variables = &[("UNTIL", (40 + 10 * moves).to_string())];
         let script = include_str!("../../guest/redir-migrate.sh");
         let hardware = arguments.into_iter().flatten().collect();
-        let boot = Boot { script, modules: DISK_MODULES, variables, role, hardware, ..Boot::default() };
+        let patience = Duration::from_secs(180 + 30 * u64::from(moves));
+        let boot = Boot { script, modules: DISK_MODULES, variables, role, hardware, patience, ..Boot::default() };
         plug_into(lab, &socket, &boot)
     };
     let mut guest = boot("0", None)?;
     guest.await_word("ready")?;
-    let mut held = Vec::new();
-    for role in ["1", "2"] {
+    let mut held_ms = Vec::new();
+    for place in 1..=moves {
         std::thread::sleep(Duration::from_secs(2));
         // It connects at once, and waits to be the one that has the device.
-        let next = boot(role, Some(&incoming))?;
+        let next = boot(&place.to_string(), Some(&incoming))?;
         std::thread::sleep(Duration::from_secs(1));
         let start = Instant::now();
         share.hold("disk")?;
         guest.migrate(&incoming, Duration::from_secs(60))?;
         guest.cut_power();
-        held.push(format!("{} ms", start.elapsed().as_millis()));
+        held_ms.push(start.elapsed().as_millis().to_string());
         guest = next;
     }
     let passes = guest.await_word("done")?;
@@ -162,7 +164,7 @@ fn migrate(lab: &Lab) -> Result<String> {
     guest.finish()?;
     share.still_runs()?;
     storage::judge_guests_tree(lab, &image)?;
-    Ok(format!("{passes} passes, held for {}", held.join(" and ")))
+    Ok(format!("{passes} passes of the load; held for {} ms", held_ms.join(", ")))
 }
 
 fn typing(lab: &Lab) -> Result<String> {

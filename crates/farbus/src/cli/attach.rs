@@ -103,11 +103,11 @@ impl Via {
 /// Hold a virtual machine's device still before the machine is migrated, or go on if it was not.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Around a live migration of a machine that has a device by '--via redir', both QEMUs on this machine, the \
-    destination's\nwith '-incoming' and connected to the same socket:\n  \
+    after_help = "A machine that has a device by '--via redir' may migrate between two QEMUs of this host; the\n\
+    destination has the same options and '-incoming', and is connected to the same socket:\n  \
     farbus hold lab3/disk        returns when nothing is under way: now migrate\n  \
-    farbus resume lab3/disk      only if the migration failed; else the device goes on by itself\n\n\
-    While it is held the guest waits for the device, and nothing is lost."
+    farbus resume lab3/disk      only if the migration failed; else it goes on by itself\n\n\
+    While it is held its guest waits for the device, and nothing is lost."
 )]
 pub struct MovingArgs {
     /// Its name, or HOST[:PORT]/DEVICE as attached.

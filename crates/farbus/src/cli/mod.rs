@@ -46,7 +46,9 @@ enum Verb {
     List(list::Args),
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
+    /// Hold a virtual machine's device still: the machine is to be migrated.
     Hold(attach::MovingArgs),
+    /// Let a device that is held go on: the machine was not migrated.
     Resume(attach::MovingArgs),
     Daemon(daemon::Args),
     Status(owner::StatusArgs),
