@@ -242,6 +242,11 @@ impl Relay {
                 return;
             }
             (Wish::GoOn, None) => Err("it is not held"),
+            // It ended and nobody came in its place: the next one is another.
+            (Wish::GoOn, Some(_)) if self.guest.is_none() => {
+                self.dismiss();
+                Ok(())
+            }
             (Wish::GoOn, Some(_)) => {
                 self.go_on();
                 Ok(())
@@ -401,6 +406,7 @@ impl Relay {
 
     /// The device is gone: its guest is told, and has a moment to say that it saw that.
     fn say_farewell(&mut self) {
+        self.go_on();
         self.host.with_device(RemoteDevice::handle_lost);
         self.host.handle_gone(self.clock.now());
         let until = self.clock.now() + FAREWELL_TIME_MAX;

@@ -208,6 +208,26 @@ fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
     assert_eq!(house.run(&["resume", "zero"]).code, Some(0));
     assert_eq!(there.hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. })).id, 10);
     assert_eq!(house.run(&["hold", "nothing"]).code, Some(4));
+    // One that was to move and ended instead: whoever comes next is another.
+    assert_eq!(house.run(&["hold", "zero"]).code, Some(0));
+    drop(there);
+    assert_eq!(house.run(&["resume", "zero"]).code, Some(0));
+    Guest::connect(&socket).configure();
+}
+
+#[test]
+fn an_exporter_that_dies_while_a_guest_is_held_takes_the_device_all_the_same() {
+    let house = House::new();
+    let mut share = house.share(&["zero"]);
+    let (mut attach, socket) = lend(&house, &share, "zero");
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    assert_eq!(house.run(&["hold", "zero"]).code, Some(0));
+    guest.say(3, Message::GetConfiguration);
+    share.process.kill();
+    guest.hear_kind(|message| *message == Message::DeviceDisconnect);
+    guest.say(0, Message::DeviceDisconnectAck);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(5), "{}", attach.log());
 }
 
 #[test]
@@ -305,6 +325,8 @@ fn a_daemon_lends_a_device_and_has_it_again_when_its_exporter_is_back() {
     let _daemon = Running::start(house.command(&["daemon", "--config", config.to_str().unwrap()]));
     let mut guest = Guest::connect(&socket);
     guest.configure();
+    assert_eq!(house.run(&["hold", &target]).code, Some(0), "the daemon's guests may move, too");
+    assert_eq!(house.run(&["resume", "zero"]).code, Some(0));
     share.process.kill();
     guest.hear_kind(|message| *message == Message::DeviceDisconnect);
     drop(guest);
