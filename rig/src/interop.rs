@@ -22,6 +22,7 @@ const FARBUS_REDIR: Peer = Peer("QEMU `usb-redir`, by `farbus attach --via redir
 const FARBUS_LIST: Peer = Peer("`farbus list`");
 
 const SHARE: Peer = Peer("`farbus share`");
+const FARBUS_NBD: Peer = Peer("`farbus nbd`");
 const SHARE_USB: Peer = Peer("`farbus share usb:`");
 const USBIP_HOST: Peer = Peer("Linux `usbip-host` + `usbipd`");
 const PYTHON: Peer = Peer("`usbip` package of Python, host drivers");
@@ -55,6 +56,8 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("pair-ehci", STOCK, SHARE_USB),
     ("pair-gadgets", FARBUS_KERNEL, SHARE_USB),
     ("pair-isochronous", FARBUS_KERNEL, SHARE_USB),
+    ("daemon-cuts", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
+    ("nbd-kernel", Peer("Linux `nbd` + `nbd-client`"), Peer("`farbus attach --via nbd` over `farbus share`")),
     ("redir-storage", FARBUS_REDIR, SHARE),
     ("redir-keyboard", FARBUS_REDIR, SHARE),
     ("redir-zero", FARBUS_REDIR, SHARE),
@@ -75,6 +78,30 @@ const UNSEEN: &[&str] = &[];
 /// Meetings that ordinary tests hold: client, exporter, what was done, where.
 const TESTS: &[(Peer, Peer, &str, &str)] = &[
     (FARBUS_FUSE, SHARE, "loop device, ext4, trees check out both ways", "crates/farbus/tests/command/disk.rs"),
+    (
+        Peer("libnbd (`nbdinfo`, `nbdcopy`)"),
+        Peer("`farbus attach --via nbd` over `farbus share`"),
+        "copied in and out over one and four connections, compared with the image; a dead exporter ends the copy with an error",
+        "crates/farbus/tests/command/nbd.rs",
+    ),
+    (
+        Peer("QEMU (`qemu-img`, `qemu-io`)"),
+        FARBUS_NBD,
+        "converted, compared, written, zeroed, discarded, with patterns read back",
+        "crates/farbus/tests/command/nbd.rs",
+    ),
+    (
+        Peer("fio's nbd engine"),
+        FARBUS_NBD,
+        "random writes of all sizes over four connections, verified",
+        "crates/farbus/tests/command/nbd.rs",
+    ),
+    (
+        Peer("Wireshark's NBD dissector"),
+        Peer("our server's bytes"),
+        "plain reads and writes dissected, none malformed (it knows no more of NBD)",
+        "crates/session/tests/tshark_nbd.rs",
+    ),
     (
         Peer("Wireshark's USB/IP dissector"),
         Peer("both ends' bytes"),

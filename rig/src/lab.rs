@@ -77,6 +77,8 @@ pub struct Boot<'a> {
     pub role: &'a str,
     /// What its network card is plugged into.
     pub network: Network,
+    /// Whether its kernel takes the processor from itself, as it does everywhere but where that brings a bug of its own to light.
+    pub is_preemptible: bool,
 }
 
 impl Default for Boot<'_> {
@@ -93,6 +95,7 @@ impl Default for Boot<'_> {
             programs: &[],
             role: "",
             network: Network::Host,
+            is_preemptible: true,
         }
     }
 }
@@ -171,6 +174,7 @@ impl Lab<'_> {
             name: &name,
             capture: boot.capture.clone(),
             network: &boot.network,
+            is_preemptible: boot.is_preemptible,
             hardware: &boot.hardware,
             monitor: &self.scratch(&format!("{number}.qmp")),
         })

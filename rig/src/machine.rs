@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const LOG_BYTES_MAX: usize = 1 << 20;
 
 /// How much of a log goes into an error.
-const TAIL_LINES: usize = 40;
+const TAIL_LINES: usize = 80;
 
 /// What the script's `serve` says when a function has ended; its status follows.
 const ENDED: &str = "ended";
@@ -37,6 +37,8 @@ pub struct Spec<'a> {
     pub capture: Option<PathBuf>,
     /// What its network card is plugged into.
     pub network: &'a Network,
+    /// Whether the kernel takes the processor from itself.
+    pub is_preemptible: bool,
     /// What else is plugged in, as QEMU's own arguments.
     pub hardware: &'a [String],
     /// Where to make the socket that commands the machine.
@@ -310,7 +312,7 @@ fn qemu(spec: &Spec) -> Command {
         .arg(spec.kernel)
         .arg("-initrd")
         .arg(spec.root)
-        .args(["-append", &command_line()])
+        .args(["-append", &command_line(spec.is_preemptible)])
         // The console goes to our end of QEMU's own standard error, so its complaints land beside the kernel's.
         .args(["-chardev", "file,id=console,path=/dev/fd/2", "-device", "isa-serial,chardev=console"])
         .args(["-chardev", "stdio,id=case,signal=off", "-device", "isa-serial,chardev=case"])
@@ -325,9 +327,10 @@ fn qemu(spec: &Spec) -> Command {
 
 /// What each word is for: an oops ends the machine and QEMU with it; preempt=full because tests of unlinking
 /// livelock a single processor without it; the rest is boot time.
-fn command_line() -> String {
+fn command_line(is_preemptible: bool) -> String {
+    let preempt = if is_preemptible { "full" } else { "none" };
     format!(
-        "console=ttyS0 loglevel=1 preempt=full oops=panic panic=-1 reboot=t rdinit=/init random.trust_cpu=on \
+        "console=ttyS0 loglevel=1 preempt={preempt} oops=panic panic=-1 reboot=t rdinit=/init random.trust_cpu=on \
          cryptomgr.notests security=none audit=0 nokaslr mitigations=off tsc=reliable tsc_early_khz={}",
         clock_khz()
     )

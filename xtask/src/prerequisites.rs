@@ -27,6 +27,9 @@ const PACKAGES: &[Package] = &[
     Package { name: "util-linux", steps: &["test", "machine", "demo"] },
     Package { name: "fio", steps: &["machine"] },
     Package { name: "nbdkit", steps: &["machine"] },
+    // Other people's NBD clients.
+    Package { name: "libnbd-bin", steps: &["machine"] },
+    Package { name: "qemu-utils", steps: &["machine"] },
     Package { name: "strace", steps: &["machine"] },
     // Reads our usbredir packets and says them again.
     Package { name: "libusbredirparser-dev", steps: &["test"] },
@@ -43,6 +46,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "usbip", steps: &["rig"] },
     Package { name: "usbutils", steps: &["rig"] },
     Package { name: "alsa-utils", steps: &["rig"] },
+    Package { name: "nbd-client", steps: &["rig"] },
     Package { name: "genisoimage", steps: &["rig"] },
     Package { name: "mtp-tools", steps: &["rig"] },
     Package { name: "pcscd", steps: &["rig"] },

@@ -5,6 +5,7 @@ mod deep;
 mod encrypted;
 mod memory;
 mod naming;
+mod nbd;
 mod round_trip;
 mod storage;
 mod survey;
@@ -23,7 +24,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 9] = [
+pub const ALL: [Benchmark; 10] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -71,6 +72,12 @@ pub const ALL: [Benchmark; 9] = [
         target: "disk through the user-space host, 128 KiB reads one at a time: at least 0.60 of nbdkit memory",
         by_default: true,
         run: storage::run,
+    },
+    Benchmark {
+        name: nbd::NAME,
+        target: "farbus nbd memory:, 128 KiB x 32 and 4 KiB random x 32, one connection: at least nbdkit memory",
+        by_default: true,
+        run: nbd::run,
     },
     Benchmark {
         name: survey::NAME,

@@ -17,13 +17,13 @@ use crate::{
     contest::{Contest, Share, Side},
     lab::{Lab, Subject},
     load::Tally,
-    peers::nbdkit::Nbdkit,
+    peers::nbdkit::{NbdPeer, Verb},
     report::{Finding, Quantity},
     stats::Target,
 };
 
 pub const NAME: &str = "storage";
-const DISK_BYTES: u64 = 256 << 20;
+pub(super) const DISK_BYTES: u64 = 256 << 20;
 const BLOCK_BYTES: usize = 128 * 1024;
 const FILL: u8 = 0xa5;
 
@@ -31,7 +31,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     if lab.subject != Subject::Farbus {
         bail!("only farbus has a user-space host to read a disk with");
     }
-    let nbdkit = Nbdkit::start(DISK_BYTES, lab.placement)?;
+    let nbdkit = NbdPeer::nbdkit(DISK_BYTES, lab.placement)?;
     let mut nbd = nbdkit.connect()?;
     let block = vec![FILL; BLOCK_BYTES];
     // nbdkit answers holes without touching memory; a disk with something on it has none.
@@ -95,26 +95,11 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-#[derive(Clone, Copy)]
-enum Verb {
-    Read,
-    Write,
-}
-
-impl Verb {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-        }
-    }
-}
-
 /// A full disk image in memory, gone when dropped.
-struct Image(PathBuf);
+pub(super) struct Image(pub PathBuf);
 
 impl Image {
-    fn create() -> Result<Self> {
+    pub fn create() -> Result<Self> {
         let image = Self(Path::new("/dev/shm").join(format!("farbus-bench-{}.img", std::process::id())));
         fs::write(&image.0, vec![FILL; DISK_BYTES as usize]).context("the image belongs on a tmpfs")?;
         Ok(image)

@@ -1,8 +1,10 @@
-//! `nbdkit memory`, and an NBD client that reads one block at a time.
+//! `nbdkit memory` and `qemu-nbd`, and an NBD client that keeps as many blocks in flight as it is told.
 
 use std::{
+    collections::VecDeque,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -11,13 +13,18 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use super::listen::{ANY_LOOPBACK_PORT, START_MAX};
-use crate::placement::Placement;
+use crate::{
+    load::{RECEIVE_BYTES, Tally},
+    placement::Placement,
+};
 
 const NBD_MAGIC: u64 = 0x4e42_444d_4147_4943;
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+const REQUEST_BYTES: usize = 28;
+const REPLY_BYTES: usize = 16;
 const OPT_GO: u32 = 7;
 const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
@@ -25,20 +32,31 @@ const INFO_EXPORT: u16 = 0;
 /// FIXED_NEWSTYLE and NO_ZEROES.
 const CLIENT_FLAGS: u32 = 0b11;
 
-#[derive(Clone, Copy)]
-enum Verb {
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
     Read = 0,
     Write = 1,
 }
 
-/// A running `nbdkit memory`, killed when dropped.
-pub struct Nbdkit {
+impl Verb {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
+/// A running NBD server of somebody else's, killed when dropped.
+pub struct NbdPeer {
     child: Child,
     address: SocketAddr,
 }
 
-impl Nbdkit {
-    pub fn start(bytes: u64, placement: Placement) -> Result<Self> {
+impl NbdPeer {
+    /// `nbdkit memory`.
+    pub fn nbdkit(bytes: u64, placement: Placement) -> Result<Self> {
         // nbdkit cannot choose a port and tell, so one is found first and given back.
         let address = TcpListener::bind(ANY_LOOPBACK_PORT)?.local_addr()?;
         let mut command = Command::new("nbdkit");
@@ -49,13 +67,29 @@ impl Nbdkit {
         let child = placement
             .start_server(&mut command)
             .context("nbdkit (Debian package nbdkit) is the peer of the storage target")?;
-        let nbdkit = Self { child, address };
+        Self { child, address }.when_it_listens()
+    }
+
+    /// `qemu-nbd` over an image.
+    pub fn qemu(image: &Path, placement: Placement) -> Result<Self> {
+        let address = TcpListener::bind(ANY_LOOPBACK_PORT)?.local_addr()?;
+        let mut command = Command::new("qemu-nbd");
+        command
+            .args(["--persistent", "--shared=8", "--format=raw", "--bind=127.0.0.1"])
+            .arg(format!("--port={}", address.port()))
+            .arg(image)
+            .stdin(Stdio::null());
+        let child = placement.start_server(&mut command).context("qemu-nbd (Debian package qemu-utils) is a peer")?;
+        Self { child, address }.when_it_listens()
+    }
+
+    fn when_it_listens(self) -> Result<Self> {
         let began = Instant::now();
-        while TcpStream::connect(address).is_err() {
-            ensure!(began.elapsed() < START_MAX, "nbdkit does not listen on {address}");
+        while TcpStream::connect(self.address).is_err() {
+            ensure!(began.elapsed() < START_MAX, "nobody listens on {}", self.address);
             thread::sleep(Duration::from_millis(10));
         }
-        Ok(nbdkit)
+        Ok(self)
     }
 
     pub fn pid(&self) -> u32 {
@@ -63,25 +97,30 @@ impl Nbdkit {
     }
 
     pub fn connect(&self) -> Result<Nbd> {
-        Nbd::negotiate(TcpStream::connect(self.address)?)
+        Nbd::connect(self.address)
     }
 }
 
-impl Drop for Nbdkit {
+impl Drop for NbdPeer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The default export of an NBD server, used with simple replies and one request at a time.
+/// The default export of an NBD server, used with simple replies.
 pub struct Nbd {
     stream: TcpStream,
     pub bytes: u64,
     cookie: u64,
+    seed: u64,
 }
 
 impl Nbd {
+    pub fn connect(address: SocketAddr) -> Result<Self> {
+        Self::negotiate(TcpStream::connect(address)?)
+    }
+
     fn negotiate(mut stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
         let mut greeting = [0; 18];
@@ -118,7 +157,7 @@ impl Nbd {
             }
         }
         let bytes = bytes.context("the NBD server did not tell the size of the export")?;
-        Ok(Self { stream, bytes, cookie: 0 })
+        Ok(Self { stream, bytes, cookie: 0, seed: 1 })
     }
 
     pub fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<()> {
@@ -134,15 +173,65 @@ impl Nbd {
         self.reply()
     }
 
+    /// Keeps `depth` requests of `bytes` in flight until the time is over, at offsets one after the other or at random.
+    pub fn run(&mut self, verb: Verb, bytes: usize, depth: usize, random: bool, limit: Duration) -> Result<Tally> {
+        let blocks = self.bytes / bytes as u64;
+        let mut tally = Tally::nothing();
+        let mut asked = VecDeque::with_capacity(depth);
+        let mut buffer = vec![0; RECEIVE_BYTES.max(2 * (bytes + REPLY_BYTES))];
+        let (mut start, mut end) = (0, 0);
+        let block = vec![0xa5; if matches!(verb, Verb::Write) { bytes } else { 0 }];
+        let mut sending = Vec::with_capacity(depth * (REQUEST_BYTES + block.len()));
+        let reply_bytes = REPLY_BYTES + if matches!(verb, Verb::Read) { bytes } else { 0 };
+        let began = Instant::now();
+        let mut now = began;
+        // Out of order is allowed, and nobody here does it to requests of one size: latencies are those of the oldest.
+        while now - began < limit || !asked.is_empty() {
+            sending.clear();
+            while asked.len() < depth && now - began < limit {
+                self.cookie += 1;
+                let place = if random { self.random() } else { self.cookie };
+                let head = request_header(verb, self.cookie, place % blocks * bytes as u64, bytes);
+                sending.extend_from_slice(&head);
+                sending.extend_from_slice(&block);
+                asked.push_back(now);
+            }
+            self.stream.write_all(&sending)?;
+            if end - start < reply_bytes {
+                buffer.copy_within(start..end, 0);
+                (start, end) = (0, end - start);
+            }
+            let count = self.stream.read(&mut buffer[end..])?;
+            ensure!(count > 0, "the NBD server hung up");
+            end += count;
+            now = Instant::now();
+            while end - start >= reply_bytes {
+                let reply = &buffer[start..start + REPLY_BYTES];
+                ensure!(reply[..4] == SIMPLE_REPLY_MAGIC.to_be_bytes(), "not a simple reply: {reply:02x?}");
+                ensure!(reply[4..8] == [0; 4], "the NBD server answered with error {:02x?}", &reply[4..8]);
+                start += reply_bytes;
+                let since = asked.pop_front().context("a reply that nobody asked for")?;
+                tally.latency_ns.saturating_record((now - since).as_nanos() as u64);
+                tally.urbs += 1;
+                tally.bytes += bytes as u64;
+            }
+        }
+        tally.seconds = (now - began).as_secs_f64();
+        Ok(tally)
+    }
+
+    /// SplitMix64 (Steele, Lea, Flood 2014).
+    fn random(&mut self) -> u64 {
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.seed;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
     fn request(&mut self, verb: Verb, offset: u64, length: usize) -> Result<()> {
         self.cookie += 1;
-        let mut request = [0; 28];
-        request[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
-        request[6..8].copy_from_slice(&(verb as u16).to_be_bytes());
-        request[8..16].copy_from_slice(&self.cookie.to_be_bytes());
-        request[16..24].copy_from_slice(&offset.to_be_bytes());
-        request[24..28].copy_from_slice(&(length as u32).to_be_bytes());
-        self.stream.write_all(&request)?;
+        self.stream.write_all(&request_header(verb, self.cookie, offset, length))?;
         Ok(())
     }
 
@@ -156,13 +245,23 @@ impl Nbd {
     }
 }
 
+fn request_header(verb: Verb, cookie: u64, offset: u64, length: usize) -> [u8; REQUEST_BYTES] {
+    let mut request = [0; REQUEST_BYTES];
+    request[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+    request[6..8].copy_from_slice(&(verb as u16).to_be_bytes());
+    request[8..16].copy_from_slice(&cookie.to_be_bytes());
+    request[16..24].copy_from_slice(&offset.to_be_bytes());
+    request[24..28].copy_from_slice(&(length as u32).to_be_bytes());
+    request
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_was_written_to_nbdkit_is_read_back() {
-        let Ok(nbdkit) = Nbdkit::start(1 << 20, Placement::Free) else {
+        let Ok(nbdkit) = NbdPeer::nbdkit(1 << 20, Placement::Free) else {
             eprintln!("skipped: nbdkit is not installed");
             return;
         };
@@ -172,6 +271,11 @@ mod tests {
         let mut buffer = vec![0; 8192];
         nbd.read_at(8192, &mut buffer).expect("read");
         assert_eq!((buffer[0], buffer[4095], buffer[4096]), (7, 7, 0));
+        for (verb, random) in [(Verb::Write, true), (Verb::Read, false)] {
+            let tally = nbd.run(verb, 4096, 32, random, Duration::from_millis(20)).expect("answered");
+            assert!(tally.urbs >= 32 && tally.bytes == tally.urbs * 4096);
+        }
+        nbd.read_at(4096, &mut buffer).expect("still in step");
         assert!(nbd.read_at(1 << 20, &mut buffer).is_err());
     }
 }

@@ -76,6 +76,13 @@ impl Server {
         Self::start(command, "farbus", "1-1", placement)
     }
 
+    /// `farbus nbd WHAT`.
+    pub fn farbus_nbd(program: &Path, what: &str, placement: Placement) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(["nbd", what, "--listen", "127.0.0.1:0"]);
+        Self::start(command, "farbus nbd", "", placement)
+    }
+
     fn start(mut command: Command, name: &'static str, busid: &'static str, placement: Placement) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = placement.start_server(&mut command)?;
@@ -135,8 +142,8 @@ fn read_lines(from: impl Read + Send + 'static, to: mpsc::Sender<String>) {
 }
 
 fn listening_address(line: &str) -> Option<SocketAddr> {
-    let (_, address) = line.split_once("listening on ")?;
-    address.split_whitespace().next()?.trim_end_matches([',', '.', ';']).parse().ok()
+    let (_, address) = line.split_once("listening on ").or_else(|| line.split_once("nbd://"))?;
+    address.split([' ', '/']).next()?.trim_end_matches([',', '.', ';']).parse().ok()
 }
 
 #[cfg(test)]
@@ -148,6 +155,7 @@ mod tests {
         let expected = "127.0.0.1:4711".parse().ok();
         assert_eq!(listening_address("listening on 127.0.0.1:4711"), expected);
         assert_eq!(listening_address("farbus: zero (1-1), listening on 127.0.0.1:4711, loopback only"), expected);
+        assert_eq!(listening_address("serving as nbd://127.0.0.1:4711/ (1 MB)"), expected);
         assert_eq!(listening_address("listening on port 4711"), None);
         assert_eq!(listening_address("ready"), None);
     }

@@ -14,13 +14,16 @@ use farbus_io::frontend::fuse::{Cutter, DiskMount, Health};
 use farbus_io::link::{Clock, Interest, Link, Wake, wait};
 use farbus_io::sys::vhci::Port;
 use farbus_model::Limits;
+use farbus_session::native::control::{Cause, End};
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject, RemoteDevice};
 use tracing::{debug, warn};
 
 use crate::broker::Hands;
-use crate::client::{Client, ClientError, Target};
+use crate::client::{Attribute, Client, ClientError, FailureReport, Target};
+use crate::device_port::{DevicePort, Watched};
 use crate::meters::{Calls, Meters, Readings};
-use crate::port::RemotePort;
+use crate::session_port::{Seen, SessionPort};
+use crate::session_relay::{self, SessionRelay};
 
 /// Why an attachment ended.
 #[derive(Debug)]
@@ -31,6 +34,8 @@ pub enum Ended {
     Released,
     /// The link was lost, or the exporter ended it.
     Lost(String),
+    /// A session is over, and why is known.
+    Over(FailureReport),
     /// The exporter broke the protocol.
     Broken(Reject),
 }
@@ -47,15 +52,15 @@ impl Ender {
         Ok(Self { asked: Arc::default(), wake: Arc::new(Wake::new()?) })
     }
 
+    /// What whoever is to end waits on.
+    pub(crate) fn wake(&self) -> &Wake {
+        &self.wake
+    }
+
     /// Ends it, soon.
     pub fn end(&self) {
         self.asked.store(true, Ordering::Release);
         self.wake.wake();
-    }
-
-    /// What a thread waits on that it may end.
-    pub(crate) fn interest(&self) -> Interest<'_> {
-        Interest::new(self.wake.as_fd(), false)
     }
 
     pub(crate) fn was_asked(&self) -> bool {
@@ -66,7 +71,7 @@ impl Ender {
 /// A device attached to this machine's kernel: the kernel's messages come in on a socket pair and
 /// only such answers as the protocol allows go back (field experience: CVE-2026-31607).
 pub struct KernelAttachment {
-    relay: Relay,
+    relay: Way,
     hands: Hands,
     port: Port,
     ender: Ender,
@@ -81,17 +86,26 @@ impl KernelAttachment {
     pub fn new(client: &Client, target: &Target) -> Result<Self, ClientError> {
         // First what may be missing here: nothing is taken from anybody before.
         client.hands().may_plug().map_err(local)?;
-        let (link, device) = client.enumerate(target)?;
         let (kernel, theirs) = Link::pair("this kernel").map_err(local)?;
-        let record = device.record().clone();
         let hands = client.hands().clone();
-        let port = hands.plug(theirs.as_fd(), record.device_id(), record.speed).map_err(local)?;
+        let plug = |device_id, speed| hands.plug(theirs.as_fd(), device_id, speed).map_err(local);
+        let (port, relay) = match client.session(target)? {
+            Some(device) => {
+                let said = device.remote().description().expect("what is open was described");
+                let (device_id, speed) = (said.bus << 16 | said.device & 0xffff, said.speed);
+                (plug(device_id, speed)?, Way::Session(Box::new(SessionRelay::new(kernel, device, device_id))))
+            }
+            None => {
+                let (remote, device) = client.enumerate(target)?;
+                let (device_id, speed) = (device.record().device_id(), device.record().speed);
+                let port = plug(device_id, speed)?;
+                let clock = Clock::start();
+                let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, device_id, device, OnReset::PassOn);
+                (port, Way::Plain(Box::new(Relay { kernel, remote, exporter, clock, calls: Calls::default() })))
+            }
+        };
         drop(theirs);
-        let clock = Clock::start();
-        let limits = Limits::DEFAULT;
-        let exporter = Exporter::imported(clock.now(), limits, record.device_id(), device, OnReset::PassOn);
         let ender = Ender::new().map_err(local)?;
-        let relay = Relay { kernel, remote: link, exporter, clock, calls: Calls::default() };
         Ok(Self { relay, hands, port, ender, meters: Arc::default() })
     }
 
@@ -107,7 +121,10 @@ impl KernelAttachment {
 
     /// Our end of the link, as the exporter sees its user.
     pub fn local_address(&self) -> Option<SocketAddr> {
-        local_address(&self.relay.remote)
+        match &self.relay {
+            Way::Plain(relay) => local_address(&relay.remote),
+            Way::Session(_) => None,
+        }
     }
 
     /// What passes through, for status.
@@ -117,13 +134,41 @@ impl KernelAttachment {
 
     /// Relays until it ends, then unplugs.
     pub fn run(mut self) -> Ended {
-        let ended = self.relay.run(&self.ender, &self.meters);
+        let ended = match &mut self.relay {
+            Way::Plain(relay) => relay.run(&self.ender, &self.meters),
+            Way::Session(relay) => run_session(relay, &self.ender, &self.meters),
+        };
         if !matches!(ended, Ended::Released)
             && let Err(error) = self.hands.unplug(self.port)
         {
             warn!(%error, "the kernel did not let go of its port");
         }
         ended
+    }
+}
+
+/// What is between the kernel and the exporter.
+enum Way {
+    Plain(Box<Relay>),
+    Session(Box<SessionRelay>),
+}
+
+fn run_session(relay: &mut SessionRelay, ender: &Ender, meters: &Meters) -> Ended {
+    loop {
+        let stop = match relay.turn(Interest::new(ender.wake.as_fd(), false), meters) {
+            Ok(()) if ender.was_asked() => None,
+            Ok(()) => continue,
+            Err(stop) => Some(stop),
+        };
+        relay.close();
+        return match stop {
+            None => Ended::Asked,
+            Some(session_relay::Stop::Released) => Ended::Released,
+            Some(session_relay::Stop::Fault(fault)) => {
+                Ended::Lost(format!("the kernel said what it should not: {fault}"))
+            }
+            Some(session_relay::Stop::Ended(end)) => Ended::Over(report_of(&end)),
+        };
     }
 }
 
@@ -257,6 +302,17 @@ impl Relay {
     }
 }
 
+/// A session's end as a failure.
+fn report_of(end: &End) -> FailureReport {
+    let attribute = match end.cause {
+        Cause::Device => Attribute::Device,
+        Cause::Network => Attribute::Network,
+        Cause::Gone => Attribute::Gone,
+        Cause::Refused | Cause::Busy | Cause::Stale | Cause::Asked => Attribute::Refused,
+    };
+    FailureReport { attribute, message: end.message.clone() }
+}
+
 /// A kernel asks for no list and no import.
 struct Nothing;
 
@@ -273,13 +329,15 @@ impl Offers<RemoteDevice> for Nothing {
 /// A remote disk as a file: no kernel USB at all.
 pub struct FileAttachment {
     mount: DiskMount,
-    watched: Link,
+    watched: Watched,
     ender: Ender,
     size_bytes: u64,
 }
 
 /// The name of the file in the mounted folder.
 const DISK_FILE: &str = "disk.img";
+/// How soon a session is looked at again that has no link, or whose user is at it.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// How long programs that use the file may take to let go of it when the attachment ends.
 const RELEASE_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -296,8 +354,8 @@ impl FileAttachment {
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn over(mut disk: RemoteDisk<RemotePort>, hands: &Hands, at: &Path) -> Result<Self, ClientError> {
-        let watched = disk.port_mut().link().map_err(local)?;
+    pub fn over(mut disk: RemoteDisk<DevicePort>, hands: &Hands, at: &Path) -> Result<Self, ClientError> {
+        let watched = disk.port_mut().watched().map_err(local)?;
         let size_bytes = farbus_model::BlockStore::size_bytes(&disk);
         let mount = DiskMount::mount_by(hands, at, DISK_FILE, disk).map_err(local)?;
         let ender = Ender::new().map_err(local)?;
@@ -321,7 +379,10 @@ impl FileAttachment {
 
     /// Our end of the link, as the exporter sees its user.
     pub fn local_address(&self) -> Option<SocketAddr> {
-        local_address(&self.watched)
+        match &self.watched {
+            Watched::Link(link) => local_address(link),
+            Watched::Session(_) => None,
+        }
     }
 
     /// What takes the disk from its users without waiting for anything: a second Ctrl-C.
@@ -331,8 +392,11 @@ impl FileAttachment {
 
     /// Watches until it ends, then takes the file away. The disk is served by its own thread.
     pub fn run(mut self) -> Ended {
-        let ended = self.watch();
-        if matches!(ended, Ended::Lost(_)) {
+        let ended = match &self.watched {
+            Watched::Link(link) => self.watch(link),
+            Watched::Session(port) => self.watch_session(port),
+        };
+        if matches!(ended, Ended::Lost(_) | Ended::Over(_)) {
             self.mount.cutter().cut();
         }
         match self.mount.unmount() {
@@ -346,13 +410,47 @@ impl FileAttachment {
             }
             Err(error) => warn!(%error, "the folder stays mounted"),
         }
+        if let (Watched::Session(port), Ended::Asked | Ended::Released) = (&self.watched, &ended) {
+            port.close();
+        }
         ended
     }
 
-    fn watch(&self) -> Ended {
+    /// A session sees to its links itself while somebody asks something of the disk, and here while nobody does.
+    fn watch_session(&self, port: &SessionPort) -> Ended {
+        loop {
+            let seen = port.look();
+            if let Seen::Ended(end) = seen {
+                return Ended::Over(report_of(&end));
+            }
+            let pause = match &seen {
+                Seen::Linked(_) => None,
+                Seen::Busy | Seen::Unlinked | Seen::Ended(_) => Some(LOOK_AGAIN),
+            };
+            let mut interests =
+                vec![Interest::new(self.mount.event(), false), Interest::new(self.ender.wake.as_fd(), false)];
+            if let Seen::Linked(link) = &seen {
+                interests.push(Interest::hangup(link.as_fd()));
+            }
+            if let Err(error) = wait(&mut interests, pause) {
+                return Ended::Lost(error.to_string());
+            }
+            if interests[1].readable && self.ender.was_asked() {
+                return Ended::Asked;
+            }
+            if interests[0].readable {
+                return match self.mount.health() {
+                    Health::Ended => Ended::Released,
+                    _ => Ended::Lost("the disk failed, or the way to it broke".into()),
+                };
+            }
+        }
+    }
+
+    fn watch(&self, watched: &Link) -> Ended {
         loop {
             let mut interests = [
-                Interest::hangup(self.watched.as_fd()),
+                Interest::hangup(watched.as_fd()),
                 Interest::new(self.mount.event(), false),
                 Interest::new(self.ender.wake.as_fd(), false),
             ];

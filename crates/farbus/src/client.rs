@@ -10,18 +10,22 @@ use std::time::Duration;
 use farbus_host::{DiskError, Enumerate, IdSource, Options, Port, PortError, RemoteDisk, RemoteError, run};
 use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::{HandshakeError, Protocol};
-use farbus_model::{Device, Limits};
+use farbus_model::{BufferPool, Completions, Device, Limits};
 use farbus_session::importer::Greeting;
+use farbus_session::native::{RemoteUsb, control as native};
 use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 
 pub use crate::address::address_of;
 use crate::broker::Hands;
+use crate::device_port::DevicePort;
 pub use crate::failure::{Attribute, FailureReport};
 use crate::known_host::{KnownHost, KnownHostError};
+use crate::linked::{Dial, Linked};
 use crate::listed::Listed;
 use crate::port::{LOST, RemotePort};
 use crate::questions::{Answer, Lines, Question};
+use crate::session_port::SessionPort;
 pub use crate::session_record::name_of;
 
 /// How long an exporter may take to answer before it counts as unreachable.
@@ -196,17 +200,30 @@ pub fn remember_address(target: &str, moved: &str) -> Result<(), ClientError> {
 }
 
 /// Takes devices from other machines.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Client {
     hands: Hands,
+    grace: Duration,
     /// Who a host is, found out while the files that say so could be read.
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
+}
+
+/// How long a session outlives its link unless somebody says otherwise: less than the 30 s after which Linux's usb-storage gives a
+/// command up, by the time that it takes to go on (U11).
+pub const GRACE: Duration = Duration::from_secs(20);
+/// A session carries one device here: its attachment's number.
+const ATTACHMENT: u16 = 1;
+
+impl Default for Client {
+    fn default() -> Self {
+        Self::through(Hands::Own)
+    }
 }
 
 impl Client {
     /// One that connects, plugs in and mounts through `hands`.
     pub fn through(hands: Hands) -> Self {
-        Self { hands, pinned: None }
+        Self { hands, grace: GRACE, pinned: None }
     }
 
     /// One for a single host (`HOST:PORT`), which needs no files any more.
@@ -215,7 +232,7 @@ impl Client {
     /// [`ClientError::Local`] if the list of paired hosts cannot be read.
     pub fn for_host(address: &str, hands: Hands) -> Result<Self, ClientError> {
         let known = KnownHost::find(address)?.map(Arc::new);
-        Ok(Self { hands, pinned: Some((address.to_owned(), known)) })
+        Ok(Self { hands, grace: GRACE, pinned: Some((address.to_owned(), known)) })
     }
 
     /// Whoever acts for it.
@@ -363,10 +380,19 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn open(&self, target: &Target) -> Result<farbus_host::RemoteDevice<RemotePort>, ClientError> {
-        let (link, device) = self.enumerate(target)?;
-        let (speed, descriptors) = (device.speed(), device.descriptors().clone());
-        let port = RemotePort::new(link, device).map_err(|error| ClientError::Local(error.to_string()))?;
+    pub fn open(&self, target: &Target) -> Result<farbus_host::RemoteDevice<DevicePort>, ClientError> {
+        let (speed, descriptors, port) = match self.session(target)? {
+            Some(linked) => {
+                let (speed, descriptors) = (linked.speed(), linked.descriptors().clone());
+                (speed, descriptors, DevicePort::Session(SessionPort::new(linked)))
+            }
+            None => {
+                let (link, device) = self.enumerate(target)?;
+                let (speed, descriptors) = (device.speed(), device.descriptors().clone());
+                let port = RemotePort::new(link, device).map_err(|error| ClientError::Local(error.to_string()))?;
+                (speed, descriptors, DevicePort::Plain(Box::new(port)))
+            }
+        };
         farbus_host::RemoteDevice::enumerated(port, speed, descriptors).map_err(|error| match error {
             RemoteError::Port(error) => unreachable(target, error),
             error => ClientError::Device { target: target.clone(), what: error.to_string() },
@@ -377,12 +403,77 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn open_disk(&self, target: &Target) -> Result<RemoteDisk<RemotePort>, ClientError> {
+    pub fn open_disk(&self, target: &Target) -> Result<RemoteDisk<DevicePort>, ClientError> {
         let disk = self.open(target)?.into_disk(Options::default());
         disk.map_err(|error| match error {
             DiskError::Port(error) => unreachable(target, error),
             error => ClientError::Device { target: target.clone(), what: error.to_string() },
         })
+    }
+
+    /// Takes a device of a paired host: in a session, which outlives its links for as long as [`Client::outlive`] said. `None` if
+    /// `target` is not on a paired host, or sessions are not wanted.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn session(&self, target: &Target) -> Result<Option<Linked<RemoteUsb>>, ClientError> {
+        let Some(known) = self.known(&target.address)?.filter(|_| !self.grace.is_zero()) else { return Ok(None) };
+        // Whoever waits for a link does not keep others waiting who need something else.
+        let hands = self.hands.apart().map_err(|error| ClientError::Local(error.to_string()))?;
+        let apart = Self { hands, ..self.clone() };
+        // The first link says best what is wrong with the way.
+        let mut first = Some(self.connect_to(&known, Protocol::Session, ANSWER_TIME_MAX)?);
+        let described = known.described();
+        let dial: Dial = Box::new(move || match first.take() {
+            Some(link) => Ok(link),
+            None => apart.connect_to(&known, Protocol::Session, ANSWER_TIME_MAX).map_err(|error| {
+                let kind = match &error {
+                    ClientError::Untrusted { .. } => io::ErrorKind::PermissionDenied,
+                    _ => io::ErrorKind::Other,
+                };
+                io::Error::new(kind, error.to_string())
+            }),
+        });
+        let open = native::Open {
+            class: native::Class::USB,
+            mode: native::Mode::Exclusive,
+            epoch: 0,
+            name: target.device.clone(),
+            reason: String::new(),
+        };
+        let mut done = Completions::new(BufferPool::new(0));
+        let linked = Linked::open(dial, RemoteUsb::new(ATTACHMENT, open), self.grace, &mut done);
+        let linked = linked.map_err(|source| lost(&described, source))?;
+        match linked.end() {
+            None => Ok(Some(linked)),
+            Some(end) => Err(self.refusal(target, end)),
+        }
+    }
+
+    /// An exporter's no, in our words.
+    fn refusal(&self, target: &Target, end: &native::End) -> ClientError {
+        let (target, what) = (target.clone(), end.message.clone());
+        match end.cause {
+            native::Cause::Busy => {
+                let user = self.resolve(&target).ok().as_ref().and_then(in_use);
+                ClientError::Refused { target, status: OpStatus::Busy, user }
+            }
+            native::Cause::Gone => {
+                let devices = self.list(&target.address).unwrap_or_default();
+                let offered = devices.iter().map(|record| name_of(record).to_owned()).collect();
+                ClientError::NoDevice { target, offered }
+            }
+            native::Cause::Device => ClientError::Device { target, what },
+            native::Cause::Network => lost(&target.address, io::Error::other(what)),
+            native::Cause::Refused | native::Cause::Stale | native::Cause::Asked => {
+                ClientError::Untrusted { address: target.to_string(), what }
+            }
+        }
+    }
+
+    /// How long a session is to outlive its link; not at all takes devices by plain USB/IP, over an encrypted link all the same.
+    pub fn outlive(&mut self, grace: Duration) {
+        self.grace = grace;
     }
 
     /// The paired host that an address names.
@@ -430,7 +521,7 @@ pub fn import(target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn open(target: &Target) -> Result<farbus_host::RemoteDevice<RemotePort>, ClientError> {
+pub fn open(target: &Target) -> Result<farbus_host::RemoteDevice<DevicePort>, ClientError> {
     Client::default().open(target)
 }
 
@@ -438,7 +529,7 @@ pub fn open(target: &Target) -> Result<farbus_host::RemoteDevice<RemotePort>, Cl
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn open_disk(target: &Target) -> Result<RemoteDisk<RemotePort>, ClientError> {
+pub fn open_disk(target: &Target) -> Result<RemoteDisk<DevicePort>, ClientError> {
     Client::default().open_disk(target)
 }
 

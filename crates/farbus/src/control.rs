@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,8 @@ pub const PROTOCOL: u32 = 1;
 pub const QUESTION_BYTES_MAX: usize = 64 << 10;
 /// How long a question may take to be asked, and an answer to be taken: both are on this machine.
 const TALK_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long a process that ends waits for the answer that is being given.
+const LAST_WORD_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long a running process may take to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -106,6 +108,28 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct Door {
     path: PathBuf,
+    talk: Arc<Talk>,
+}
+
+/// Whether somebody is being answered.
+#[derive(Debug, Default)]
+struct Talk {
+    is_going_on: Mutex<bool>,
+    over: Condvar,
+}
+
+impl Talk {
+    fn set(&self, is_going_on: bool) {
+        *self.is_going_on.lock().unwrap_or_else(PoisonError::into_inner) = is_going_on;
+        self.over.notify_all();
+    }
+
+    /// Waits until nobody is, but not for ever: an answer may wait for what ends only with the process.
+    fn wait(&self, time_max: Duration) {
+        let is_going_on = self.is_going_on.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whether it is over or the time is, nothing else is left to be done.
+        let _ = self.over.wait_timeout_while(is_going_on, time_max, |is_going_on| *is_going_on);
+    }
 }
 
 /// Why there is no door.
@@ -136,7 +160,7 @@ impl Door {
     pub fn hang() -> Result<(Self, UnixListener), DoorError> {
         let path = folder().join(format!("{}.sock", std::process::id()));
         let listener = bind(&path).map_err(|source| DoorError { path: path.clone(), source })?;
-        Ok((Self { path }, listener))
+        Ok((Self { path, talk: Arc::default() }, listener))
     }
 
     /// Answers from now on, on a thread of its own, one question at a time.
@@ -148,7 +172,9 @@ impl Door {
         listener: UnixListener,
         answer: impl Fn(Question) -> Answer + Send + 'static,
     ) -> Result<(), DoorError> {
-        let spawned = thread::Builder::new().name("control".into()).spawn(move || serve(&listener, &answer)).map(drop);
+        let talk = Arc::clone(&self.talk);
+        let serve = move || serve(&listener, &talk, &answer);
+        let spawned = thread::Builder::new().name("control".into()).spawn(serve).map(drop);
         spawned.map_err(|source| DoorError { path: self.path.clone(), source })
     }
 
@@ -161,6 +187,8 @@ impl Door {
 impl Drop for Door {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
+        // Who asked for the end is to hear that it was granted.
+        self.talk.wait(LAST_WORD_TIME_MAX);
     }
 }
 
@@ -176,15 +204,18 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-fn serve(listener: &UnixListener, answer: &dyn Fn(Question) -> Answer) {
+fn serve(listener: &UnixListener, talk: &Talk, answer: &dyn Fn(Question) -> Answer) {
     for stream in listener.incoming().flatten() {
         // Whoever does not finish a question loses its turn, not ours.
-        let _ = serve_one(stream, answer);
+        let _ = serve_one(stream, talk, answer);
+        talk.set(false);
     }
 }
 
-fn serve_one(mut stream: UnixStream, answer: &dyn Fn(Question) -> Answer) -> io::Result<()> {
-    let answer = match read_question(&mut stream)? {
+fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> Answer) -> io::Result<()> {
+    let heard = read_question(&mut stream)?;
+    talk.set(true);
+    let answer = match heard {
         Heard::Line(line) => match serde_json::from_slice(&line) {
             Ok(Question::Version) => {
                 Answer::Ok(serde_json::json!({ "protocol": PROTOCOL, "farbus": env!("CARGO_PKG_VERSION") }))
@@ -298,5 +329,28 @@ mod tests {
         assert_eq!(text(Question::Status), r#"{"ask":"status"}"#);
         let question = Question::Type { device: "keyboard".into(), text: "hi".into() };
         assert_eq!(text(question), r#"{"ask":"type","device":"keyboard","text":"hi"}"#);
+    }
+
+    #[test]
+    fn who_asks_for_the_end_hears_that_it_was_granted() {
+        let path = std::env::temp_dir().join(format!("farbus-control-{}.sock", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let door = Door { path: path.clone(), talk: Arc::default() };
+        let (end, ended) = std::sync::mpsc::channel();
+        let answer = move |_| {
+            end.send(()).unwrap();
+            // The end is already under way.
+            thread::sleep(Duration::from_millis(50));
+            Answer::Ok(Value::Null)
+        };
+        door.open(listener, answer).unwrap();
+        let mut asker = UnixStream::connect(&path).unwrap();
+        asker.write_all(b"{\"ask\":\"detach\",\"device\":null}\n").unwrap();
+        ended.recv().unwrap();
+        drop(door);
+        asker.set_nonblocking(true).unwrap();
+        let mut heard = [0; 64];
+        let count = asker.read(&mut heard).unwrap();
+        assert_eq!(heard[..count], *b"{\"ok\":null}\n");
     }
 }

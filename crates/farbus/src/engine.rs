@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use farbus_io::link::{Clock, Interest, Link, Wake, Watched, wait, wait_exactly};
 use farbus_model::{Command, CommandError, Device, Instant};
@@ -41,9 +41,34 @@ impl Mailbox {
         self.wake.wake();
     }
 
+    /// Wakes whoever waits on it.
+    pub fn wake(&self) {
+        self.wake.wake();
+    }
+
+    /// Forgets that it was woken.
+    pub fn clear(&self) {
+        self.wake.clear();
+    }
+
+    /// Does what was left here.
+    pub fn carry_out(&self, mut act: impl FnMut(&Command) -> Result<(), CommandError>) {
+        for order in self.take() {
+            let result = act(&order.command);
+            // Whoever asked may have stopped waiting.
+            let _ = order.answer.try_send(result);
+        }
+    }
+
     fn take(&self) -> Vec<Order> {
         self.wake.clear();
         std::mem::take(&mut *self.orders.lock().expect("nobody panics with the mailbox open"))
+    }
+}
+
+impl AsFd for Mailbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
     }
 }
 
@@ -95,6 +120,8 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
             let _ = self.flush();
             return Ok(Some(End::Fault(fault)));
         }
+        let now = self.clock.now();
+        self.exporter.with_device(now, |device, done| device.end_turn(now, done));
         let is_blocked = !self.flush()?;
         if self.exporter.has_held() && !is_blocked {
             return Ok(None);
@@ -178,11 +205,8 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
     }
 
     fn carry_out_orders(&mut self) {
-        for order in self.mailbox.take() {
-            let result = self.exporter.command(self.clock.now(), &order.command);
-            // Whoever asked may have stopped waiting.
-            let _ = order.answer.try_send(result);
-        }
+        let (exporter, clock) = (&mut self.exporter, self.clock);
+        self.mailbox.carry_out(|command| exporter.command(clock.now(), command));
     }
 }
 

@@ -6,6 +6,7 @@ use tracing::info;
 use crate::trust::Trust;
 
 /// A paired host in a session.
+#[derive(Clone)]
 pub struct Guest {
     trust: Trust,
     fingerprint: Fingerprint,

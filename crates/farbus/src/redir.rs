@@ -7,7 +7,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Interest, Link, LocalListener, Wake, wait};
+use farbus_io::link::{Clock, Interest, Link, Wake, wait};
 use farbus_io::sys::unread::is_all_read;
 use farbus_model::{Instant, Limits};
 use farbus_session::{RedirHost, Reject, RemoteDevice};
@@ -17,7 +17,7 @@ use crate::attach::{Ended, Ender, local, local_address};
 use crate::client::{Client, ClientError, Target};
 use crate::engine::span_until;
 use crate::meters::{Calls, Meters};
-use crate::redir_place::RedirPlace;
+use crate::place::{Entrance, Place};
 
 /// How a guest without a name of its own is called.
 const GUEST: &str = "a guest";
@@ -99,7 +99,7 @@ struct Held {
 /// A device that waits for a virtual machine, serves it, and waits for the next.
 pub struct RedirAttachment {
     relay: Relay,
-    place: RedirPlace,
+    place: Place,
     ender: Ender,
     gate: Gate,
     meters: Arc<Meters>,
@@ -110,24 +110,28 @@ impl RedirAttachment {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn new(client: &Client, target: &Target, place: &RedirPlace) -> Result<Self, ClientError> {
+    pub fn new(client: &Client, target: &Target, place: &Place) -> Result<Self, ClientError> {
         // First what may be missing here: nothing is taken from anybody before.
-        let listener = client.hands().listen_for_guests(place).map_err(local)?;
-        let (remote, device) = client.enumerate(target)?;
-        let place = match (place, listener.address()) {
-            (RedirPlace::Address(_), Some(address)) => RedirPlace::Address(address),
-            _ => place.clone(),
-        };
+        let entrance = client.hands().listen_at(place).map_err(local)?;
+        Self::over(client.enumerate(target)?, entrance)
+    }
+
+    /// Lends a device that was taken before.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`].
+    pub fn over((remote, device): (Link, RemoteDevice), entrance: Entrance) -> Result<Self, ClientError> {
+        let place = entrance.place().map_err(local)?;
         let host = RedirHost::new(device, Limits::DEFAULT);
         let ender = Ender::new().map_err(local)?;
         let gate = Gate::new().map_err(local)?;
         let (clock, calls) = (Clock::start(), Calls::default());
-        let relay = Relay { listener, guest: None, held: None, remote, host, clock, calls };
+        let relay = Relay { entrance, guest: None, held: None, remote, host, clock, calls };
         Ok(Self { relay, place, ender, gate, meters: Arc::default() })
     }
 
     /// Where it waits.
-    pub fn place(&self) -> &RedirPlace {
+    pub fn place(&self) -> &Place {
         &self.place
     }
 
@@ -159,7 +163,7 @@ impl RedirAttachment {
 
 /// The engine between a guest and a remote exporter: one thread, two sockets, and one where the next guest arrives.
 struct Relay {
-    listener: LocalListener,
+    entrance: Entrance,
     guest: Option<Link>,
     held: Option<Held>,
     remote: Link,
@@ -206,10 +210,11 @@ impl Relay {
         self.calls.wait += 1;
         let on_guest = match &self.guest {
             Some(guest) => Interest::new(guest.as_fd(), guest_full),
-            None => Interest::new(self.listener.as_fd(), false),
+            None => Interest::new(self.entrance.as_fd(), false),
         };
-        let on_gate = Interest::new(gate.0.wake.as_fd(), false);
-        let mut interests = [on_guest, Interest::new(self.remote.as_fd(), remote_full), ender.interest(), on_gate];
+        let (on_ender, on_gate) =
+            (Interest::new(ender.wake().as_fd(), false), Interest::new(gate.0.wake.as_fd(), false));
+        let mut interests = [on_guest, Interest::new(self.remote.as_fd(), remote_full), on_ender, on_gate];
         wait(&mut interests, if has_received { Some(Duration::ZERO) } else { timeout }).map_err(Stop::Here)?;
         let [on_guest, on_remote, _, on_gate] = interests.map(|interest| interest.readable);
         if on_gate {
@@ -314,7 +319,7 @@ impl Relay {
     }
 
     fn welcome(&mut self) {
-        match self.listener.try_accept(GUEST) {
+        match self.entrance.try_accept() {
             Ok(Some(link)) => {
                 self.guest = Some(link);
                 if self.held.is_some() {

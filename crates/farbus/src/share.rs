@@ -16,6 +16,7 @@ use farbus_io::link::{Clock, Connection, Interest, Link, Listener, Wake, wait};
 use farbus_io::trust::Protocol;
 use farbus_model::{BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
 use farbus_session::claims::Claims;
+use farbus_session::native::control as native;
 use farbus_session::registry::name_of;
 use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
 use tracing::{error, info, warn};
@@ -30,6 +31,7 @@ use crate::guest::Guest;
 use crate::meters::{Calls, Meters};
 use crate::questions::{Answer, Lines, Question};
 use crate::session_record::classes;
+use crate::sessions::{House, Opened, Sessions, Tenant};
 use crate::trust::Trust;
 
 /// An engine's stack: its frames are shallow, its buffers are on the heap.
@@ -55,6 +57,8 @@ struct Shared {
     /// Connections so far, of all listeners.
     session_numbers: AtomicU64,
     session_ended: Condvar,
+    /// Sessions of farbus's own protocol.
+    native: Sessions,
     crowd: Complaint,
     listeners: Mutex<Vec<Arc<Listening>>>,
     is_stopping: AtomicBool,
@@ -98,7 +102,9 @@ impl Listening {
 
 /// One connection.
 struct Session {
-    link: Link,
+    way: Way,
+    /// Its peer, as people write it.
+    peer: String,
     /// The paired host that it is, on an encrypted link.
     guest: Option<Guest>,
     visitor: Visitor,
@@ -107,6 +113,49 @@ struct Session {
     meters: Meters,
     bus_id: Mutex<Option<String>>,
     is_taken_back: AtomicBool,
+    /// A session's: how it ended.
+    ending: Mutex<Option<Ending>>,
+}
+
+/// How a connection is ended from outside.
+enum Way {
+    /// It is the only one on its link, and ends with it.
+    Link(Link),
+    /// It belongs to a session, or is one, whose thread is told.
+    Told(AtomicBool),
+}
+
+impl Session {
+    fn end(&self) {
+        match &self.way {
+            Way::Link(link) => link.shut_down(),
+            Way::Told(is_told) => {
+                is_told.store(true, Ordering::Release);
+                self.mailbox.wake();
+            }
+        }
+    }
+}
+
+impl Tenant for Session {
+    fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
+    fn end(&self) -> Option<native::End> {
+        let Way::Told(is_told) = &self.way else { return None };
+        is_told.load(Ordering::Acquire).then(|| {
+            let message = match self.is_taken_back.load(Ordering::Acquire) {
+                true => "taken back by its owner",
+                false => "not shared with you any more",
+            };
+            native::End { cause: native::Cause::Refused, message: message.to_owned() }
+        })
+    }
+
+    fn note_ending(&self, ending: Ending) {
+        *self.ending.lock().unwrap_or_else(PoisonError::into_inner) = Some(ending);
+    }
 }
 
 /// Why a device cannot be shared or commanded.
@@ -156,6 +205,7 @@ impl Share {
                 sessions: Mutex::default(),
                 session_numbers: AtomicU64::new(0),
                 session_ended: Condvar::new(),
+                native: Sessions::default(),
                 crowd: Complaint::default(),
                 listeners: Mutex::default(),
                 is_stopping: AtomicBool::new(false),
@@ -345,12 +395,14 @@ impl Shared {
     }
 
     fn begin_session(self: &Arc<Self>, connection: Connection) -> io::Result<()> {
-        let (number, session) = self.enter_session(connection.link, None, Visitor::from(connection.from.ip()))?;
+        let link = connection.link.try_clone()?;
+        let (way, peer) = (Way::Link(connection.link), link.peer().to_owned());
+        let (number, session) = self.enter_session(way, peer, None, Visitor::from(connection.from.ip()))?;
         let shared = Arc::clone(self);
         let spawned = thread::Builder::new()
             .name(format!("session-{number}"))
             .stack_size(STACK_BYTES)
-            .spawn(move || shared.serve(number, &session));
+            .spawn(move || shared.serve(number, &session, &link));
         if let Err(error) = spawned {
             self.end_session(number);
             return Err(error);
@@ -359,12 +411,19 @@ impl Shared {
     }
 
     /// Counts a connection among the sessions; [`Shared::serve`] ends it.
-    fn enter_session(&self, link: Link, guest: Option<Guest>, visitor: Visitor) -> io::Result<(u64, Arc<Session>)> {
+    fn enter_session(
+        &self,
+        way: Way,
+        peer: String,
+        guest: Option<Guest>,
+        visitor: Visitor,
+    ) -> io::Result<(u64, Arc<Session>)> {
         let mut sessions = self.sessions();
         let present = sessions.values().map(|session| (session.visitor, session.place));
         let place = crowd::place(visitor, present).map_err(io::Error::other)?;
         let session = Session {
-            link,
+            way,
+            peer,
             guest,
             visitor,
             place,
@@ -372,6 +431,7 @@ impl Shared {
             meters: Meters::default(),
             bus_id: Mutex::default(),
             is_taken_back: AtomicBool::new(false),
+            ending: Mutex::default(),
         };
         let (number, session) = (self.session_numbers.fetch_add(1, Ordering::Relaxed), Arc::new(session));
         sessions.insert(number, Arc::clone(&session));
@@ -384,9 +444,9 @@ impl Shared {
     }
 
     /// The whole life of a connection, on its own thread.
-    fn serve(self: Arc<Self>, number: u64, session: &Session) {
+    fn serve(self: Arc<Self>, number: u64, session: &Session, link: &Link) {
         let mut engine = Engine {
-            link: &session.link,
+            link,
             exporter: Exporter::new(self.clock.now(), self.limits),
             offers: Offer { shared: &self, session },
             clock: self.clock,
@@ -401,12 +461,12 @@ impl Shared {
         self.write_trace(session, &exporter);
         let device = panic::catch_unwind(AssertUnwindSafe(|| exporter.finish(now))).unwrap_or(None);
         let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
-        session.link.shut_down();
+        link.shut_down();
         let ending = match session.is_taken_back.load(Ordering::Acquire) {
             true => Ending::TakenBack,
             false => ending_of(&end),
         };
-        report_end(&end, ending, session.link.peer(), bus_id.as_deref());
+        report_end(&end, ending, &session.peer, bus_id.as_deref());
         if let (Some(guest), Some(bus_id)) = (&session.guest, &bus_id) {
             guest.record_detached(self.device_name(bus_id).as_ref().unwrap_or(bus_id));
         }
@@ -424,7 +484,7 @@ impl Shared {
         let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(file) = trace.as_mut() else { return };
         let mut out = io::BufWriter::new(file);
-        let peer = session.link.peer();
+        let peer = &session.peer;
         for tap in exporter.trace().taps() {
             let (key, endpoint, stage, at) = (tap.key, tap.endpoint, tap.stage.name(), tap.at.as_nanos());
             let line = format_args!(
@@ -446,9 +506,9 @@ impl Shared {
     }
 
     /// Answers questions, a line of JSON each, until the guest has no more.
-    fn answer_questions(&self, session: &Session) -> io::Result<()> {
+    fn answer_questions(&self, session: &Session, link: &Link) -> io::Result<()> {
         let Some(guest) = &session.guest else { return Ok(()) };
-        let mut lines = Lines::over(&session.link, QUESTION_TIME_MAX)?;
+        let mut lines = Lines::over(link, QUESTION_TIME_MAX)?;
         while let Some(line) = lines.receive()? {
             let answer = match serde_json::from_slice(&line) {
                 _ if session.place == Place::Surplus => Answer::Refused(crowd::REFUSAL.to_owned()),
@@ -474,7 +534,7 @@ impl Shared {
         let Ok(bus_id) = self.bus_id_of(device) else { return false };
         let Some(session) = self.holder_of(&bus_id) else { return false };
         let is_its_own = session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
-        is_its_own && self.registry().explain(session.link.peer(), reason)
+        is_its_own && self.registry().explain(&session.peer, reason)
     }
 
     /// Ends sessions of hosts that are not paired any more, or hold what they may not: whoever changed the list, and how.
@@ -494,8 +554,8 @@ impl Shared {
                 let held = session.bus_id.lock().ok().and_then(|held| held.clone());
                 let device = held.and_then(|bus_id| self.device_name(&bus_id));
                 if !guest.may_stay(device.as_deref()) {
-                    warn!(peer = session.link.peer(), device, "cut off: its permission was taken back");
-                    session.link.shut_down();
+                    warn!(peer = session.peer, device, "cut off: its permission was taken back");
+                    session.end();
                 }
             }
         }
@@ -561,7 +621,7 @@ impl Shared {
     fn end_user_of(&self, bus_id: &str) {
         let Some(session) = self.holder_of(bus_id) else { return };
         session.is_taken_back.store(true, Ordering::Release);
-        session.link.shut_down();
+        session.end();
         let sessions = self.sessions();
         let is_there = |sessions: &mut BTreeMap<u64, Arc<Session>>| sessions.values().any(|s| Arc::ptr_eq(s, &session));
         // A device that does not become durable in time goes on trying in its session's thread.
@@ -601,7 +661,7 @@ impl Shared {
         }
         let mut sessions = self.sessions();
         for session in sessions.values() {
-            session.link.shut_down();
+            session.end();
         }
         while !sessions.is_empty() {
             let waited = self.session_ended.wait_timeout(sessions, SHUTDOWN_TIME_MAX);
@@ -629,23 +689,108 @@ impl Household for Shared {
     }
 
     fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()> {
-        let (number, session) = {
-            let visitor = Visitor::Host(guest.fingerprint());
-            self.enter_session(link, Some(guest), visitor)?
+        let way = match protocol {
+            Protocol::Session => Way::Told(AtomicBool::new(false)),
+            _ => Way::Link(link.try_clone()?),
         };
+        let (peer, visitor) = (link.peer().to_owned(), Visitor::Host(guest.fingerprint()));
+        let (number, session) = self.enter_session(way, peer, Some(guest), visitor)?;
         match protocol {
-            Protocol::UsbIp => self.serve(number, &session),
+            Protocol::UsbIp => self.serve(number, &session, &link),
             Protocol::Control => {
-                if let Err(error) = self.answer_questions(&session) {
-                    info!(peer = session.link.peer(), %error, "its questions ended");
+                if let Err(error) = self.answer_questions(&session, &link) {
+                    info!(peer = session.peer, %error, "its questions ended");
                 }
-                session.link.shut_down();
+                link.shut_down();
+                self.end_session(number);
+            }
+            Protocol::Session => {
+                if let Some(guest) = &session.guest
+                    && let Err(error) =
+                        self.native.serve(&self, link, guest, &(Arc::clone(&session) as Arc<dyn Tenant>))
+                {
+                    info!(peer = session.peer, %error, "a link of a session was lost in its greeting");
+                }
                 self.end_session(number);
             }
             // Not offered here: ALPN has refused it.
             Protocol::Pairing => self.end_session(number),
         }
         Ok(())
+    }
+}
+
+impl House for Shared {
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn open(self: &Arc<Self>, guest: &Guest, peer: &str, open: &native::Open) -> Result<Opened, native::End> {
+        let refused = |cause, message: String| native::End { cause, message };
+        let gone = || refused(native::Cause::Gone, format!("no device called '{}' is shared here", open.name));
+        let bus_id = self.bus_id_of(&open.name).map_err(|_| gone())?;
+        let way = Way::Told(AtomicBool::new(false));
+        let visitor = Visitor::Host(guest.fingerprint());
+        let (number, session) = self
+            .enter_session(way, peer.to_owned(), Some(guest.clone()), visitor)
+            .map_err(|error| refused(native::Cause::Refused, error.to_string()))?;
+        let mut offer = Offer { shared: self, session: &session };
+        match offer.claim(&bus_id) {
+            Ok((record, device)) => {
+                if !open.reason.is_empty() {
+                    self.registry().explain(peer, &open.reason);
+                }
+                let (shared, tenant) = (Arc::clone(self), Arc::clone(&session));
+                let give_back =
+                    move |device: Box<dyn Device>, now: Instant| shared.take_in(number, &tenant, device, now);
+                Ok(Opened { record, device, tenant: session, give_back: Box::new(give_back) })
+            }
+            Err(status) => {
+                self.end_session(number);
+                let user = self.registry().entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| {
+                    let holder = entry.holder?;
+                    Some((holder.who.clone(), (self.clock.now() - holder.since).as_secs()))
+                });
+                Err(match (status, user) {
+                    (OpStatus::Busy, Some((who, since_s))) => {
+                        refused(native::Cause::Busy, format!("in use by {who} since {since_s} s"))
+                    }
+                    (OpStatus::Busy, None) => refused(native::Cause::Busy, "somebody who waits comes first".into()),
+                    (OpStatus::NoDevice, _) => gone(),
+                    (OpStatus::DeviceError, _) => refused(native::Cause::Device, status.to_string()),
+                    _ => refused(native::Cause::Refused, status.to_string()),
+                })
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// A session gives a device back.
+    fn take_in(&self, number: u64, session: &Session, device: Box<dyn Device>, now: Instant) {
+        let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let noted = *session.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        let ending = match (session.is_taken_back.load(Ordering::Acquire), device.is_gone()) {
+            (true, _) => Ending::TakenBack,
+            (_, true) => Ending::Gone,
+            _ => noted.unwrap_or(Ending::Detached),
+        };
+        if let Some(bus_id) = bus_id {
+            info!(device = bus_id, peer = session.peer, ending = ending.as_str(), "detached");
+            if let Some(guest) = &session.guest {
+                guest.record_detached(self.device_name(&bus_id).as_ref().unwrap_or(&bus_id));
+            }
+            if device.is_gone() {
+                self.registry().withdraw(&bus_id);
+            } else {
+                self.registry().release(&bus_id, device, ending, now);
+            }
+        }
+        self.end_session(number);
     }
 }
 
@@ -669,7 +814,7 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
         if self.shared.is_stopping() {
             return Err(OpStatus::NotAvailable);
         }
-        let peer = self.session.link.peer();
+        let peer = &self.session.peer;
         let guest = self.session.guest.as_ref().zip(self.shared.device_name(bus_id));
         if guest.as_ref().is_some_and(|(guest, device)| !guest.may_claim(device)) {
             return Err(OpStatus::NoDevice);

@@ -132,7 +132,7 @@ impl Trust {
     pub fn terms_for_guests(&self) -> Terms {
         let for_gate = self.clone();
         let is_paired = move |key: &Fingerprint| for_gate.peer(key).is_some();
-        self.terms(Accepts::Known(Arc::new(is_paired)), &[Protocol::UsbIp, Protocol::Control])
+        self.terms(Accepts::Known(Arc::new(is_paired)), &[Protocol::UsbIp, Protocol::Control, Protocol::Session])
     }
 }
 

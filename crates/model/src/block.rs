@@ -43,6 +43,36 @@ pub trait BlockStore: Send {
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError>;
 }
 
+impl<T: BlockStore + ?Sized> BlockStore for Box<T> {
+    fn size_bytes(&self) -> u64 {
+        (**self).size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        (**self).is_read_only()
+    }
+
+    fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
+        (**self).read_at(offset, to)
+    }
+
+    fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        (**self).write_at(offset, from)
+    }
+
+    fn flush(&mut self) -> Result<(), StoreError> {
+        (**self).flush()
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        (**self).discard(offset, len)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        (**self).write_zeroes(offset, len)
+    }
+}
+
 /// What went wrong with a medium, in the words a storage command can report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreError {

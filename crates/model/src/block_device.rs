@@ -33,6 +33,11 @@ pub trait BlockDevice: Send {
         let _ = (now, done);
     }
 
+    /// Everything that was to be submitted for now has been: a device behind a link sends it together.
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        let _ = (now, done);
+    }
+
     /// What its engine waits on besides its users, if the device lives outside: [`BlockDevice::handle_ready`] is called
     /// when it is ready.
     fn readiness(&self) -> Option<&Readiness> {
@@ -48,6 +53,36 @@ pub trait BlockDevice: Send {
     /// [`StoreError::Lost`], and it is of no use to anybody any more.
     fn is_gone(&self) -> bool {
         false
+    }
+}
+
+impl<T: BlockDevice + ?Sized> BlockDevice for Box<T> {
+    fn info(&self) -> &BlockInfo {
+        (**self).info()
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        (**self).submit(now, request, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        (**self).poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        (**self).handle_timeout(now, done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        (**self).readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        (**self).handle_ready(now, done);
+    }
+
+    fn is_gone(&self) -> bool {
+        (**self).is_gone()
     }
 }
 
@@ -185,6 +220,11 @@ impl BlockInFlight {
     /// Copies the bytes to write out of a buffer that is not its own, so that they may be kept.
     pub fn own_payload(&mut self) {
         self.request.as_mut().expect("an unanswered request is there").payload.own();
+    }
+
+    /// Makes a copy of the bytes to write cheap ([`Payload::share`]).
+    pub fn share_payload(&mut self) {
+        self.request.as_mut().expect("an unanswered request is there").payload.share();
     }
 
     /// It succeeded; a read brings these bytes.

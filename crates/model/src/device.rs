@@ -56,6 +56,11 @@ pub trait Device: Send {
         let _ = (now, done);
     }
 
+    /// Everything that was to be submitted for now has been: a device behind a link sends it together.
+    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+        let _ = (now, done);
+    }
+
     /// What its engine waits on besides the link, if the device lives outside: [`Device::handle_ready`] is
     /// called when it is ready. A device made of code has none.
     fn readiness(&self) -> Option<&Readiness> {
@@ -120,6 +125,10 @@ impl<T: Device + ?Sized> Device for Box<T> {
 
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
         (**self).handle_timeout(now, done);
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+        (**self).end_turn(now, done);
     }
 
     fn readiness(&self) -> Option<&Readiness> {

@@ -19,6 +19,29 @@ pub const INTERRUPTS_AHEAD_MAX: usize = 256;
 /// (`usbfs_memory_mb`), as long as it is mapped: enough for what a disk has in flight, and other devices have room too.
 pub const LENT_BYTES_MAX: usize = 4 << 20;
 
+/// Bytes of one read or write of a store, so that its answer needs no more memory than a URB's.
+pub const BLOCK_REQUEST_BYTES_MAX: u32 = URB_BYTES_MAX;
+/// Ranges that a scratch view remembers to read as zeros; a file system that is discarded piece by piece makes far fewer.
+pub const SCRATCH_ZEROED_MAX: usize = 1 << 16;
+
+/// Bytes of one NBD read or write: what the specification lets a client ask for that was told nothing else ("Block size
+/// constraints": 2^25).
+pub const NBD_REQUEST_BYTES_MAX: u32 = 32 << 20;
+/// Bytes of an NBD request that are asked of the device at a time, so that a long one is on its way while it still arrives: eight
+/// times the largest that programs ask for by default.
+pub const NBD_PIECE_BYTES_MAX: u32 = 2 << 20;
+/// NBD requests of one connection that owe an answer; beyond, it is not read. Linux's client keeps 128, nbdcopy 64.
+pub const NBD_REQUESTS_MAX: usize = 256;
+/// Payload bytes of one NBD connection, held by the device or on their way back; beyond, it is not read. 32 requests of
+/// 256 KiB, which is what nbdcopy asks for at once, twice.
+pub const NBD_PAYLOAD_BYTES_MAX: usize = 16 << 20;
+/// Bytes of one option that an NBD client haggles with: a name of 4096, which is the longest, and as many queries.
+pub const NBD_OPTION_BYTES_MAX: u32 = 16 << 10;
+/// Options that an NBD client may haggle with before it uses an export: what nbdkit allows.
+pub const NBD_OPTIONS_MAX: u32 = 32;
+/// NBD connections to one server at a time. nbdcopy opens 4, qemu-img up to 16.
+pub const NBD_CONNECTIONS_MAX: usize = 16;
+
 /// What one session may hold. Summed by [`Limits::bytes_max`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -68,6 +91,16 @@ impl Limits {
     }
 }
 
+/// The most memory that the payloads of one NBD connection can take.
+pub const fn nbd_bytes_max(receive_bytes: usize, pool_bytes: usize) -> usize {
+    // Received and not yet understood: a piece's buffer doubles as it arrives.
+    receive_bytes + 2 * NBD_PIECE_BYTES_MAX as usize
+        // Requests and replies, and the one read that is held whole although it overshoots.
+        + NBD_PAYLOAD_BYTES_MAX + NBD_REQUEST_BYTES_MAX as usize
+        // Idle buffers.
+        + pool_bytes
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self::DEFAULT
@@ -81,5 +114,7 @@ mod tests {
     #[test]
     fn a_session_is_bounded() {
         assert!(Limits::DEFAULT.bytes_max() < 96 << 20, "{}", Limits::DEFAULT.bytes_max());
+        let nbd = nbd_bytes_max(Limits::DEFAULT.receive_bytes, Limits::DEFAULT.pool_bytes);
+        assert!(nbd < 64 << 20, "{nbd}");
     }
 }

@@ -19,6 +19,8 @@ pub enum Payload {
     Lent(Lent),
     /// A fixed pattern, repeated: costs no memory whatever its length.
     Pattern(Pattern),
+    /// Several windows, one behind the other: what arrived in several frames.
+    Parts(Vec<Shared>),
 }
 
 /// A window on a shared buffer.
@@ -46,6 +48,12 @@ impl fmt::Debug for Lent {
 impl Lent {
     fn bytes(&self) -> &[u8] {
         &(*self.memory).as_ref()[..self.len]
+    }
+}
+
+impl Shared {
+    fn bytes(&self) -> &[u8] {
+        &self.chunk[self.start..self.start + self.len]
     }
 }
 
@@ -87,6 +95,35 @@ impl Payload {
         if len == 0 { Payload::Empty } else { Payload::Pattern(Pattern { unit, len }) }
     }
 
+    /// Payloads one behind the other. Windows are not copied.
+    pub fn joined(payloads: impl IntoIterator<Item = Payload>) -> Self {
+        let mut all = Payload::Empty;
+        for payload in payloads {
+            all = match (all, payload) {
+                (all, Payload::Empty) => all,
+                (Payload::Empty, payload) => payload,
+                (all, payload) => {
+                    let mut parts = all.into_windows();
+                    parts.extend(payload.into_windows());
+                    Payload::Parts(parts)
+                }
+            };
+        }
+        all
+    }
+
+    fn into_windows(self) -> Vec<Shared> {
+        match self {
+            Payload::Empty => Vec::new(),
+            Payload::Shared(window) => vec![window],
+            Payload::Parts(parts) => parts,
+            other => {
+                let chunk: Arc<[u8]> = other.into_vec().into();
+                vec![Shared { start: 0, len: chunk.len(), chunk }]
+            }
+        }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match self {
@@ -95,6 +132,7 @@ impl Payload {
             Payload::Shared(shared) => shared.len,
             Payload::Lent(lent) => lent.len,
             Payload::Pattern(pattern) => pattern.len,
+            Payload::Parts(parts) => parts.iter().map(|part| part.len).sum(),
         }
     }
 
@@ -111,34 +149,59 @@ impl Payload {
             Payload::Shared(shared) => shared.len = shared.len.min(len),
             Payload::Lent(lent) => lent.len = lent.len.min(len),
             Payload::Pattern(pattern) => pattern.len = pattern.len.min(len),
+            Payload::Parts(parts) => {
+                let mut left = len;
+                parts.retain_mut(|part| {
+                    part.len = part.len.min(left);
+                    left -= part.len;
+                    part.len > 0
+                });
+            }
         }
     }
 
-    /// The bytes as runs of memory, in order: one for all kinds but a pattern.
+    /// The bytes as runs of memory, in order: one for all kinds but patterns and parts.
     pub fn runs(&self) -> impl Iterator<Item = &[u8]> {
-        let (unit, mut left): (&[u8], usize) = match self {
-            Payload::Empty => (&[], 0),
-            Payload::Bytes(bytes) => (bytes, bytes.len()),
-            Payload::Shared(s) => (&s.chunk[s.start..s.start + s.len], s.len),
-            Payload::Lent(lent) => (lent.bytes(), lent.len),
-            Payload::Pattern(p) => (p.unit, p.len),
-        };
-        std::iter::from_fn(move || {
-            let run = &unit[..unit.len().min(left)];
+        (0..).map_while(|index| self.run(index)).filter(|run| !run.is_empty())
+    }
+
+    /// The same for a part of the bytes.
+    pub fn runs_within(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+        let (mut skip, mut left) = (range.start, range.len());
+        self.runs().filter_map(move |run| {
+            let from = skip.min(run.len());
+            skip -= from;
+            let run = &run[from..];
+            let run = &run[..run.len().min(left)];
             left -= run.len();
             (!run.is_empty()).then_some(run)
         })
     }
 
-    /// The bytes in one piece; copies only a pattern longer than its unit.
+    fn run(&self, index: usize) -> Option<&[u8]> {
+        let whole = match self {
+            Payload::Empty => return None,
+            Payload::Bytes(bytes) => bytes,
+            Payload::Shared(window) => window.bytes(),
+            Payload::Lent(lent) => lent.bytes(),
+            Payload::Pattern(pattern) => {
+                let left = pattern.len.checked_sub(index * pattern.unit.len())?;
+                return Some(&pattern.unit[..pattern.unit.len().min(left)]).filter(|run| !run.is_empty());
+            }
+            Payload::Parts(parts) => return parts.get(index).map(Shared::bytes),
+        };
+        (index == 0).then_some(whole)
+    }
+
+    /// The bytes in one piece; copies only a pattern longer than its unit, and parts.
     pub fn contiguous(&self) -> Cow<'_, [u8]> {
         match self {
             Payload::Empty => Cow::Borrowed(&[]),
             Payload::Bytes(bytes) => Cow::Borrowed(bytes),
-            Payload::Shared(s) => Cow::Borrowed(&s.chunk[s.start..s.start + s.len]),
+            Payload::Shared(window) => Cow::Borrowed(window.bytes()),
             Payload::Lent(lent) => Cow::Borrowed(lent.bytes()),
             Payload::Pattern(p) if p.len <= p.unit.len() => Cow::Borrowed(&p.unit[..p.len]),
-            Payload::Pattern(_) => Cow::Owned(self.runs().flatten().copied().collect()),
+            Payload::Pattern(_) | Payload::Parts(_) => Cow::Owned(self.runs().collect::<Vec<_>>().concat()),
         }
     }
 
@@ -163,8 +226,17 @@ impl Payload {
 
     /// Copies a window's bytes, or lent ones, into a buffer of their own; other kinds stay as they are.
     pub fn own(&mut self) {
-        if let Payload::Shared(_) | Payload::Lent(_) = self {
+        if let Payload::Shared(_) | Payload::Lent(_) | Payload::Parts(_) = self {
             *self = Payload::Bytes(self.contiguous().into_owned());
+        }
+    }
+
+    /// Makes a clone cheap: bytes of its own become memory that clones share. Not copied; what is shared goes back to no pool.
+    pub fn share(&mut self) {
+        if let Payload::Bytes(bytes) = self {
+            let bytes = std::mem::take(bytes);
+            let len = bytes.len();
+            *self = Payload::lent(Arc::new(bytes), len);
         }
     }
 
@@ -284,7 +356,9 @@ mod tests {
         let chunk: Arc<[u8]> = vec![9, 1, 2, 3, 1, 2, 3, 9].into();
         let lent = Payload::lent(Arc::new([1, 2, 3, 1, 2, 3, 9]), 6);
         let window = Payload::shared(&chunk, 1..7);
-        let kinds = [Payload::from(vec![1, 2, 3, 1, 2, 3]), window, lent, Payload::pattern(UNIT, 6)];
+        let parts = Payload::joined([Payload::shared(&chunk, 1..3), vec![3].into(), Payload::shared(&chunk, 4..7)]);
+        assert!(matches!(&parts, Payload::Parts(parts) if parts.len() == 3));
+        let kinds = [Payload::from(vec![1, 2, 3, 1, 2, 3]), window, lent, Payload::pattern(UNIT, 6), parts];
         for payload in kinds {
             for cut in 0..=7 {
                 let mut rest = payload.clone();
@@ -294,6 +368,9 @@ mod tests {
                 let mut short = payload.clone();
                 short.truncate(cut);
                 assert_eq!(short.into_vec(), &[1, 2, 3, 1, 2, 3][..cut.min(6)]);
+                let within = payload.runs_within(cut.min(4)..6).collect::<Vec<_>>().concat();
+                assert_eq!(within, &[1, 2, 3, 1, 2, 3][cut.min(4)..]);
+                assert_eq!(payload.runs_within(1..1 + cut.min(5)).map(<[u8]>::len).sum::<usize>(), cut.min(5));
             }
         }
     }

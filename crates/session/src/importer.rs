@@ -139,26 +139,13 @@ impl RemoteDevice {
         while let Some(answer) = self.conn.poll_answer()? {
             match answer {
                 Answer::Done(finished) => {
-                    self.note_selection(&finished);
+                    note_selection(&mut self.selection, &self.descriptors, &finished);
                     done.push(finished);
                 }
                 Answer::DeviceList(_) | Answer::Imported(_) => unreachable!("nothing of the kind was asked"),
             }
         }
         Ok(())
-    }
-
-    /// The requests whose success changes which endpoints there are.
-    fn note_selection(&mut self, done: &Done) {
-        if !done.endpoint.is_control() || done.status != Status::Ok {
-            return;
-        }
-        let setup = done.setup;
-        if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
-            self.selection.select_configuration(&self.descriptors, setup.value as u8);
-        } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
-            self.selection.select_interface(&self.descriptors, setup.index as u8, setup.value as u8);
-        }
     }
 
     /// The link is gone: everything in flight ends as such, and whatever is still asked.
@@ -226,5 +213,18 @@ impl Device for RemoteDevice {
             done.push(finished);
         }
         self.selection.clear();
+    }
+}
+
+/// The requests whose success changes which endpoints there are.
+pub(crate) fn note_selection(selection: &mut Selection, descriptors: &Descriptors, done: &Done) {
+    if !done.endpoint.is_control() || done.status != Status::Ok {
+        return;
+    }
+    let setup = done.setup;
+    if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+        selection.select_configuration(descriptors, setup.value as u8);
+    } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+        selection.select_interface(descriptors, setup.index as u8, setup.value as u8);
     }
 }

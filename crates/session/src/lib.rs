@@ -1,7 +1,8 @@
 //! # The brain: who offers, who holds, and how a request passes between them
 //!
 //! **This room is** where a device and a connection meet. [`Exporter`] joins an incoming
-//! connection to a device, [`RedirHost`] one of QEMU's; [`RemoteDevice`] makes an outgoing connection look like one;
+//! connection to a device, [`RedirHost`] one of QEMU's; [`block`] makes a store a device and gives each importer the view of it
+//! that is his; [`RemoteDevice`] makes an outgoing connection look like one;
 //! [`Registry`] knows what is offered; [`claims`] who holds a device, waits for it, had it; [`rules`] which
 //! real devices are to be shared at all.
 //!
@@ -14,15 +15,19 @@
 //! **Why** an importer is a device: an exporter over a [`RemoteDevice`] *is* the validating relay
 //! in front of a kernel, and a user-space host drives a remote disk as it drives a local one.
 
+pub mod block;
 pub mod claims;
 pub mod exporter;
 pub mod importer;
+pub mod native;
 pub mod redir;
 pub mod registry;
 pub mod rules;
 
 pub use claims::{Claims, Ending, Holder};
 pub use exporter::{Counters, Exporter, Fault, Offers, OnReset};
+/// How programs use a block device.
+pub use farbus_wire::nbd;
 /// How two hosts come to know each other.
 pub use farbus_wire::pairing;
 pub use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};

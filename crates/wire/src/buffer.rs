@@ -18,6 +18,8 @@ pub(crate) struct Incoming {
     /// Bytes the frame at `start` needs, as far as is known.
     wanted: usize,
     capacity: usize,
+    /// Whether a large frame's successor is received with it.
+    is_ahead: bool,
     /// Chunks that windows still pointed at when they were left; reused once nobody looks.
     left: Vec<Arc<[u8]>>,
 }
@@ -38,7 +40,18 @@ const CHUNKS_LEFT_MAX: usize = 4;
 impl Incoming {
     /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived.
     pub fn new(capacity: usize) -> Self {
-        Self { chunk: new_chunk(capacity), start: 0, end: 0, wanted: 0, capacity, left: Vec::new() }
+        Self { chunk: new_chunk(capacity), start: 0, end: 0, wanted: 0, capacity, is_ahead: false, left: Vec::new() }
+    }
+
+    /// Receives as much as there is room for, whatever the frame at the front needs: for frames that are always small against the buffer.
+    pub fn ahead(mut self) -> Self {
+        self.is_ahead = true;
+        self
+    }
+
+    /// Forgets what is there.
+    pub fn clear(&mut self) {
+        self.consume(self.end - self.start);
     }
 
     /// Where the next bytes go. Never empty. `header_bytes` is the size of the protocol's header.
@@ -53,7 +66,7 @@ impl Incoming {
         if Arc::get_mut(&mut self.chunk).is_none() {
             self.leave_chunk(self.chunk.len());
         }
-        let limit = if self.wanted >= LARGE_FRAME_BYTES {
+        let limit = if self.wanted >= LARGE_FRAME_BYTES && !self.is_ahead {
             (self.start + self.wanted + header_bytes).min(self.chunk.len())
         } else {
             self.chunk.len()

@@ -1,8 +1,9 @@
 //! # The tongues, as sans-IO state machines
 //!
 //! **This room is** where bytes become typed messages and back, and where the state of a
-//! connection lives. Today: [`usbip`], the protocol 0x0111 that Linux's and Windows' clients speak, [`usbredir`], which QEMU's
-//! `usb-redir` device speaks, and [`pairing`], by which two hosts that share a short code come to know each other's keys.
+//! connection lives. Today: [`usbip`], the protocol 0x0111 that Linux's and Windows' clients speak, [`native`], our own, [`nbd`], by
+//! which programs and kernels use a block device, [`usbredir`], which QEMU's `usb-redir` device speaks, and [`pairing`], by which
+//! two hosts that share a short code come to know each other's keys.
 //!
 //! **It may touch** the bytes it is handed.
 //!
@@ -16,8 +17,12 @@
 
 mod buffer;
 mod flights;
+pub mod native;
+pub mod nbd;
 pub mod pairing;
+mod reject;
 pub mod usbip;
 pub mod usbredir;
 
 pub use buffer::Runs;
+pub use reject::Reject;

@@ -4,12 +4,20 @@ use super::case::Case;
 use super::{storage, usbfs};
 use crate::Result;
 use crate::lab::{Boot, Client, Lab};
+use std::time::Duration;
 
-pub(super) const CASES: &[Case] = &[Case {
-    name: "daemon-paired",
-    purpose: "two paired daemons: a stick shared by a rule, attached through vhci over TLS, checked; a kill leaves nothing",
-    run: paired,
-}];
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "daemon-paired",
+        purpose: "two paired daemons: a stick shared by a rule, attached through vhci over TLS, checked; a kill leaves nothing",
+        run: paired,
+    },
+    Case {
+        name: "daemon-cuts",
+        purpose: "the link of two paired daemons goes down for 6 s in mid-write and mid-read: the kernel hears nothing, the trees check out",
+        run: cuts,
+    },
+];
 
 fn paired(lab: &Lab) -> Result<String> {
     lab.farbus()?;
@@ -31,5 +39,24 @@ fn paired(lab: &Lab) -> Result<String> {
     };
     let report = lab.boot(&boot)?.finish()?;
     storage::judge_guests_tree(lab, &image)?;
+    Ok(storage::note(&report.output))
+}
+
+fn cuts(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let image = storage::image_with_tree(lab)?;
+    let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/session-cuts.sh"));
+    let hardware = [usbfs::xhci(&[usbfs::STICK]), usbfs::medium(&image).into()].concat();
+    let modules = [storage::MODULES, &["xhci_pci"]].concat();
+    let boot = Boot {
+        script,
+        modules: &modules,
+        client: Client::Farbus,
+        hardware,
+        variables: &[("TIMES", lab.times().to_string())],
+        patience: Duration::from_secs(90 + 60 * u64::from(lab.times())),
+        ..Boot::default()
+    };
+    let report = lab.boot(&boot)?.finish()?;
     Ok(storage::note(&report.output))
 }

@@ -1,13 +1,14 @@
 //! Other people's exporters: what the kernel's own `usbip-host` and `usbip-vudc` offer is used by farbus.
 //!
 //! Exporter and importer are one guest, over its loopback. The kernel's exporter is not unlinked at: it does not survive that
-//! (tests 11 and 12 of `testusb` oops it).
+//! (tests 11 and 12 of `testusb` oops it). Now and then it does not survive a read of several pieces either: `stub_rx` looks at a
+//! request that `stub_tx` has answered and freed meanwhile. A guest that dies of that, and of nothing else, is booted again.
 
 use super::case::Case;
 use super::storage;
 use super::usbfs::{STICK, medium, xhci};
-use crate::Result;
 use crate::lab::{Boot, Client, Lab};
+use crate::{Error, Result};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -47,12 +48,33 @@ fn as_file(lab: &Lab) -> Result<String> {
     stick(lab, script, 5)
 }
 
+/// Boots of one case, should `usbip_host` oops: it did so once in about ten, on a busy machine.
+const BOOTS_MAX: u32 = 4;
+
 fn stick(lab: &Lab, script: &str, files_min: usize) -> Result<String> {
+    let mut oopses = 0;
+    loop {
+        match stick_once(lab, script, files_min) {
+            Err(Error::GuestDied { console, .. }) if is_own_oops(&console) && oopses + 1 < BOOTS_MAX => oopses += 1,
+            Ok(note) if oopses > 0 => return Ok(format!("{note}; the kernel's exporter oopsed {oopses} times before")),
+            result => return result,
+        }
+    }
+}
+
+/// Whether the kernel's exporter took its kernel with it.
+fn is_own_oops(console: &str) -> bool {
+    console.lines().any(|line| line.contains("RIP:") && line.contains("stub_rx") && line.contains("[usbip_host]"))
+}
+
+fn stick_once(lab: &Lab, script: &str, files_min: usize) -> Result<String> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;
     let modules = [storage::MODULES, &["xhci_pci", "usbip_host", "fuse", "loop"]].concat();
     let hardware = [xhci(&[STICK]), medium(&image).into()].concat();
-    let boot = Boot { script, modules: &modules, client: Client::Farbus, hardware, ..Boot::default() };
+    // Not preemptible: the race needs its receiver to be interrupted between two instructions.
+    let is_preemptible = false;
+    let boot = Boot { script, modules: &modules, client: Client::Farbus, hardware, is_preemptible, ..Boot::default() };
     let report = lab.boot(&boot)?.finish()?;
     storage::judge_guests_files(lab, &image, files_min)?;
     Ok(storage::note(&report.output))

@@ -11,6 +11,7 @@ mod kernel;
 mod keyboard;
 mod link;
 mod list;
+mod nbd;
 mod pair;
 mod redir;
 mod reset;
@@ -27,6 +28,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         kernel::CASES,
         list::CASES,
         storage::CASES,
+        nbd::CASES,
         keyboard::CASES,
         testusb::CASES,
         redir::CASES,

@@ -15,6 +15,7 @@ const MODULES: &[&str] = &[
     "virtio_net",
     "loop",
     "fuse",
+    "nbd",
     // USB/IP in both directions, and a USB device and controller made of nothing
     "vhci_hcd",
     "usbip_host",

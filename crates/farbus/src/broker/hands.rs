@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
-use farbus_io::link::{Link, LinkError, LocalListener};
+use farbus_io::link::{Link, LinkError};
 use farbus_io::store::FileStore;
 use farbus_io::sys::vhci::{Port, Vhci};
 use farbus_model::Speed;
@@ -16,8 +16,8 @@ use serde_json::Value;
 use super::line::Broker;
 use super::protocol::{MountedAt, Question, in_ms};
 use crate::control::{Question as OwnerQuestion, ask_all};
+use crate::place::{Entrance, Place};
 use crate::reach;
-use crate::redir_place::RedirPlace;
 
 /// Whoever acts for a process.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +58,17 @@ impl Hands {
         Link::over_tcp(fd, peer).map_err(failed)
     }
 
+    /// Listens for programs at `place`; a socket's path is removed at the latest when this process has ended.
+    ///
+    /// # Errors
+    /// What stands against it, with what to do.
+    pub fn listen_at(&self, place: &Place) -> io::Result<Entrance> {
+        match self {
+            Hands::Own => place.listen(),
+            Hands::Through(broker) => broker.listen_at(place),
+        }
+    }
+
     /// Opens a disk image and locks it.
     ///
     /// # Errors
@@ -66,17 +77,6 @@ impl Hands {
         match self {
             Hands::Own => FileStore::open(path, read_only).map_err(io::Error::other),
             Hands::Through(broker) => broker.open_image(path, read_only),
-        }
-    }
-
-    /// Listens for a virtual machine that is to use a device.
-    ///
-    /// # Errors
-    /// What stands against it, with what to type next.
-    pub fn listen_for_guests(&self, place: &RedirPlace) -> io::Result<LocalListener> {
-        match self {
-            Hands::Own => place.listen(),
-            Hands::Through(broker) => broker.listen_for_guests(place),
         }
     }
 

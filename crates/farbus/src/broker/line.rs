@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-use farbus_io::link::{Listener, LocalListener};
+use farbus_io::link::Listener;
 use farbus_io::store::FileStore;
 use farbus_io::sys::passing::Passage;
 use rustix::process::{getgid, getuid};
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::mandate::Mandate;
 use super::protocol::{Answer, Question, to_json};
-use crate::redir_place::RedirPlace;
+use crate::place::{Entrance, Place};
 
 /// The confined half's way to the other: a line on which it asks, one thing at a time.
 #[derive(Debug)]
@@ -71,12 +71,12 @@ impl Broker {
         Ok(Listener::over(self.ask_for_descriptor(&Question::Listen { address })?))
     }
 
-    /// Listens for a virtual machine.
+    /// Listens for programs.
     ///
     /// # Errors
     /// What the system or the mandate says against it.
-    pub fn listen_for_guests(&self, place: &RedirPlace) -> io::Result<LocalListener> {
-        Ok(LocalListener::over(self.ask_for_descriptor(&Question::ListenForGuests { place: place.clone() })?))
+    pub fn listen_at(&self, place: &Place) -> io::Result<Entrance> {
+        Ok(Entrance::passed(self.ask_for_descriptor(&Question::ListenAt { place: place.clone() })?, place))
     }
 
     /// Opens a disk image.

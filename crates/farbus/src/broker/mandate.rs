@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use farbus_io::usb::Selector;
 use serde::{Deserialize, Serialize};
 
-use crate::redir_place::RedirPlace;
+use crate::place::Place;
 use crate::wanted::Wanted;
 
 /// What the confined half may have done for it. Everything else is refused.
@@ -24,8 +24,8 @@ pub struct Mandate {
     pub hosts: Vec<String>,
     /// Whether a device may be plugged into this machine's kernel.
     pub plugs: bool,
-    /// Where virtual machines may be waited for.
-    pub guests: Vec<RedirPlace>,
+    /// Where programs that use a device may be listened for.
+    pub places: Vec<Place>,
     /// Where disks may be mounted as files.
     pub mounts: Vec<PathBuf>,
     /// The file that says the rest, and may be read again.

@@ -5,7 +5,7 @@
 //! | `line` | one more line to ask on, so that who waits for one thing does not wait for another |
 //! | `config` | the configuration is read again, and what it says is the mandate from then on |
 //! | `listen` | a listening socket is bound, and passed |
-//! | `listen_for_guests` | a socket is bound at which virtual machines find a device, and passed; it is removed at the end |
+//! | `listen_at` | a socket is bound at which programs find a device, and passed; its path is removed at the end |
 //! | `open_image` | a disk image is opened and locked, and passed |
 //! | `open_usb` | a node below `/dev/bus/usb` is opened, and passed |
 //! | `given_back` | a device's drivers have it again: nothing is left to be done for it |

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::redir_place::RedirPlace;
+use crate::place::Place;
 
 /// What may be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ pub(super) enum Question {
     Line,
     Config,
     Listen { address: SocketAddr },
-    ListenForGuests { place: RedirPlace },
+    ListenAt { place: Place },
     OpenImage { path: PathBuf, read_only: bool },
     OpenUsb { bus: u32, device: u32 },
     GivenBack { bus: u32, device: u32 },

@@ -27,8 +27,8 @@ use super::mandate::{Mandate, ReadConfig};
 use super::protocol::{Answer, Kind, MountedAt, Question, to_json};
 use super::taken::Taken;
 use crate::control::{Question as OwnerQuestion, ask_all};
+use crate::place::Place;
 use crate::reach;
-use crate::redir_place::RedirPlace;
 
 /// Lines at once: one for the process, three for each attachment.
 const LINES_MAX: usize = 1024;
@@ -60,7 +60,7 @@ struct Rights {
     mounts: Mutex<BTreeMap<u64, Mount>>,
     mount_numbers: AtomicU64,
     ports: Mutex<BTreeSet<u32>>,
-    /// Where virtual machines are, or were, waited for.
+    /// Paths that were listened at.
     sockets: Mutex<BTreeSet<PathBuf>>,
     lines: AtomicU64,
 }
@@ -137,14 +137,14 @@ impl Rights {
                 };
                 passed(TcpListener::bind(address).or_else(old)?)
             }
-            Question::ListenForGuests { place } => {
-                let is_meant = opened(&self.mandate).guests.contains(&place);
-                self.hold(is_meant, || format!("no virtual machine is waited for at {place}"))?;
-                let listener = place.listen()?;
-                if let RedirPlace::Socket(path) = place {
+            Question::ListenAt { place } => {
+                let is_meant = opened(&self.mandate).places.contains(&place);
+                self.hold(is_meant, || format!("{place} is not listened at"))?;
+                let entrance = place.listen()?.into_descriptor()?;
+                if let Place::Socket(path) = place {
                     opened(&self.sockets).insert(path);
                 }
-                passed(listener.into_descriptor())
+                passed(entrance)
             }
             Question::OpenImage { path, read_only } => {
                 let is_meant = opened(&self.mandate).images.contains(&(path.clone(), read_only));
@@ -323,7 +323,8 @@ mod tests {
         let everything = [
             Question::Config,
             Question::Listen { address: "127.0.0.1:0".parse().unwrap() },
-            Question::ListenForGuests { place: RedirPlace::Socket("/etc/shadow".into()) },
+            Question::ListenAt { place: Place::Socket("/run/docker.sock".into()) },
+            Question::ListenAt { place: Place::Address("0.0.0.0:0".parse().unwrap()) },
             Question::OpenImage { path: "/etc/shadow".into(), read_only: true },
             Question::OpenUsb { bus: 1, device: 2 },
             Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1 },
@@ -354,6 +355,25 @@ mod tests {
         assert_eq!(asked(mandate.clone(), &ask(true)), (Answer::Done(Value::Null), true));
         assert!(matches!(asked(mandate, &ask(false)), (Answer::Refused { .. }, false)), "it may be read, not written");
         fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_place_is_listened_at_as_it_was_meant_and_its_path_goes_with_the_other_half() {
+        let path = std::env::temp_dir().join(format!("farbus-place-{}.sock", std::process::id()));
+        let places = vec![Place::Socket(path.clone()), Place::Address("127.0.0.1:0".parse().unwrap())];
+        let rights = |places| Arc::new(Rights::new(Mandate { places, ..Mandate::default() }, no_config));
+        let listen_at = |rights: &Arc<Rights>, place: &Place| {
+            rights.carry_out(Question::ListenAt { place: place.clone() }, None).map(|(_, fd)| fd.expect("a socket"))
+        };
+        let (first, second) = (rights(places.clone()), rights(places.clone()));
+        let _sockets: Vec<OwnedFd> = places.iter().map(|place| listen_at(&first, place).unwrap()).collect();
+        let in_use = listen_at(&second, &places[0]).unwrap_err();
+        assert_eq!(in_use.kind(), io::ErrorKind::AddrInUse, "{in_use}");
+        second.end();
+        assert!(path.exists(), "what was refused is somebody else's");
+        first.end();
+        assert!(!path.exists());
+        assert!(listen_at(&rights(vec![]), &places[0]).is_err() && !path.exists());
     }
 
     #[test]

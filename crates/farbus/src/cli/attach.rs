@@ -11,17 +11,18 @@ use signal_hook::iterator::Signals;
 
 use super::Failure;
 use super::confined::{give_rights_away, start_broker};
-use super::listen::listen_address;
+use super::listen::place_told;
 use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
+use super::served::{Served, say_served};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::{Hands, Mandate};
-use crate::client::{Attribute, Client, ClientError, Target, remember_address};
+use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
+use crate::nbd::NbdAttachment;
+use crate::place::{Place, Protocol, plain_name};
 use crate::redir::{Gate, RedirAttachment};
-use crate::redir_place::RedirPlace;
-use farbus_io::frontend::fuse::Cutter;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
 use farbus_session::{OpStatus, Reject};
@@ -31,12 +32,15 @@ use farbus_session::{OpStatus, Reject};
 #[command(after_help = "Ways:\n  \
     kernel  the device appears to this machine's kernel as if plugged in (root, module vhci-hcd)\n  \
     fuse    a disk appears as a file, without any kernel USB; for losetup, mkfs, mount, qemu\n  \
+    nbd     a disk is served to programs that speak NBD, nothing is mounted; for qemu, nbdcopy, fio, nbd-client\n  \
     redir   any device appears in a virtual machine: QEMU's usb-redir connects to a socket; no kernel USB here, no root\n  \
     auto    kernel where there is one, else fuse\n\n\
     Examples:\n  farbus attach lab3/disk\n  farbus attach 10.0.0.7/1-1 --via kernel\n  \
     farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n  \
-    farbus attach lab3/disk --via redir --socket /run/vm/disk.sock &\n  \
-    qemu-system-x86_64 -device qemu-xhci -chardev socket,id=disk,path=/run/vm/disk.sock -device usb-redir,chardev=disk\n  \
+    farbus attach lab3/disk --via nbd &\n  nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.sock'\n  \
+    farbus attach lab3/disk --via redir &\n  \
+    qemu-system-x86_64 -device qemu-xhci -chardev socket,id=disk,path=/run/farbus/redir-disk.sock \
+    -device usb-redir,chardev=disk\n  \
     farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
@@ -48,20 +52,23 @@ pub struct AttachArgs {
     /// fuse: the folder in which the disk's file appears (made if missing).
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
-    /// redir: the Unix socket to which a virtual machine connects; only its owner and root may.
+    /// nbd, redir: the Unix socket at which programs find it; only its owner and root may connect.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// redir: the TCP address to which a virtual machine connects instead (port 4000 unless it says another). usbredir has no
-    /// password and no encryption.
+    /// nbd, redir: the TCP address at which programs find it instead, without password or encryption (port 10809 with nbd, 4000
+    /// with redir, unless it says another).
     #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "socket")]
     listen: Option<String>,
     /// Wait for a device that is in use, for ever or so long; who waited longest comes next.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
+    /// How long the device outlives its link to a paired host, seconds: it waits, and goes on over the next one. 0: not at all.
+    #[arg(long, value_name = "SECONDS", default_value_t = GRACE.as_secs())]
+    grace: u64,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
-    /// Failures as JSON, too, on standard output.
+    /// Failures as JSON, too, on standard output; and where it is, with --via nbd.
     #[arg(long)]
     pub json: bool,
     /// Where the paired host is now; remembered.
@@ -73,9 +80,6 @@ pub struct AttachArgs {
     no_sandbox: bool,
 }
 
-/// Where `usbredirserver` listens, too.
-const REDIR_PORT: u16 = 4000;
-
 /// How a device appears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Via {
@@ -83,6 +87,8 @@ pub enum Via {
     Kernel,
     /// As a file.
     Fuse,
+    /// As an NBD server's export.
+    Nbd,
     /// In a virtual machine.
     Redir,
     /// Whichever there is.
@@ -94,8 +100,17 @@ impl Via {
     pub fn is_kernel(self, hands: &Hands) -> bool {
         match self {
             Via::Kernel => true,
-            Via::Fuse | Via::Redir => false,
+            Via::Fuse | Via::Nbd | Via::Redir => false,
             Via::Auto => hands.may_plug().is_ok(),
+        }
+    }
+
+    /// What programs speak that use it, if it appears to programs alone.
+    pub fn protocol(self) -> Option<Protocol> {
+        match self {
+            Via::Nbd => Some(Protocol::Nbd),
+            Via::Redir => Some(Protocol::Usbredir),
+            Via::Kernel | Via::Fuse | Via::Auto => None,
         }
     }
 }
@@ -114,73 +129,6 @@ pub struct MovingArgs {
     device: String,
 }
 
-/// How and where a device is to appear, decided.
-enum Way {
-    Kernel,
-    File(PathBuf),
-    Guests(RedirPlace),
-}
-
-impl Way {
-    fn mount(&self) -> Option<PathBuf> {
-        match self {
-            Way::File(at) => Some(at.clone()),
-            Way::Kernel | Way::Guests(_) => None,
-        }
-    }
-
-    fn guests(&self) -> Option<RedirPlace> {
-        match self {
-            Way::Guests(place) => Some(place.clone()),
-            Way::Kernel | Way::File(_) => None,
-        }
-    }
-}
-
-impl AttachArgs {
-    fn way(&self, via_kernel: bool) -> Result<Way, Failure> {
-        let is_redir = self.via == Via::Redir;
-        if self.at.is_some() && (via_kernel || is_redir) {
-            return Err(Failure::local("--at goes with --via fuse: elsewhere a device is named by whoever uses it"));
-        }
-        if !is_redir && (self.socket.is_some() || self.listen.is_some()) {
-            return Err(Failure::local("--socket and --listen go with --via redir: there a virtual machine connects"));
-        }
-        if !is_redir {
-            let at = || self.at.clone().unwrap_or_else(|| default_place(&self.target));
-            return Ok(if via_kernel { Way::Kernel } else { Way::File(at()) });
-        }
-        let place = redir_place(self.socket.as_deref(), self.listen.as_deref(), &self.target)?;
-        if let RedirPlace::Address(address) = &place
-            && !address.ip().is_loopback()
-        {
-            eprintln!(
-                "farbus: warning: {address} is not this machine alone. usbredir has no password and no encryption:\n  \
-                 whoever reaches this address can use this device and read what it says."
-            );
-        }
-        Ok(Way::Guests(place))
-    }
-}
-
-/// Where a virtual machine is waited for.
-///
-/// # Errors
-/// An address that is none.
-pub fn redir_place(socket: Option<&Path>, listen: Option<&str>, target: &Target) -> Result<RedirPlace, Failure> {
-    match (socket, listen) {
-        // Absolute: QEMU is told the path, and may be elsewhere.
-        (Some(socket), _) => std::path::absolute(socket).map(RedirPlace::Socket).map_err(Failure::local),
-        (None, Some(listen)) => Ok(RedirPlace::Address(listen_address(listen, REDIR_PORT)?)),
-        (None, None) => Ok(RedirPlace::Socket(folder().join(format!("redir-{}.sock", plain(&target.device))))),
-    }
-}
-
-/// A device's name as a file, an option of QEMU's or an id of its may have it.
-fn plain(device: &str) -> String {
-    device.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' }).collect()
-}
-
 /// Let go of an attached device.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  farbus detach            the only one\n  farbus detach lab3/disk")]
@@ -197,21 +145,21 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     }
     // Signals are caught before anything has to be taken back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let via_kernel = args.via.is_kernel(&Hands::Own);
     let target = &args.target;
-    let way = args.way(via_kernel)?;
+    let way = Way::of(&args)?;
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     // From here on whatever a stranger says is read without rights.
     let mandate = Mandate {
         remove: vec![door.path().to_owned()],
         hosts: vec![target.address.clone()],
-        plugs: via_kernel,
-        mounts: way.mount().into_iter().collect(),
-        guests: way.guests().into_iter().collect(),
+        plugs: matches!(way, Way::Kernel),
+        mounts: way.folder().into_iter().cloned().collect(),
+        places: way.place().into_iter().cloned().collect(),
         ..Mandate::default()
     };
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
-    let client = Client::for_host(&target.address, hands)?;
+    let mut client = Client::for_host(&target.address, hands)?;
+    client.outlive(Duration::from_secs(args.grace));
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
@@ -219,10 +167,11 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let for_door = Arc::clone(&shown);
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     let mut patience = Patience::new(args.wait, signals, &shown);
-    let ended = match way {
+    let ended = match &way {
         Way::Kernel => attach_to_kernel(&args, &client, &shown, &mut patience)?,
-        Way::File(at) => attach_as_file(&args, &client, &shown, &at, &mut patience)?,
-        Way::Guests(place) => lend_to_guests(&args, &client, &shown, &place, &mut patience)?,
+        Way::File(at) => attach_as_file(&args, &client, &shown, at, &mut patience)?,
+        Way::Programs(Protocol::Nbd, place) => attach_as_nbd(&args, &client, &shown, place, &mut patience)?,
+        Way::Programs(Protocol::Usbredir, place) => lend_to_guests(&args, &client, &shown, place, &mut patience)?,
     };
     match ended {
         None => {
@@ -234,7 +183,49 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
             Ok(())
         }
         Some(Ended::Lost(why)) => Err(loss(&client, target, &why)),
+        Some(Ended::Over(report)) => Err(over(target, &report)),
         Some(Ended::Broken(reject)) => Err(cut_off(target, &reject)),
+    }
+}
+
+/// How and where a device appears, as its user said it.
+enum Way {
+    Kernel,
+    File(PathBuf),
+    Programs(Protocol, Place),
+}
+
+impl Way {
+    fn of(args: &AttachArgs) -> Result<Self, Failure> {
+        if let Some(protocol) = args.via.protocol() {
+            if args.at.is_some() {
+                return Err(Failure::local(
+                    "--at goes with --via fuse; with --via nbd and --via redir say --socket PATH",
+                ));
+            }
+            let place = place_told(protocol, args.socket.as_deref(), args.listen.as_deref(), &args.target.device)?;
+            return Ok(Way::Programs(protocol, place));
+        }
+        if args.socket.is_some() || args.listen.is_some() {
+            return Err(Failure::local(
+                "--socket and --listen go with --via nbd and --via redir: there programs connect",
+            ));
+        }
+        if args.via.is_kernel(&Hands::Own) {
+            return match args.at {
+                Some(_) => Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself")),
+                None => Ok(Way::Kernel),
+            };
+        }
+        Ok(Way::File(args.at.clone().unwrap_or_else(|| default_folder(&args.target))))
+    }
+
+    fn folder(&self) -> Option<&PathBuf> {
+        if let Way::File(at) = self { Some(at) } else { None }
+    }
+
+    fn place(&self) -> Option<&Place> {
+        if let Way::Programs(_, place) = self { Some(place) } else { None }
     }
 }
 
@@ -247,6 +238,12 @@ pub fn loss(client: &Client, target: &Target, why: &str) -> Failure {
         _ => "the link was lost",
     };
     Failure::new(attribute, format!("{target}: {what}: {why}\n  the device was unplugged here"))
+}
+
+/// A session that is over.
+pub fn over(target: &Target, report: &FailureReport) -> Failure {
+    let message = format!("{target}: {}\n  the device was unplugged here", report.message);
+    Failure::new(report.attribute, message)
 }
 
 /// An exporter that broke the protocol.
@@ -336,7 +333,7 @@ fn attach_to_kernel(
     let at = format!("vhci port {}", attachment.port().0);
     shown.attached(&at, attachment.ender(), Some(attachment.meters()));
     explain(client, target, args.reason.as_ref(), attachment.local_address());
-    end_on(patience.take_signals(), attachment.ender(), None);
+    end_on(patience.take_signals(), attachment.ender(), || {});
     say(format!("{target} attached at {at}   (Ctrl-C or 'farbus detach' ends)"));
     Ok(Some(attachment.run()))
 }
@@ -353,7 +350,8 @@ fn attach_as_file(
     let file = attachment.file();
     shown.attached(&file.display().to_string(), attachment.ender(), None);
     explain(client, target, args.reason.as_ref(), attachment.local_address());
-    end_on(patience.take_signals(), attachment.ender(), Some(attachment.cutter()));
+    let cutter = attachment.cutter();
+    end_on(patience.take_signals(), attachment.ender(), move || cutter.cut());
     let size = format_bytes(attachment.size_bytes());
     say(format!("{target} attached as {} ({size})   (Ctrl-C or 'farbus detach' ends)", file.display()));
     say(format!(
@@ -363,22 +361,45 @@ fn attach_as_file(
     Ok(Some(attachment.run()))
 }
 
+fn attach_as_nbd(
+    args: &AttachArgs,
+    client: &Client,
+    shown: &Shown,
+    place: &Place,
+    patience: &mut Patience<'_>,
+) -> Result<Option<Ended>, Failure> {
+    let target = &args.target;
+    // Nothing is taken from anybody before; and whoever connects while the device is waited for waits, too.
+    let entrance = client.hands().listen_at(place).map_err(Failure::local)?;
+    let Some(disk) = patience.have(|| client.open_disk(target))? else { return Ok(None) };
+    let attachment = NbdAttachment::over(disk, target, entrance)?;
+    shown.attached(attachment.uri(), attachment.ender(), Some(attachment.meters()));
+    explain(client, target, args.reason.as_ref(), attachment.local_address());
+    let cutter = attachment.cutter();
+    end_on(patience.take_signals(), attachment.ender(), move || cutter.cut());
+    let served = Served { uri: attachment.uri().to_owned(), name: String::new(), size_bytes: attachment.size_bytes() };
+    say_served(&format!("{target} attached"), &[served], args.json)?;
+    Ok(Some(attachment.run()))
+}
+
 fn lend_to_guests(
     args: &AttachArgs,
     client: &Client,
     shown: &Shown,
-    place: &RedirPlace,
+    place: &Place,
     patience: &mut Patience<'_>,
 ) -> Result<Option<Ended>, Failure> {
     let target = &args.target;
-    let Some(attachment) = patience.have(|| RedirAttachment::new(client, target, place))? else { return Ok(None) };
+    let entrance = client.hands().listen_at(place).map_err(Failure::local)?;
+    let Some(taken) = patience.have(|| client.enumerate(target))? else { return Ok(None) };
+    let attachment = RedirAttachment::over(taken, entrance)?;
     let place = attachment.place().clone();
     shown.attached(&place.to_string(), attachment.ender(), Some(attachment.meters()));
     shown.state().gate = Some(attachment.gate());
     explain(client, target, args.reason.as_ref(), attachment.local_address());
-    end_on(patience.take_signals(), attachment.ender(), None);
+    end_on(patience.take_signals(), attachment.ender(), || ());
     say(format!("{target} attached at {place}   (Ctrl-C or 'farbus detach' ends)"));
-    let (id, options) = (format!("farbus-{}", plain(&target.device)), place.chardev_options());
+    let (id, options) = (format!("farbus-{}", plain_name(&target.device)), place.chardev_options());
     say(format!(
         "  next: qemu-system-x86_64 -device qemu-xhci -chardev socket,id={id},{options} -device usb-redir,chardev={id}\n  \
          or, in the monitor of one that runs: chardev-add socket,id={id},{options}\n  \
@@ -388,7 +409,7 @@ fn lend_to_guests(
 }
 
 /// Where a disk's file appears unless somebody says otherwise.
-pub fn default_place(target: &Target) -> PathBuf {
+pub fn default_folder(target: &Target) -> PathBuf {
     folder().join(target.device.replace('/', "_"))
 }
 
@@ -409,16 +430,14 @@ pub fn report_protection(protection: &Protection) {
 }
 
 /// The first signal ends the attachment in good order; a second one does not wait for a disk to be durable.
-fn end_on(mut signals: Signals, ender: Ender, cutter: Option<Cutter>) {
+fn end_on(mut signals: Signals, ender: Ender, cut: impl FnOnce() + Send + 'static) {
     thread::spawn(move || {
         let mut signals = signals.forever();
         if signals.next().is_some() {
             ender.end();
         }
-        if signals.next().is_some()
-            && let Some(cutter) = cutter
-        {
-            cutter.cut();
+        if signals.next().is_some() {
+            cut();
         }
     });
 }

@@ -8,10 +8,12 @@ mod docs;
 mod inventory;
 mod list;
 mod listen;
+mod nbd;
 mod output;
 mod owner;
 mod plan;
 mod release;
+mod served;
 mod share;
 mod trust;
 
@@ -51,6 +53,7 @@ enum Verb {
     /// Let a device that is held go on: the machine was not migrated.
     Resume(attach::MovingArgs),
     Daemon(daemon::Args),
+    Nbd(nbd::Args),
     Status(owner::StatusArgs),
     Release(release::Args),
     Type(owner::TypeArgs),
@@ -81,6 +84,7 @@ impl Cli {
         match &self.verb {
             Verb::List(args) => args.json,
             Verb::Attach(args) => args.json,
+            Verb::Nbd(args) => args.json,
             Verb::Status(args) => args.json,
             _ => false,
         }
@@ -105,6 +109,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Hold(args) => attach::hold(args),
         Verb::Resume(args) => attach::resume(args),
         Verb::Daemon(args) => daemon::run(args),
+        Verb::Nbd(args) => nbd::run(&args),
         Verb::Status(args) => owner::status(&args),
         Verb::Release(args) => release::run(args),
         Verb::Type(args) => owner::type_text(args),

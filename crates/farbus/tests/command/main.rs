@@ -5,6 +5,7 @@
 //! such a test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
 
 mod claims;
+mod cuts;
 mod daemon;
 mod demo;
 mod disk;
@@ -14,6 +15,7 @@ mod full_disk;
 mod harness;
 mod hostile;
 mod lines;
+mod nbd;
 mod network;
 mod owner;
 mod redir;

@@ -239,7 +239,8 @@ fn a_disk_is_read_and_written_over_an_encrypted_link() {
     assert!(lab3.has_noted(&[("event", "attach"), ("outcome", "ok"), ("peer", "desk"), ("device", "disk")]));
     // What was allowed is taken back: at once, from whoever uses it.
     lab3.ok(&["unpair", "desk"]);
-    assert_eq!(attached.wait_for_end(PATIENCE), Some(5), "{}", attached.log());
+    assert_eq!(attached.wait_for_end(PATIENCE), Some(3), "{}", attached.log());
+    assert!(attached.log().contains("refused: lab3:3240/disk: not shared with you any more"), "{}", attached.log());
     wait_until(PATIENCE, "noted", || lab3.has_noted(&[("event", "detach"), ("device", "disk")]));
     let outcome = desk.run(&["list", "lab3"]);
     assert_eq!(outcome.code, Some(3), "{outcome:?}");

@@ -1,80 +1,130 @@
-//! A listening socket for programs of this machine, a virtual machine's emulator among them: in a folder, or at an address.
+//! Where programs of this machine arrive: a Unix socket with a path, for its owner alone.
 
-use std::fs;
+use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 
-use rustix::net::{SocketFlags, accept_with, sockopt};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
+};
 
 use super::stream::Link;
 
-/// A listening stream socket that never waits: whoever waits puts it among its interests.
+/// Who may connect: its owner.
+const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 64;
+
+/// A listening Unix socket; its path is removed when it is dropped, where that is still allowed.
 #[derive(Debug)]
 pub struct LocalListener {
     socket: OwnedFd,
+    path: PathBuf,
+    /// Whether another process removes the path.
+    is_passed_on: bool,
+}
+
+/// Why nothing could be listened at.
+#[derive(Debug)]
+pub struct LocalError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl fmt::Display for LocalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot listen at {}: ", self.path.display())?;
+        match self.source.kind() {
+            io::ErrorKind::AddrInUse => f.write_str("another program listens there; choose another path"),
+            io::ErrorKind::AlreadyExists => f.write_str("there is a file that is no socket; choose another path"),
+            io::ErrorKind::NotFound => f.write_str("its folder does not exist; make it first"),
+            io::ErrorKind::InvalidInput => f.write_str("the path is too long for a socket (107 bytes)"),
+            _ => write!(f, "{}", self.source),
+        }
+    }
+}
+
+impl std::error::Error for LocalError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+impl From<LocalError> for io::Error {
+    fn from(error: LocalError) -> Self {
+        Self::new(error.source.kind(), error)
+    }
 }
 
 impl LocalListener {
-    /// A Unix socket at `path`, for its owner alone. One that a process left behind when it ended is replaced.
+    /// Listens at `path`, where its owner alone may connect. A socket there that nobody listens at any more is replaced.
     ///
     /// # Errors
-    /// What the system says; `AddrInUse` if somebody listens there.
-    pub fn at(path: &Path) -> io::Result<Self> {
-        remove_stale(path)?;
-        let socket = UnixListener::bind(path)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        socket.set_nonblocking(true)?;
-        Ok(Self { socket: socket.into() })
+    /// [`LocalError`], which says what to do.
+    pub fn bind(path: &Path) -> Result<Self, LocalError> {
+        let failed = |source| LocalError { path: path.to_owned(), source };
+        let socket = bind_socket(path).map_err(failed)?;
+        Ok(Self { socket, path: path.to_owned(), is_passed_on: false })
     }
 
-    /// A TCP socket at `address`.
+    /// A socket that another process has bound to `path`.
+    pub fn passed(socket: OwnedFd, path: &Path) -> Self {
+        Self { socket, path: path.to_owned(), is_passed_on: false }
+    }
+
+    /// The descriptor, to be passed to another process, which removes the path.
     ///
     /// # Errors
-    /// What the system says.
-    pub fn on(address: SocketAddr) -> io::Result<Self> {
-        let socket = TcpListener::bind(address)?;
-        socket.set_nonblocking(true)?;
-        Ok(Self { socket: socket.into() })
+    /// If the system has no more descriptors.
+    pub fn into_descriptor(mut self) -> io::Result<OwnedFd> {
+        self.is_passed_on = true;
+        self.socket.try_clone()
     }
 
-    /// One that another process made, in one of these ways.
-    pub fn over(socket: OwnedFd) -> Self {
-        Self { socket }
+    /// Where.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
-    /// The descriptor, for another process.
-    pub fn into_descriptor(self) -> OwnedFd {
-        self.socket
-    }
-
-    /// Where it really listens, if that is an address.
-    pub fn address(&self) -> Option<SocketAddr> {
-        rustix::net::getsockname(&self.socket).ok()?.try_into().ok()
-    }
-
-    /// Whoever has come, as `peer` where it has no address; `None` if nobody has.
+    /// The next program that has connected; `None` if none waits.
     ///
     /// # Errors
     /// What the system says: running out of descriptors among it.
-    pub fn try_accept(&self, peer: &str) -> io::Result<Option<Link>> {
-        let fd = match accept_with(&self.socket, SocketFlags::CLOEXEC).map_err(io::Error::from) {
-            Ok(fd) => fd,
-            // Nobody is there, or is no more.
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {
-                return Ok(None);
-            }
-            Err(error) => return Err(error),
-        };
-        if sockopt::socket_domain(&fd)? == rustix::net::AddressFamily::UNIX {
-            return Ok(Some(Link::over_unix(fd, peer)));
+    pub fn try_accept(&self) -> io::Result<Option<Link>> {
+        match accept_with(&self.socket, SocketFlags::CLOEXEC) {
+            Ok(fd) => Ok(Some(Link::over_local(fd, &self.path.display().to_string()))),
+            Err(Errno::WOULDBLOCK | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(errno) => Err(errno.into()),
         }
-        let Some(from) = rustix::net::getpeername(&fd)? else { return Ok(None) };
-        Ok(Some(Link::over_tcp(fd, from.try_into()?)?))
     }
+}
+
+fn bind_socket(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if !metadata.file_type().is_socket() => return Err(io::ErrorKind::AlreadyExists.into()),
+        Ok(_) if is_left_behind(&address) => std::fs::remove_file(path)?,
+        Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
+        Err(_) => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Before it has a name: at no moment may others connect (unix(7); Linux makes the file with this mode).
+    rustix::fs::fchmod(&socket, MODE)?;
+    bind(&socket, &address)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Whether nobody listens there any more. Only a refusal says so (unix(7)): who has no time for us, or no right, may well hear others.
+fn is_left_behind(address: &SocketAddrUnix) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    probe.is_ok_and(|probe| connect(&probe, address) == Err(Errno::CONNREFUSED))
 }
 
 impl AsFd for LocalListener {
@@ -83,46 +133,57 @@ impl AsFd for LocalListener {
     }
 }
 
-/// Removes a socket at which nobody listens any more; anything else is left where it is.
-fn remove_stale(path: &Path) -> io::Result<()> {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    if is_socket && UnixStream::connect(path).is_err_and(refused) {
-        fs::remove_file(path)?;
+impl Drop for LocalListener {
+    fn drop(&mut self) {
+        if !self.is_passed_on {
+            // A confined process may not; its other half does.
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
-    use std::io::Write;
 
     #[test]
-    fn a_socket_left_behind_is_replaced_and_one_in_use_is_not() {
-        let path = std::env::temp_dir().join(format!("farbus-local-{}", std::process::id()));
-        let first = LocalListener::at(&path).unwrap();
-        assert_eq!(LocalListener::at(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        drop(first);
-        let second = LocalListener::at(&path).unwrap();
-        assert!(second.try_accept("test").unwrap().is_none(), "nobody has come");
-        let mut client = UnixStream::connect(&path).unwrap();
-        let link = second.try_accept("test").unwrap().expect("somebody has");
-        client.write_all(b"ab").unwrap();
-        assert_eq!((link.receive(&mut [0; 8]).unwrap(), link.peer()), (2, "test"));
-        fs::remove_file(&path).unwrap();
-        fs::write(&path, "precious").unwrap();
-        assert!(LocalListener::at(&path).is_err());
-        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-        fs::remove_file(path).unwrap();
+    fn a_socket_is_its_owner_s_and_goes_with_its_listener() {
+        let path = std::env::temp_dir().join(format!("farbus-local-{}.sock", std::process::id()));
+        let listener = LocalListener::bind(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(listener.try_accept().unwrap().is_none());
+        let stream = UnixStream::connect(&path).unwrap();
+        assert!(listener.try_accept().unwrap().is_some());
+        let refused = LocalListener::bind(&path).unwrap_err();
+        assert!(refused.to_string().contains("another program listens there"), "{refused}");
+        drop((listener, stream));
+        assert!(!path.exists());
     }
 
     #[test]
-    fn an_address_serves_as_well() {
-        let listener = LocalListener::on("127.0.0.1:0".parse().unwrap()).unwrap();
-        let client = std::net::TcpStream::connect(listener.address().unwrap()).unwrap();
-        let link = listener.try_accept("test").unwrap().expect("somebody has come");
-        assert_eq!(link.peer(), client.local_addr().unwrap().to_string());
+    fn what_a_dead_program_left_is_replaced_and_a_file_is_not() {
+        let path = std::env::temp_dir().join(format!("farbus-stale-{}.sock", std::process::id()));
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "the standard library leaves it");
+        let passed = LocalListener::bind(&path).unwrap().into_descriptor().unwrap();
+        assert!(path.exists(), "who passes a socket on leaves its path");
+        drop(LocalListener::passed(passed, &path));
+        let busy = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&busy, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&busy, 0).unwrap();
+        let waiting = UnixStream::connect(&path).unwrap();
+        assert_eq!(io::Error::from(LocalListener::bind(&path).unwrap_err()).kind(), io::ErrorKind::AddrInUse);
+        drop((busy, waiting));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        let refused = LocalListener::bind(&path).unwrap_err();
+        assert!(refused.to_string().contains("no socket"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+        let long = std::env::temp_dir().join("x".repeat(200));
+        assert!(LocalListener::bind(&long).unwrap_err().to_string().contains("too long"));
     }
 }

@@ -1,6 +1,7 @@
 //! Links: connected byte channels, bare or encrypted, and how a thread waits on the descriptors it owns.
 
 mod clock;
+mod gather;
 mod listener;
 mod local;
 mod socket;
@@ -9,8 +10,9 @@ mod tls;
 mod wait;
 
 pub use clock::Clock;
+pub use gather::Gathering;
 pub use listener::{Connection, Listener};
-pub use local::LocalListener;
+pub use local::{LocalError, LocalListener};
 pub use stream::{Link, LinkError};
 pub use tls::{HandshakeFailure, HandshakeLimits};
-pub use wait::{Interest, Wake, Watched, wait, wait_exactly};
+pub use wait::{INTERESTS_MAX, Interest, Wake, Watched, wait, wait_exactly};

@@ -32,6 +32,19 @@ impl<'a> Interest<'a> {
         Self { fd, flags: PollFlags::OUT, readable: false, writable: false }
     }
 
+    /// Waits for the end of both directions alone: the peer may have said its last and still listen.
+    pub fn end(fd: BorrowedFd<'a>) -> Self {
+        Self { fd, flags: PollFlags::empty(), readable: false, writable: false }
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'a> {
+        self.fd
+    }
+
+    pub(super) fn is_for_room(&self) -> bool {
+        self.flags.contains(PollFlags::OUT)
+    }
+
     /// Waits for the peer's end alone, leaving what it sent.
     pub fn hangup(fd: BorrowedFd<'a>) -> Self {
         Self { fd, flags: PollFlags::RDHUP, readable: false, writable: false }
@@ -48,6 +61,8 @@ enum On {
     Room(Arc<OwnedFd>),
     /// Is woken.
     Wake(Arc<Wake>),
+    /// Becomes readable.
+    Readable(Arc<OwnedFd>),
 }
 
 impl Watched {
@@ -61,11 +76,17 @@ impl Watched {
         Readiness::new(Self(On::Wake(wake)))
     }
 
+    /// What an engine is told to wait on: a descriptor that becomes readable.
+    pub(super) fn readable(fd: Arc<OwnedFd>) -> Readiness {
+        Readiness::new(Self(On::Readable(fd)))
+    }
+
     /// The interest in a device that was given by [`Watched::readiness`] or [`Watched::woken`]; `None` for another shell's.
     pub fn interest(readiness: &Readiness) -> Option<Interest<'_>> {
         match &readiness.inside::<Self>()?.0 {
             On::Room(fd) => Some(Interest::room(fd.as_fd())),
             On::Wake(wake) => Some(Interest::new(wake.as_fd(), false)),
+            On::Readable(fd) => Some(Interest::new(fd.as_fd(), false)),
         }
     }
 }
@@ -76,11 +97,25 @@ impl Watched {
 /// What the system says; an interruption by a signal counts as nothing ready.
 ///
 /// # Panics
-/// With more than four interests: an engine owns few descriptors.
+/// Without any interest, or with more than [`INTERESTS_MAX`]: an engine owns few descriptors.
 pub fn wait(interests: &mut [Interest<'_>], timeout: Option<Duration>) -> io::Result<()> {
-    assert!((1..=4).contains(&interests.len()), "an engine owns few descriptors");
+    assert!((1..=INTERESTS_MAX).contains(&interests.len()), "an engine owns few descriptors");
     let first = PollFd::from_borrowed_fd(interests[0].fd, interests[0].flags);
-    let mut fds = [first.clone(), first.clone(), first.clone(), first];
+    if interests.len() <= FEW {
+        let mut fds: [PollFd<'_>; FEW] = std::array::from_fn(|_| first.clone());
+        wait_on(&mut fds, interests, timeout)
+    } else {
+        let mut fds: [PollFd<'_>; INTERESTS_MAX] = std::array::from_fn(|_| first.clone());
+        wait_on(&mut fds, interests, timeout)
+    }
+}
+
+/// What an engine of one device and one link waits on, at most.
+const FEW: usize = 4;
+/// What an engine with many connections waits on, at most.
+pub const INTERESTS_MAX: usize = 32;
+
+fn wait_on<'a>(fds: &mut [PollFd<'a>], interests: &mut [Interest<'a>], timeout: Option<Duration>) -> io::Result<()> {
     for (fd, interest) in fds.iter_mut().zip(interests.iter()) {
         *fd = PollFd::from_borrowed_fd(interest.fd, interest.flags);
     }
@@ -94,7 +129,7 @@ pub fn wait(interests: &mut [Interest<'_>], timeout: Option<Duration>) -> io::Re
         Err(errno) => return Err(errno.into()),
     }
     let bad = PollFlags::ERR | PollFlags::HUP | PollFlags::RDHUP | PollFlags::NVAL;
-    for (fd, interest) in fds.iter().zip(interests) {
+    for (fd, interest) in fds.iter().zip(interests.iter_mut()) {
         let ready = fd.revents();
         interest.readable = ready.intersects(PollFlags::IN | bad);
         interest.writable = ready.intersects(PollFlags::OUT | bad);

@@ -31,12 +31,41 @@ pub struct FileStore {
     path: PathBuf,
     size_bytes: u64,
     read_only: bool,
+    blocks: BlockSizes,
     /// Whether the file system under it can give space back, and zero by name.
     punches: bool,
     zeroes: bool,
     /// A failed fdatasync leaves lost pages marked clean, and the next one would succeed: once
     /// durability could not be promised it is never promised again.
     undurable: Option<StoreError>,
+}
+
+/// The blocks of a medium, bytes. Bytes anywhere may be read and written all the same: the page cache sees to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSizes {
+    /// What is addressed: ranges are zeroed and given back on its multiples. 1 for a file.
+    pub logical: u32,
+    /// What is written at once: the size that it serves best.
+    pub physical: u32,
+}
+
+impl BlockSizes {
+    /// Those of a regular file: pages.
+    const FILE: BlockSizes = BlockSizes { logical: 1, physical: 4096 };
+    /// Those of a block device that does not say.
+    const DEVICE: BlockSizes = BlockSizes { logical: 512, physical: 4096 };
+
+    fn of(file: &File) -> Self {
+        let is_block_device =
+            rustix::fs::fstat(file).is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::BlockDevice);
+        if !is_block_device {
+            return Self::FILE;
+        }
+        let known = |size: Result<u32, Errno>| size.ok().filter(|size| size.is_power_of_two());
+        let logical = known(rustix::fs::ioctl_blksszget(file)).unwrap_or(Self::DEVICE.logical);
+        let physical = known(rustix::fs::ioctl_blkpbszget(file)).unwrap_or(Self::DEVICE.physical).max(logical);
+        Self { logical, physical }
+    }
 }
 
 impl FileStore {
@@ -61,6 +90,11 @@ impl FileStore {
     /// The path it was opened at.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The blocks of what it lies on.
+    pub fn block_sizes(&self) -> BlockSizes {
+        self.blocks
     }
 
     /// The descriptor, to be passed to another process; [`FileStore::passed`] takes it there.
@@ -104,7 +138,9 @@ impl FileStore {
         if size_bytes == 0 {
             return Err(Trouble::Empty);
         }
-        Ok(Self { file, path: path.to_owned(), size_bytes, read_only, punches: true, zeroes: true, undurable: None })
+        let blocks = BlockSizes::of(&file);
+        let path = path.to_owned();
+        Ok(Self { file, path, size_bytes, read_only, blocks, punches: true, zeroes: true, undurable: None })
     }
 
     fn check_writable(&self) -> Result<(), StoreError> {
@@ -126,6 +162,40 @@ impl FileStore {
             Err(Errno::INVAL) => Ok(Outcome::NotHere),
             Err(errno) => Err(store_error(errno)),
         }
+    }
+
+    /// Zeroes a range by name where that can be done: on whole blocks; what sticks out is written. `may_release` lets the space be
+    /// given back. A block device that cannot give back is zeroed in the kernel still: nothing is copied to it.
+    fn clear(&mut self, offset: u64, len: u64, may_release: bool) -> Result<(), StoreError> {
+        let block = u64::from(self.blocks.logical);
+        let (first, end) = (offset.next_multiple_of(block), (offset + len) / block * block);
+        if first >= end {
+            return self.overwrite_with_zeroes(offset, len);
+        }
+        self.overwrite_with_zeroes(offset, first - offset)?;
+        if !self.clear_blocks(first, end - first, may_release)? {
+            self.overwrite_with_zeroes(first, end - first)?;
+        }
+        self.overwrite_with_zeroes(end, offset + len - end)
+    }
+
+    /// Whether whole blocks could be zeroed by name.
+    fn clear_blocks(&mut self, offset: u64, len: u64, may_release: bool) -> Result<bool, StoreError> {
+        if may_release && self.punches {
+            match self.fallocate(FallocateFlags::PUNCH_HOLE, offset, len)? {
+                Outcome::Done => return Ok(true),
+                Outcome::NotHere => {}
+                Outcome::Never => self.punches = false,
+            }
+        }
+        if self.zeroes {
+            match self.fallocate(FallocateFlags::ZERO_RANGE, offset, len)? {
+                Outcome::Done => return Ok(true),
+                Outcome::NotHere => {}
+                Outcome::Never => self.zeroes = false,
+            }
+        }
+        Ok(false)
     }
 
     fn overwrite_with_zeroes(&mut self, mut offset: u64, mut len: u64) -> Result<(), StoreError> {
@@ -225,27 +295,13 @@ impl BlockStore for FileStore {
     fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         self.assert_inside(offset, len);
         self.check_writable()?;
-        if self.punches && len > 0 {
-            match self.fallocate(FallocateFlags::PUNCH_HOLE, offset, len)? {
-                Outcome::Done => return Ok(()),
-                Outcome::NotHere => {}
-                Outcome::Never => self.punches = false,
-            }
-        }
-        self.overwrite_with_zeroes(offset, len)
+        self.clear(offset, len, true)
     }
 
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         self.assert_inside(offset, len);
         self.check_writable()?;
-        if self.zeroes && len > 0 {
-            match self.fallocate(FallocateFlags::ZERO_RANGE, offset, len)? {
-                Outcome::Done => return Ok(()),
-                Outcome::NotHere => {}
-                Outcome::Never => self.zeroes = false,
-            }
-        }
-        self.overwrite_with_zeroes(offset, len)
+        self.clear(offset, len, false)
     }
 }
 
@@ -410,6 +466,66 @@ mod tests {
             expected[1001..][..300_000].fill(0);
             expected[700_001..][..4097].fill(0);
             assert!(read(&mut store, 0, 1 << 20) == expected, "punches {punches}, zeroes {zeroes}");
+        }
+    }
+
+    #[test]
+    fn what_sticks_out_of_whole_blocks_is_zeroed_too() {
+        let scratch = Scratch::of_size(1 << 20);
+        let mut store = scratch.open();
+        assert_eq!(store.block_sizes(), BlockSizes::FILE);
+        store.blocks.logical = 4096;
+        for (offset, len) in [(0, 4096), (100, 200), (4000, 5000), (8191, 4098), (10, 300_000), (12288, 0)] {
+            for may_release in [true, false] {
+                store.write_at(0, &vec![0xa5; 1 << 20]).unwrap();
+                store.clear(offset, len, may_release).unwrap();
+                let mut expected = vec![0xa5; 1 << 20];
+                expected[offset as usize..][..len as usize].fill(0);
+                assert!(read(&mut store, 0, 1 << 20) == expected, "{len} at {offset}");
+            }
+        }
+    }
+
+    /// A loop device over a file, until it is dropped. `None` where there is none to be had.
+    struct Loop(String);
+
+    impl Loop {
+        fn over(file: &Path, sector_bytes: u32) -> Option<Self> {
+            let sector = sector_bytes.to_string();
+            let output = std::process::Command::new("losetup").args(["-f", "--show", "-b", &sector]).arg(file).output();
+            let output = output.ok().filter(|output| output.status.success())?;
+            Some(Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
+        }
+    }
+
+    impl Drop for Loop {
+        fn drop(&mut self) {
+            let _ = std::process::Command::new("losetup").args(["-d", &self.0]).status();
+        }
+    }
+
+    #[test]
+    fn a_real_block_device_is_sized_zeroed_and_given_back() {
+        let scratch = Scratch::of_size(4 << 20);
+        for sector_bytes in [512, 4096] {
+            let Some(device) = Loop::over(&scratch.0, sector_bytes) else {
+                eprintln!("skipped: no loop device to be had here");
+                return;
+            };
+            let mut store = FileStore::open(&device.0, false).unwrap();
+            assert_eq!((store.size_bytes(), store.block_sizes().logical), (4 << 20, sector_bytes));
+            assert!(store.block_sizes().physical >= sector_bytes);
+            round_trip(&mut store, 1000, 70_000);
+            store.write_at(0, &vec![0xa5; 4 << 20]).unwrap();
+            store.discard(5000, 2 << 20).unwrap();
+            store.write_zeroes((3 << 20) + 1, 100_000).unwrap();
+            store.flush().unwrap();
+            let mut expected = vec![0xa5; 4 << 20];
+            expected[5000..][..2 << 20].fill(0);
+            expected[(3 << 20) + 1..][..100_000].fill(0);
+            assert!(read(&mut store, 0, 4 << 20) == expected, "sectors of {sector_bytes}");
+            assert!(matches!(FileStore::open(&device.0, false), Err(OpenError { trouble: Trouble::InUse, .. })));
+            drop(store);
         }
     }
 

@@ -2,4 +2,4 @@
 
 pub mod file;
 
-pub use file::{FileStore, OpenError, Trouble};
+pub use file::{BlockSizes, FileStore, OpenError, Trouble};

@@ -290,11 +290,21 @@ const OLD_STATE_CALLS: &[u32] = &[nr::__NR_rename, nr::__NR_unlink, nr::__NR_mkd
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_STATE_CALLS: &[u32] = &[];
 
-/// `ioctl` by its second argument under a mask: usbfs, and what a block device is told to discard.
-const IOCTLS: &[(u64, u64)] =
-    &[(0xff00, b'U' as u64 * 0x100), (!0, BLKDISCARD), (!0, BLKZEROOUT), (!0, FIONBIO), (!0, TCGETS), (!0, SIOCOUTQ)];
+/// `ioctl` by its second argument under a mask: usbfs, what a block device is told to discard, and how large its blocks are.
+const IOCTLS: &[(u64, u64)] = &[
+    (0xff00, b'U' as u64 * 0x100),
+    (!0, BLKDISCARD),
+    (!0, BLKZEROOUT),
+    (!0, BLKSSZGET),
+    (!0, BLKPBSZGET),
+    (!0, FIONBIO),
+    (!0, TCGETS),
+    (!0, SIOCOUTQ),
+];
 const BLKDISCARD: u64 = 0x1277;
 const BLKZEROOUT: u64 = 0x127f;
+const BLKSSZGET: u64 = 0x1268;
+const BLKPBSZGET: u64 = 0x127b;
 /// How the standard library makes a socket wait or not.
 const FIONBIO: u64 = 0x5421;
 /// Whether what was sent has been read: [`unread`](super::unread).

@@ -14,6 +14,7 @@ mod name;
 mod pake;
 mod peers;
 mod provider;
+mod random;
 mod tls;
 
 pub use admission::{Admission, Refusal, subscriber};
@@ -24,4 +25,5 @@ pub use identity::Identity;
 pub use name::{NotAName, host_name, name_from};
 pub use pake::{Code, Exchange, NotACode, Proofs, Side};
 pub use peers::{Grant, Peer, Peers};
+pub use random::fill_random;
 pub use tls::{Accepts, HandshakeError, Protocol, Secured, Terms};

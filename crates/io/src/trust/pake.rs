@@ -9,10 +9,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use ring::hmac;
-use ring::rand::{SecureRandom, SystemRandom};
 use spake2::{Ed25519Group, Identity as SpakeIdentity, Password, Spake2};
 
 use super::fingerprint::Fingerprint;
+use super::random::fill_random;
 
 /// Eight digits, for one pairing.
 #[derive(Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Code {
         const BELOW: u32 = u32::MAX / CODES * CODES;
         loop {
             let mut bytes = [0; 4];
-            SystemRandom::new().fill(&mut bytes).expect("the system gives random numbers");
+            fill_random(&mut bytes);
             let number = u32::from_be_bytes(bytes);
             if number < BELOW {
                 return Self::of(number % CODES);

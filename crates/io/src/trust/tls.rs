@@ -34,10 +34,12 @@ pub enum Protocol {
     Control,
     /// Two hosts that do not know each other yet, and a code.
     Pairing,
+    /// A session of farbus's own protocol, or one more link of it.
+    Session,
 }
 
 impl Protocol {
-    const ALL: [Protocol; 3] = [Protocol::UsbIp, Protocol::Control, Protocol::Pairing];
+    const ALL: [Protocol; 4] = [Protocol::UsbIp, Protocol::Control, Protocol::Pairing, Protocol::Session];
 
     /// Its name on the wire.
     pub const fn name(self) -> &'static str {
@@ -45,6 +47,7 @@ impl Protocol {
             Protocol::UsbIp => "farbus-usbip/1",
             Protocol::Control => "farbus-control/1",
             Protocol::Pairing => "farbus-pair/1",
+            Protocol::Session => "farbus/1",
         }
     }
 }

@@ -9,6 +9,7 @@ use farbus_model::limits::{ISO_PACKETS_MAX, URB_BYTES_MAX};
 use farbus_model::{Direction, EpAddr, IsoPacket, Setup, Speed, Status, UrbFlags};
 
 use super::status;
+pub use crate::reject::Reject;
 
 /// The one version that today's clients accept; they compare it strictly.
 pub const VERSION: u16 = 0x0111;
@@ -56,32 +57,6 @@ mod flag {
     pub const ZERO_PACKET: u32 = 0x0040;
     pub const DIR_IN: u32 = 0x0200;
 }
-
-/// Why a peer's bytes were refused. The connection ends: behind a broken frame nothing can be found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reject {
-    /// Which field.
-    pub field: &'static str,
-    /// What it held.
-    pub value: u64,
-    /// The rule that does not hold.
-    pub rule: &'static str,
-}
-
-impl Reject {
-    /// A refusal.
-    pub const fn new(field: &'static str, value: u64, rule: &'static str) -> Self {
-        Self { field, value, rule }
-    }
-}
-
-impl fmt::Display for Reject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the peer sent {} = {} ({:#x}), but {}", self.field, self.value, self.value, self.rule)
-    }
-}
-
-impl std::error::Error for Reject {}
 
 /// The handshake's status field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

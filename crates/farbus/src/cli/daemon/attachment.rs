@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::super::Failure;
-use super::super::attach::{cut_off, explain, loss};
+use super::super::attach::{cut_off, explain, loss, over};
 use super::config::Attach;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::meters::Meters;
+use crate::nbd::NbdAttachment;
+use crate::place::Protocol;
 use crate::redir::{Gate, RedirAttachment};
 
 /// The first pause; each is twice the one before.
@@ -76,6 +78,7 @@ impl Word {
 enum Had {
     Kernel(Box<KernelAttachment>),
     File(FileAttachment),
+    Nbd(Box<NbdAttachment>),
     Guests(Box<RedirAttachment>),
 }
 
@@ -204,18 +207,22 @@ impl Shared {
                 let at = format!("vhci port {}", attachment.port().0);
                 (at, attachment.ender(), Some(attachment.meters()), attachment.local_address())
             }
+            Had::File(attachment) => {
+                (attachment.file().display().to_string(), attachment.ender(), None, attachment.local_address())
+            }
+            Had::Nbd(attachment) => {
+                let meters = Some(attachment.meters());
+                (attachment.uri().to_owned(), attachment.ender(), meters, attachment.local_address())
+            }
             Had::Guests(attachment) => {
                 let meters = Some(attachment.meters());
                 (attachment.place().to_string(), attachment.ender(), meters, attachment.local_address())
-            }
-            Had::File(attachment) => {
-                (attachment.file().display().to_string(), attachment.ender(), None, attachment.local_address())
             }
         };
         info!(target = %spec.target, %at, "attached");
         let gate = match &had {
             Had::Guests(attachment) => Some(attachment.gate()),
-            Had::Kernel(_) | Had::File(_) => None,
+            Had::Kernel(_) | Had::File(_) | Had::Nbd(_) => None,
         };
         {
             let mut state = self.state();
@@ -231,6 +238,7 @@ impl Shared {
         let ended = match had {
             Had::Kernel(attachment) => attachment.run(),
             Had::File(attachment) => attachment.run(),
+            Had::Nbd(attachment) => attachment.run(),
             Had::Guests(attachment) => attachment.run(),
         };
         {
@@ -245,6 +253,7 @@ impl Shared {
                 Some((false, Failure::new(Attribute::Local, format!("{target}: this machine let go of it"))))
             }
             Ended::Lost(why) => Some((false, loss(&self.client, target, &why))),
+            Ended::Over(report) => Some((false, over(target, &report))),
             Ended::Broken(reject) => Some((false, cut_off(target, &reject))),
         }
     }
@@ -274,10 +283,15 @@ fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
     if spec.via.is_kernel(client.hands()) {
         return KernelAttachment::new(client, &spec.target).map(|attachment| Had::Kernel(Box::new(attachment)));
     }
-    if let Some(place) = &spec.guests {
-        return RedirAttachment::new(client, &spec.target, place).map(|attachment| Had::Guests(Box::new(attachment)));
+    match &spec.place {
+        Some((Protocol::Nbd, place)) => {
+            NbdAttachment::new(client, &spec.target, place).map(|attachment| Had::Nbd(Box::new(attachment)))
+        }
+        Some((Protocol::Usbredir, place)) => {
+            RedirAttachment::new(client, &spec.target, place).map(|attachment| Had::Guests(Box::new(attachment)))
+        }
+        None => FileAttachment::new(client, &spec.target, &spec.folder()).map(Had::File),
     }
-    FileAttachment::new(client, &spec.target, &spec.place()).map(Had::File)
 }
 
 fn is_busy(error: &ClientError) -> bool {

@@ -12,14 +12,14 @@ use farbus_session::rules::{Pattern, Rule, id_from};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::super::attach::{Via, default_place, redir_place};
-use super::super::listen::{everywhere, listen_address};
+use super::super::attach::{Via, default_folder};
+use super::super::listen::{everywhere, listen_address, place_said};
 use super::super::share::What;
 use crate::address::{DEFAULT_PORT, SECURE_PORT};
 use crate::allow::Network;
 use crate::broker::Mandate;
 use crate::client::Target;
-use crate::redir_place::RedirPlace;
+use crate::place::{Place, Protocol};
 use crate::wanted::Wanted;
 
 /// What a configuration file says, checked.
@@ -61,16 +61,21 @@ pub struct Attach {
     pub via: Via,
     /// In which folder, for a file.
     pub at: Option<PathBuf>,
-    /// Where a virtual machine finds it, if one is to use it.
-    pub guests: Option<RedirPlace>,
+    /// Where programs find it, and what they speak, if they alone use it.
+    pub place: Option<(Protocol, Place)>,
     /// What for.
     pub reason: Option<String>,
 }
 
 impl Attach {
     /// In which folder it appears, as a file.
-    pub fn place(&self) -> PathBuf {
-        self.at.clone().unwrap_or_else(|| default_place(&self.target))
+    pub fn folder(&self) -> PathBuf {
+        self.at.clone().unwrap_or_else(|| default_folder(&self.target))
+    }
+
+    /// Where programs find it, if they alone use it.
+    pub fn place(&self) -> Option<&Place> {
+        self.place.as_ref().map(|(_, place)| place)
     }
 }
 
@@ -196,13 +201,13 @@ impl Config {
     /// What whoever acts on it may ask to be done.
     pub fn mandate(&self) -> Mandate {
         let images = self.shares.iter().filter_map(|shared| shared.what.image());
-        let files = self.attachments.iter().filter(|attach| matches!(attach.via, Via::Fuse | Via::Auto));
+        let via = |ways: &'static [Via]| self.attachments.iter().filter(move |attach| ways.contains(&attach.via));
         Mandate {
             images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
             hosts: self.attachments.iter().map(|attach| attach.target.address.clone()).collect(),
-            plugs: self.attachments.iter().any(|attach| matches!(attach.via, Via::Kernel | Via::Auto)),
-            guests: self.attachments.iter().filter_map(|attach| attach.guests.clone()).collect(),
-            mounts: files.map(Attach::place).collect(),
+            plugs: via(&[Via::Kernel, Via::Auto]).next().is_some(),
+            mounts: via(&[Via::Fuse, Via::Auto]).map(Attach::folder).collect(),
+            places: self.attachments.iter().filter_map(Attach::place).cloned().collect(),
             listen: self.listen.iter().chain(&self.secure).copied().collect(),
             wanted: self.wanted(),
             ..Mandate::default()
@@ -220,13 +225,18 @@ impl Config {
         let shares = file.share.into_iter().map(|table| share_from(table, &mut names)).collect::<Result<_, _>>()?;
         let rules = file.usb.into_iter().map(|table| rule_from(table, &mut names)).collect::<Result<_, _>>()?;
         let mut targets = BTreeSet::new();
+        let mut sockets = BTreeSet::new();
         let attachments = file.attach.into_iter().map(|table| {
             let span = table.target.span();
             let attach = attach_from(table)?;
-            match targets.insert(attach.target.to_string()) {
-                true => Ok(attach),
-                false => Err((Some(span), format!("{} is attached twice", attach.target))),
+            if !targets.insert(attach.target.to_string()) {
+                return Err((Some(span), format!("{} is attached twice", attach.target)));
             }
+            if let Some(path) = attach.place().and_then(Place::path).filter(|path| !sockets.insert((*path).clone())) {
+                let message = format!("another device is found at {}: 'socket = ' names another place", path.display());
+                return Err((Some(span), message));
+            }
+            Ok(attach)
         });
         let attachments = attachments.collect::<Result<_, _>>()?;
         Ok(Self { listen, allow, secure, announce, announce_secure, shares, rules, attachments })
@@ -335,45 +345,47 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
         Some(word) => match word.get_ref().as_str() {
             "kernel" => Via::Kernel,
             "fuse" => Via::Fuse,
+            "nbd" => Via::Nbd,
             "redir" => Via::Redir,
             "auto" => Via::Auto,
             other => {
-                let message = format!("'{other}' is no way to appear: there are kernel, fuse, redir and auto");
+                let message = format!("'{other}' is no way to appear: there are kernel, fuse, nbd, redir and auto");
                 return Err((Some(word.span()), message));
             }
         },
     };
     if let Some(at) = table.at.as_ref().filter(|_| via != Via::Fuse) {
-        return Err((Some(at.span()), "'at' goes with via = \"fuse\": elsewhere a device is named by its user".into()));
+        let message = match via.protocol() {
+            Some(_) => "'at' goes with via = \"fuse\": here say 'socket'",
+            None => "'at' goes with via = \"fuse\": the kernel names its devices itself",
+        };
+        return Err((Some(at.span()), message.into()));
     }
-    let guests = guests_from(via, table.socket, table.listen, &target)?;
-    Ok(Attach { target, via, at: table.at.map(Spanned::into_inner), guests, reason: table.reason })
+    let place = attach_place_from(via, table.socket, table.listen, &target)?;
+    Ok(Attach { target, via, at: table.at.map(Spanned::into_inner), place, reason: table.reason })
 }
 
-/// Where a virtual machine finds it. Off the loopback anybody could be one, and nobody reads a daemon's warning: it is refused.
-fn guests_from(
+/// Where programs find it. Off the loopback anybody may be one, and nobody reads a daemon's warning: it is refused.
+fn attach_place_from(
     via: Via,
     socket: Option<Spanned<PathBuf>>,
     listen: Option<Spanned<String>>,
     target: &Target,
-) -> Result<Option<RedirPlace>, Wrong> {
+) -> Result<Option<(Protocol, Place)>, Wrong> {
     let span = listen.as_ref().map(Spanned::span).or(socket.as_ref().map(Spanned::span));
-    if via != Via::Redir {
-        let wrong = || "'socket' and 'listen' go with via = \"redir\": there a virtual machine connects".to_owned();
-        return span.map_or(Ok(None), |span| Err((Some(span), wrong())));
-    }
+    let Some(protocol) = via.protocol() else {
+        let message = "'socket' and 'listen' go with via = \"nbd\" and via = \"redir\": there programs connect";
+        return span.map_or(Ok(None), |span| Err((Some(span), message.into())));
+    };
     if socket.is_some() && listen.is_some() {
         return Err((span, "one of 'socket' and 'listen' is enough".into()));
     }
     let (socket, listen) = (socket.map(Spanned::into_inner), listen.map(Spanned::into_inner));
-    let place = redir_place(socket.as_deref(), listen.as_deref(), target);
-    match place.map_err(|failure| (span.clone(), failure.to_string()))? {
-        RedirPlace::Address(address) if !address.ip().is_loopback() => {
-            let message =
-                format!("{address} is not this machine alone, and usbredir has no password and no encryption");
-            Err((span, message))
-        }
-        place => Ok(Some(place)),
+    let place = place_said(protocol, socket.as_deref(), listen.as_deref(), &target.device);
+    let place = place.map_err(|failure| (span.clone(), failure.to_string()))?;
+    match protocol.exposure(&place) {
+        Some(exposure) => Err((span, exposure)),
+        None => Ok(Some((protocol, place))),
     }
 }
 
@@ -404,7 +416,7 @@ mod tests {
             text.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect();
         Config::parse(text).unwrap_or_else(|(_, message)| panic!("{message}"));
         let config = Config::parse(&uncommented).unwrap_or_else(|(span, message)| panic!("{message} {span:?}"));
-        assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 3));
+        assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 4));
         assert_eq!((config.listen.len(), config.allow.len(), config.secure.len()), (2, 1, 1));
     }
 
@@ -422,11 +434,13 @@ mod tests {
     fn what_may_be_asked_for_is_what_it_says() {
         let text = "secure.listen=['127.0.0.1']\nshare=[{what='disk:/a,ro'},{what='zero'}]\n\
                     attach=[{target='lab/x',via='kernel'},{target='lab/y',via='fuse',at='/mnt/y'},\
-                    {target='lab/z',via='redir',listen='127.0.0.1'}]";
+                    {target='lab/z',via='nbd',socket='/run/z.sock'},\
+                    {target='lab/v',via='redir',listen='127.0.0.1'}]";
         let mandate = Config::parse(text).unwrap().mandate();
         assert_eq!(mandate.images, [("/a".into(), true)]);
-        assert_eq!(mandate.hosts, ["lab:3240"; 3]);
-        assert_eq!(mandate.guests, [RedirPlace::Address("127.0.0.1:4000".parse().unwrap())]);
+        assert_eq!(mandate.hosts, ["lab:3240"; 4]);
+        let places = [Place::Socket("/run/z.sock".into()), Place::Address("127.0.0.1:4000".parse().unwrap())];
+        assert_eq!(mandate.places, places);
         assert_eq!((mandate.plugs, mandate.mounts), (true, vec!["/mnt/y".into()]));
         assert_eq!(mandate.listen, ["127.0.0.1:3240".parse().unwrap(), "127.0.0.1:3241".parse().unwrap()]);
         assert!(mandate.wanted.is_empty() && mandate.remove.is_empty() && mandate.config.is_none());
@@ -505,9 +519,16 @@ mod tests {
             ("[[usb]]\nvendor = \"46d\"", "2:10", "four hexadecimal digits"),
             ("[[usb]]\nvendor = 1133", "2:10", "string"),
             ("[[attach]]\ntarget = \"lab3\"", "2:10", "lab3/disk"),
-            ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, fuse, redir and auto"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, fuse, nbd, redir and auto"),
             ("[[attach]]\ntarget = \"a/b\"\nsocket = \"/s\"", "3:10", "via = \"redir\""),
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"redir\"\nlisten = \"0.0.0.0\"", "4:10", "no password"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nlisten = \"10.0.0.7\"", "4:10", "no password"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nat = \"/s\"", "4:6", "say 'socket'"),
+            (
+                "[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\n[[attach]]\ntarget = \"c/b\"\nvia = \"nbd\"",
+                "5:10",
+                "'socket = ' names another place",
+            ),
             ("[[attach]]\ntarget = \"a/b\"\nat = \"/mnt\"", "3:6", "via = \"fuse\""),
             ("[[attach]]\ntarget = \"a/b\"\n[[attach]]\ntarget = \"a:3240/b\"", "4:10", "attached twice"),
             ("[secure]\nlisten = [\"lab3\"]", "2:11", "no address to listen at"),

@@ -27,7 +27,7 @@ use super::owner::format_bytes;
 use crate::attach::{Ended, FileAttachment};
 use crate::broker::Hands;
 use crate::client::{ClientError, Target, list, name_of, open_disk};
-use crate::port::RemotePort;
+use crate::device_port::DevicePort;
 use crate::session_record::classes;
 use crate::share::Share;
 
@@ -46,7 +46,7 @@ const MEASURE_TIME: Duration = Duration::from_millis(500);
 /// How long a device may take to be offered again after its last user has gone.
 const REOFFER_TIME_MAX: Duration = Duration::from_secs(2);
 
-type Disk = RemoteDisk<RemotePort>;
+type Disk = RemoteDisk<DevicePort>;
 
 pub fn run(_args: &Args) -> Result<(), Failure> {
     let mut stage = Stage::new()?;
@@ -179,6 +179,7 @@ fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stag
             Ok(())
         }
         Ended::Lost(why) => Err(Failure::local(format!("the link was lost: {why}"))),
+        Ended::Over(report) => Err(Failure::new(report.attribute, report.message)),
         Ended::Broken(reject) => Err(Failure::local(reject)),
     }
 }

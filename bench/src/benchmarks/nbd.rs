@@ -1,0 +1,79 @@
+//! Block requests by NBD, many in flight on one connection, against `nbdkit memory` and `qemu-nbd`.
+//!
+//! All three answer from memory over loopback TCP, and one client asks all of them.
+
+use anyhow::{Result, bail};
+
+use super::{
+    naming::{latencies, size},
+    storage::{DISK_BYTES, Image},
+};
+use crate::{
+    contest::{Contest, Share, Side},
+    lab::{Lab, Subject},
+    peers::{
+        Server,
+        nbdkit::{Nbd, NbdPeer, Verb},
+    },
+    report::{Finding, Quantity},
+    stats::Target,
+};
+
+pub const NAME: &str = "nbd";
+const DEPTH: usize = 32;
+const FILL_BYTES: usize = 128 * 1024;
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    if lab.subject != Subject::Farbus {
+        bail!("only farbus serves NBD");
+    }
+    let image = Image::create()?;
+    let server = Server::farbus_nbd(lab.farbus_program()?, &format!("memory:{DISK_BYTES}"), lab.placement)?;
+    let nbdkit = NbdPeer::nbdkit(DISK_BYTES, lab.placement)?;
+    let qemu = NbdPeer::qemu(&image.0, lab.placement)?;
+    let mut clients = [Nbd::connect(server.address)?, nbdkit.connect()?, qemu.connect()?];
+    let block = vec![0xa5; FILL_BYTES];
+    // A hole is answered without touching memory; a disk with something on it has none.
+    for client in &mut clients {
+        for offset in (0..client.bytes).step_by(FILL_BYTES) {
+            client.write_at(offset, &block)?;
+        }
+    }
+    let [ours, theirs, qemus] = &mut clients;
+    let mut findings = Vec::new();
+    for (verb, bytes, is_random) in [
+        (Verb::Read, 128 * 1024, false),
+        (Verb::Write, 128 * 1024, false),
+        (Verb::Read, 4096, true),
+        (Verb::Write, 4096, true),
+    ] {
+        let rules = if is_random { lab.rules } else { lab.rules.with_long_slices() };
+        let contest = Contest::hold(
+            &rules,
+            &mut [
+                Side::new(server.pid(), |slice| ours.run(verb, bytes, DEPTH, is_random, slice)),
+                Side::new(nbdkit.pid(), |slice| theirs.run(verb, bytes, DEPTH, is_random, slice)),
+                Side::new(qemu.pid(), |slice| qemus.run(verb, bytes, DEPTH, is_random, slice)),
+            ],
+        )?;
+        let figures = |side| contest.figures(side, |share| share.tally.bytes_per_second() / 1e6);
+        let cpu = [0, 1, 2].map(|side| contest.figures(side, Share::cpu_seconds_per_gb).median());
+        let order = if is_random { " random" } else { "" };
+        for (side, peer, target) in [(1, "nbdkit memory", Target::AtLeast(1.0)), (2, "qemu-nbd", Target::Context)] {
+            let detail =
+                format!("{}, server CPU {:.2} s/GB against {:.2} s/GB", latencies(&contest, 0), cpu[0], cpu[side]);
+            findings.push(
+                Finding::ratio(
+                    NAME,
+                    format!("{} {}{order} × {DEPTH}", verb.name(), size(bytes)),
+                    Quantity::new(figures(0), "MB/s"),
+                    (peer, Quantity::new(figures(side), "MB/s")),
+                    target,
+                )
+                .with_detail(detail)
+                .seen_in(&contest),
+            );
+        }
+    }
+    Ok(findings)
+}

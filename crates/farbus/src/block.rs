@@ -1,0 +1,233 @@
+//! Block devices by the words in which people name them.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use farbus_model::{BlockDevice, StoreError};
+use farbus_session::block::{Range, ReadOnly, Scratch, SparseMemory, StoreDevice};
+
+use crate::broker::Hands;
+
+/// The largest disk: what is tested.
+const SIZE_MAX: u64 = 16 << 40;
+/// Memory for the changes of a scratch view unless somebody says otherwise.
+const SCRATCH_BYTES: u64 = 256 << 20;
+
+/// A block device as people name it: `block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES]]` or `memory:SIZE[,ro]`.
+///
+/// ```
+/// use farbus::block::BlockSpec;
+///
+/// let spec: BlockSpec = "block:/dev/sdb,ro,offset=1M,size=10G".parse().unwrap();
+/// assert_eq!(spec.to_string(), "block:/dev/sdb,ro,offset=1048576,size=10737418240");
+/// assert!("block:/dev/sdb,rw".parse::<BlockSpec>().unwrap_err().contains("ro, offset="));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockSpec {
+    medium: Medium,
+    is_read_only: bool,
+    offset: u64,
+    size: Option<u64>,
+    /// Memory for changes that nobody else sees.
+    scratch_bytes: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Medium {
+    /// A file or block device.
+    Path(PathBuf),
+    /// So many bytes of this process's memory.
+    Memory(u64),
+}
+
+/// A block device that was opened.
+pub struct Opened {
+    /// The device.
+    pub device: Box<dyn BlockDevice>,
+    /// Whether zeros are made faster there than they are written.
+    pub zeroes_fast: bool,
+}
+
+impl BlockSpec {
+    /// What it is called unless somebody names it.
+    pub fn name(&self) -> String {
+        match &self.medium {
+            Medium::Path(path) => path.file_name().map_or_else(|| "block".into(), |name| name.to_string_lossy().into()),
+            Medium::Memory(_) => "memory".into(),
+        }
+    }
+
+    /// The file or block device that it needs, and whether only to be read.
+    pub fn image(&self) -> Option<(&Path, bool)> {
+        match &self.medium {
+            Medium::Path(path) => Some((path, self.opens_read_only())),
+            Medium::Memory(_) => None,
+        }
+    }
+
+    /// Whether the medium is only read: several may then open it.
+    fn opens_read_only(&self) -> bool {
+        self.is_read_only || self.scratch_bytes.is_some()
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// A sentence for a person: what stands against it.
+    pub fn open(&self, hands: &Hands) -> Result<Opened, String> {
+        let mut device: Box<dyn BlockDevice> = match &self.medium {
+            Medium::Memory(size) => Box::new(StoreDevice::new(SparseMemory::new(*size, *size))),
+            Medium::Path(path) => {
+                let store = hands.open_image(path, self.opens_read_only()).map_err(|error| error.to_string())?;
+                let physical = store.block_sizes().physical;
+                Box::new(StoreDevice::new(store).preferring(physical))
+            }
+        };
+        if self.offset > 0 || self.size.is_some() {
+            let whole = device.info().size_bytes;
+            let size = self.size.unwrap_or(whole.saturating_sub(self.offset));
+            let part = Range::new(device, self.offset, size).map_err(|_: StoreError| {
+                format!("{self}: {size} bytes from {} on do not lie in its {whole}", self.offset)
+            })?;
+            device = Box::new(part);
+        }
+        if device.info().size_bytes == 0 {
+            return Err(format!("{self}: nothing of it is left to use"));
+        }
+        if let Some(bytes) = self.scratch_bytes {
+            device = Box::new(Scratch::new(device, SparseMemory::new(bytes, bytes)));
+        } else if self.is_read_only {
+            device = Box::new(ReadOnly::new(device));
+        }
+        let zeroes_fast = self.scratch_bytes.is_some() || matches!(self.medium, Medium::Memory(_));
+        Ok(Opened { device, zeroes_fast })
+    }
+}
+
+impl FromStr for BlockSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
+        let mut words = rest.split(',');
+        let first = words.next().unwrap_or_default();
+        let medium = match kind {
+            "block" if first.is_empty() => return Err("block needs a path: block:PATH[,ro]".into()),
+            "block" => Medium::Path(first.into()),
+            "memory" => Medium::Memory(bytes_from(first)?),
+            _ => return Err(format!("'{text}' is not a block device: try block:PATH or memory:SIZE")),
+        };
+        let mut spec = Self { medium, is_read_only: false, offset: 0, size: None, scratch_bytes: None };
+        for word in words {
+            match word.split_once('=') {
+                None if word == "ro" => spec.is_read_only = true,
+                None if word == "scratch" => spec.scratch_bytes = Some(SCRATCH_BYTES),
+                Some(("scratch", bytes)) => spec.scratch_bytes = Some(bytes_from(bytes)?),
+                Some(("offset", bytes)) => spec.offset = bytes_from(bytes)?,
+                Some(("size", bytes)) => spec.size = Some(bytes_from(bytes)?),
+                _ => {
+                    return Err(format!(
+                        "{kind} has no option '{word}': there are ro, offset=BYTES, size=BYTES and scratch[=BYTES]"
+                    ));
+                }
+            }
+        }
+        if spec.is_read_only && spec.scratch_bytes.is_some() {
+            return Err("ro and scratch are two things: nothing is changed, or a copy of one's own is".into());
+        }
+        Ok(spec)
+    }
+}
+
+impl fmt::Display for BlockSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.medium {
+            Medium::Path(path) => write!(f, "block:{}", path.display())?,
+            Medium::Memory(size) => write!(f, "memory:{size}")?,
+        }
+        if self.is_read_only {
+            f.write_str(",ro")?;
+        }
+        if self.offset > 0 {
+            write!(f, ",offset={}", self.offset)?;
+        }
+        if let Some(size) = self.size {
+            write!(f, ",size={size}")?;
+        }
+        match self.scratch_bytes {
+            Some(bytes) => write!(f, ",scratch={bytes}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// `512`, `64K`, `10G`, `16T`: powers of 1024, to 16 TiB.
+fn bytes_from(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.find(|c: char| !c.is_ascii_digit()) {
+        None => (text, Some(0)),
+        Some(at) => {
+            let shift = match &text[at..] {
+                "K" | "k" | "KiB" => Some(10),
+                "M" | "MiB" => Some(20),
+                "G" | "GiB" => Some(30),
+                "T" | "TiB" => Some(40),
+                _ => None,
+            };
+            (&text[..at], shift)
+        }
+    };
+    let bytes = shift.and_then(|shift| digits.parse::<u64>().ok()?.checked_mul(1 << shift));
+    let bytes = bytes.filter(|bytes| *bytes <= SIZE_MAX);
+    bytes.ok_or_else(|| format!("'{text}' is no number of bytes: try 512, 64K, 100M, 10G, or up to 16T"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_write_is_read_and_said_again() {
+        for (text, said) in [
+            ("block:/x:y.img", "block:/x:y.img"),
+            ("block:a,ro", "block:a,ro"),
+            ("block:a,size=64k,offset=1M", "block:a,offset=1048576,size=65536"),
+            ("block:a,scratch", "block:a,scratch=268435456"),
+            ("memory:16T", "memory:17592186044416"),
+            ("memory:1G,ro", "memory:1073741824,ro"),
+        ] {
+            let spec: BlockSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string(), said);
+            assert_eq!(spec.to_string().parse(), Ok(spec));
+        }
+        for wrong in [
+            "block",
+            "block:",
+            "memory",
+            "memory:",
+            "memory:1X",
+            "memory:17T",
+            "memory:-1",
+            "block:a,rw",
+            "block:a,size=",
+            "block:a,ro,scratch",
+            "disk:a",
+            "memory:99999999999999999999",
+            "block:a,offset=K",
+        ] {
+            assert!(wrong.parse::<BlockSpec>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_range_that_is_not_there_is_refused_with_its_size() {
+        let open =
+            |text: &str| text.parse::<BlockSpec>().unwrap().open(&Hands::Own).map(|opened| *opened.device.info());
+        assert_eq!(open("memory:1M,offset=4096").unwrap().size_bytes, (1 << 20) - 4096);
+        assert!(open("memory:1M,ro").unwrap().is_read_only);
+        assert!(!open("memory:1M,scratch").unwrap().is_read_only);
+        assert!(open("memory:1M,offset=512K,size=1M").unwrap_err().contains("1048576"));
+        assert!(open("memory:1M,offset=1M").unwrap_err().contains("nothing of it is left"));
+        assert!(open("block:/nowhere/disk").unwrap_err().contains("truncate -s 1G /nowhere/disk"));
+    }
+}

@@ -1,0 +1,187 @@
+//! `farbus nbd`: block devices of this machine for programs that speak NBD.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::Failure;
+use super::attach::report_protection;
+use super::confined::{give_rights_away, start_broker};
+use super::listen::place_told;
+use super::owner::ProcessStatus;
+use super::served::{Served, say_served};
+use crate::attach::{AttachmentStatus, Ended, Ender};
+use crate::block::BlockSpec;
+use crate::broker::{Hands, Mandate};
+use crate::client::Attribute;
+use crate::control::{Answer, Door, Question};
+use crate::meters::Meters;
+use crate::nbd::{NbdServer, Offer, uri};
+use crate::place::Protocol;
+use farbus_io::sys::confine::Needs;
+use farbus_io::sys::writeback::protect_writeback_path;
+
+/// Serve block devices of this machine to programs that speak NBD, until interrupted.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "WHAT is one of:\n  \
+    block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES]]\n  \
+    \x20                a file or block device, or a range of it; scratch: changes are kept in memory and go away\n  \
+    memory:SIZE[,ro] so much memory, which goes away\n\
+    BYTES and SIZE may end in K, M, G or T.\n\n\
+    Examples:\n  farbus nbd block:disk.img &\n  \
+    nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.img.sock'\n  \
+    qemu-system-x86_64 -drive 'file=nbd+unix:///?socket=/run/farbus/nbd-disk.img.sock,format=raw,if=virtio'\n  \
+    farbus nbd block:/dev/sdb,ro memory:1G --socket /tmp/disks.sock      two exports: sdb and memory\n  \
+    farbus nbd memory:1G --listen 127.0.0.1                              at NBD's port, 10809\n\n\
+    A disk of another machine: farbus attach HOST/disk --via nbd")]
+pub struct Args {
+    /// What to serve; the first is also the default export.
+    #[arg(required = true)]
+    what: Vec<BlockSpec>,
+    /// The Unix socket at which it is served to its owner alone.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Serve at an address instead, without encryption, to whoever reaches that.
+    #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "socket")]
+    listen: Option<String>,
+    /// Where it is, and failures, as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+    /// Keep the rights it was started with. Without this, what hears its clients runs as nobody, sees no other files and makes no
+    /// connections.
+    #[arg(long)]
+    no_sandbox: bool,
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.what.iter().any(|what| what.image().is_some()) {
+        // Before any thread: what is granted here is inherited.
+        report_protection(&protect_writeback_path());
+    }
+    // Signals are caught before anybody can know where we listen.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    if args.what.len() > NbdServer::offers_max() {
+        return Err(Failure::local(format!("at most {} at once", NbdServer::offers_max())));
+    }
+    let names = names(&args.what);
+    let place = place_told(Protocol::Nbd, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
+    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    let (remove, places) = (vec![door.path().to_owned()], vec![place.clone()]);
+    let hands = match args.no_sandbox {
+        true => Hands::Own,
+        false => Hands::Through(Arc::new(start_broker(&Mandate { remove, places, ..Mandate::default() })?)),
+    };
+    let offers = args.what.iter().zip(&names).map(|(what, name)| {
+        let opened = what.open(&Hands::Own).map_err(Failure::local)?;
+        let (name, description) = (name.clone(), what.to_string());
+        Ok(Offer { name, description, device: opened.device, zeroes_fast: opened.zeroes_fast })
+    });
+    let offers = offers.collect::<Result<Vec<_>, Failure>>()?;
+    let sizes: Vec<u64> = offers.iter().map(|offer| offer.device.info().size_bytes).collect();
+    let entrance = hands.listen_at(&place).map_err(Failure::local)?;
+    let place = entrance.place().map_err(Failure::local)?;
+    let is_alone = names.len() == 1;
+    let served = names.iter().zip(sizes).map(|(name, size_bytes)| {
+        let name = if is_alone { String::new() } else { name.clone() };
+        Served { uri: uri(&place, &name), name, size_bytes }
+    });
+    let served: Vec<Served> = served.collect();
+    let server = NbdServer::new(entrance, offers, None).map_err(Failure::local)?;
+    if !args.no_sandbox {
+        give_rights_away(&Needs::default())?;
+    }
+    let shown = Shown {
+        names,
+        uri: served[0].uri.clone(),
+        what: args.what.iter().map(BlockSpec::to_string).collect(),
+        since: Instant::now(),
+        ender: server.ender(),
+        meters: server.meters(),
+    };
+    door.open(knocks, move |question| shown.answer(question)).map_err(Failure::local)?;
+    let ender = server.ender();
+    thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            ender.end();
+        }
+    });
+    say_served("serving", &served, args.json)?;
+    let ended = server.run();
+    drop(hands);
+    match ended {
+        Ended::Asked | Ended::Released => Ok(()),
+        Ended::Lost(why) => Err(Failure::new(Attribute::Device, why)),
+        Ended::Over(report) => Err(Failure::new(report.attribute, report.message)),
+        Ended::Broken(reject) => Err(Failure::local(reject)),
+    }
+}
+
+/// A name for each, no two alike.
+fn names(what: &[BlockSpec]) -> Vec<String> {
+    let mut seen: BTreeMap<String, u32> = BTreeMap::new();
+    what.iter()
+        .map(|spec| {
+            let name = spec.name();
+            let count = seen.entry(name.clone()).or_default();
+            *count += 1;
+            if *count == 1 { name } else { format!("{name}-{count}") }
+        })
+        .collect()
+}
+
+/// What a status shows.
+struct Shown {
+    names: Vec<String>,
+    uri: String,
+    what: Vec<String>,
+    since: Instant,
+    ender: Ender,
+    meters: Arc<Meters>,
+}
+
+impl Shown {
+    fn answer(&self, question: Question) -> Answer {
+        let is_meant = |asked: &str| self.names.iter().chain(&self.what).any(|name| name == asked);
+        match question {
+            Question::Status => self.status(),
+            Question::Detach { device } if device.as_deref().is_none_or(is_meant) => {
+                self.ender.end();
+                Answer::Ok(serde_json::Value::Null)
+            }
+            _ => Answer::Unknown,
+        }
+    }
+
+    fn status(&self) -> Answer {
+        let devices = self.names.iter().zip(&self.what).enumerate().map(|(at, (name, what))| AttachmentStatus {
+            name: name.clone(),
+            title: what.clone(),
+            state: "served",
+            user: String::new(),
+            at: self.uri.clone(),
+            used_s: self.since.elapsed().as_secs_f64(),
+            reason: None,
+            // They are counted together.
+            meters: (at == 0).then(|| self.meters.read()),
+        });
+        let devices = devices.collect();
+        ProcessStatus { pid: std::process::id(), role: "nbd", address: self.uri.clone(), devices }.answer()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exports_of_one_server_have_names_of_their_own() {
+        let what: Vec<BlockSpec> =
+            ["block:/a/disk.img", "memory:1M", "block:/b/disk.img"].iter().map(|text| text.parse().unwrap()).collect();
+        assert_eq!(names(&what), ["disk.img", "memory", "disk.img-2"]);
+    }
+}

@@ -1,0 +1,84 @@
+//! The first words on a link of a session, spoken by a thread that may wait.
+
+use std::io::{self, IoSlice};
+use std::time::{Duration, Instant};
+
+use farbus_io::link::{Interest, Link, wait};
+use farbus_session::Reject;
+use farbus_session::native::hello::{GREETING_BYTES, Hello, OPTIONS_BYTES_MAX, Welcome};
+use std::os::fd::AsFd;
+
+/// Says hello, and hears what comes of it.
+///
+/// # Errors
+/// What the system says; `InvalidData` if what is heard is no welcome.
+pub fn greet(link: &Link, hello: &Hello, time_max: Duration) -> io::Result<Welcome> {
+    let until = Instant::now() + time_max;
+    say(link, &hello.encode(), until)?;
+    hear(link, until, Welcome::decode)
+}
+
+/// Hears a hello.
+///
+/// # Errors
+/// What the system says; `InvalidData` if what is heard is none.
+pub fn hear_hello(link: &Link, time_max: Duration) -> io::Result<Hello> {
+    hear(link, Instant::now() + time_max, Hello::decode)
+}
+
+/// Answers a hello.
+///
+/// # Errors
+/// What the system says.
+pub fn welcome(link: &Link, welcome: &Welcome, time_max: Duration) -> io::Result<()> {
+    say(link, &welcome.encode(), Instant::now() + time_max)
+}
+
+fn say(link: &Link, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+    loop {
+        match link.try_send(&[IoSlice::new(bytes)])? {
+            Some(count) => bytes = &bytes[count..],
+            None => wait_for(link, true, until)?,
+        }
+        if bytes.is_empty() {
+            break;
+        }
+    }
+    while !link.try_flush()? {
+        wait_for(link, true, until)?;
+    }
+    Ok(())
+}
+
+/// Exactly the greeting: what comes behind it is the session's.
+fn hear<T>(link: &Link, until: Instant, decode: impl Fn(&[u8]) -> Result<Option<(T, usize)>, Reject>) -> io::Result<T> {
+    let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject);
+    let mut bytes = [0; GREETING_BYTES + OPTIONS_BYTES_MAX];
+    let (mut have, mut wanted) = (0, GREETING_BYTES);
+    loop {
+        match link.try_receive(&mut bytes[have..wanted])? {
+            None => wait_for(link, false, until)?,
+            Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(count) => have += count,
+        }
+        if let Some((heard, _)) = decode(&bytes[..have]).map_err(wrong)? {
+            return Ok(heard);
+        }
+        if have == GREETING_BYTES && wanted == GREETING_BYTES {
+            // The decoder has held it against its limit.
+            wanted += u32::from_le_bytes(bytes[12..16].try_into().expect("four bytes")) as usize;
+        }
+    }
+}
+
+fn wait_for(link: &Link, room: bool, until: Instant) -> io::Result<()> {
+    if link.has_received() && !room {
+        return Ok(());
+    }
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let mut interests = [if room { Interest::new(link.as_fd(), true) } else { Interest::new(link.as_fd(), false) }];
+    wait(&mut interests, Some(left))
+}

@@ -1,0 +1,469 @@
+//! A device of another host, behind a session: links come and go below it, and it stays.
+//!
+//! One thread owns it, whichever: a kernel's relay, a disk's driver. It waits on [`Linked::readiness`] and calls
+//! [`Linked::turn`]. New links are made by a thread beside it, because names and handshakes take their time.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Gathering, Link, Wake};
+use farbus_model::{
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, Command, CommandError, Completions, Descriptors, Device,
+    InFlight, Instant, Readiness, Selection, Speed, UrbId,
+};
+use farbus_session::native::control::{Cause, End};
+use farbus_session::native::hello::{Hello, Welcome};
+use farbus_session::native::{Attached, ImporterSession, LaneLimits, Progress, RemoteBlock, RemoteUsb, State};
+use tracing::{info, warn};
+
+use crate::engine::span_until;
+use crate::greeting;
+
+/// How long a greeting may take.
+const GREETING_TIME_MAX: Duration = Duration::from_secs(5);
+/// The first pause between two tries for a link; each is twice the one before.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The longest.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long a device may take to be given back when its user here is done.
+const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
+/// Receives in a row before others have their turn.
+const RECEIVES_MAX: usize = 16;
+
+/// Makes a link to the exporter. `PermissionDenied` is the exporter's no, and final; all else is tried again.
+pub type Dial = Box<dyn FnMut() -> io::Result<Link> + Send>;
+
+/// A device of a session of its own.
+pub struct Linked<A: Attached> {
+    session: ImporterSession,
+    remote: A,
+    link: Option<Link>,
+    /// Whether the link takes no more for now.
+    is_blocked: bool,
+    dialer: Dialer,
+    all: Gathering,
+    readiness: Readiness,
+    clock: Clock,
+    host: String,
+    /// Links that were made after the first.
+    relinks: u32,
+    quitter: Quitter,
+}
+
+impl<A: Attached> Linked<A> {
+    /// Begins a session over a first link, and waits until `remote` is open, or is not.
+    ///
+    /// # Errors
+    /// The link was lost, or the exporter will have no session.
+    pub fn open(mut dial: Dial, remote: A, grace: Duration, done: &mut A::Done) -> io::Result<Self> {
+        let clock = Clock::start();
+        let mut incarnation = [0; 8];
+        farbus_io::trust::fill_random(&mut incarnation);
+        let mut session =
+            ImporterSession::new(clock.now(), u64::from_le_bytes(incarnation), grace, LaneLimits::DEFAULT);
+        let link = dial()?;
+        let host = link.peer().to_owned();
+        let welcome = greeting::greet(&link, &session.hello(), GREETING_TIME_MAX)?;
+        let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+        match session.handle_welcome(&welcome).map_err(|reject| wrong(reject.to_string()))? {
+            Progress::Linked => {}
+            other => return Err(wrong(format!("it begins no session: {other:?}"))),
+        }
+        let all = Gathering::new()?;
+        let dialer = Dialer::start(dial)?;
+        all.watch(link.as_fd(), false)?;
+        all.watch(dialer.wake.as_fd(), false)?;
+        let readiness = all.readiness();
+        let link = Some(link);
+        let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
+        let mut linked =
+            Self { session, remote, link, is_blocked: false, dialer, all, readiness, clock, host, relinks: 0, quitter };
+        let until = linked.clock.now() + GREETING_TIME_MAX;
+        loop {
+            linked.turn(done);
+            if *linked.remote.state() != State::Opening {
+                return Ok(linked);
+            }
+            if linked.clock.now() >= until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            linked.wait(Some(until))?;
+        }
+    }
+
+    /// The device itself.
+    pub fn remote(&self) -> &A {
+        &self.remote
+    }
+
+    /// The same, to be asked something.
+    pub fn remote_mut(&mut self) -> &mut A {
+        &mut self.remote
+    }
+
+    /// Its clock.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Whether there is a link.
+    pub fn is_linked(&self) -> bool {
+        self.session.is_linked()
+    }
+
+    /// Links that were made after the first.
+    pub fn relinks(&self) -> u32 {
+        self.relinks
+    }
+
+    /// Another handle on the link, for a watcher; none while there is no link.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn link(&self) -> io::Result<Option<Link>> {
+        self.link.as_ref().map(Link::try_clone).transpose()
+    }
+
+    /// What ends it, from any thread.
+    pub fn quitter(&self) -> Quitter {
+        self.quitter.clone()
+    }
+
+    /// Why it is over, if it is.
+    pub fn end(&self) -> Option<&End> {
+        match self.remote.state() {
+            State::Ended(end) => Some(end),
+            State::Opening | State::Open => None,
+        }
+    }
+
+    /// Waits until something may have happened, `until` then at most.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn wait(&self, until: Option<Instant>) -> io::Result<()> {
+        let at = [until, self.poll_timeout()].into_iter().flatten().min();
+        self.all.wait(at.map(|at| span_until(at, self.clock.now())))
+    }
+
+    /// When [`Linked::turn`] wants to be called, whatever else happens.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        if self.end().is_some() {
+            return None;
+        }
+        // What an encrypted link has decrypted already makes no socket readable.
+        let has_received = self.link.as_ref().is_some_and(Link::has_received);
+        if has_received { Some(Instant::ZERO) } else { self.session.poll_timeout() }
+    }
+
+    /// What to wait on.
+    pub fn readiness(&self) -> &Readiness {
+        &self.readiness
+    }
+
+    /// Takes in what arrived, sends what can be sent, sees to the link.
+    pub fn turn(&mut self, done: &mut A::Done) {
+        self.take_new_link(done);
+        self.receive(done);
+        self.send(done);
+        if self.end().is_none() && self.quitter.is_quit.load(Ordering::Acquire) {
+            self.remote.handle_over(Cause::Asked, "given up here", done);
+        }
+        let now = self.clock.now();
+        if self.end().is_none() && self.session.is_over(now) {
+            warn!(host = self.host, "no link in time: the device is given up");
+            self.remote.handle_over(Cause::Network, "no link to its exporter in time", done);
+        }
+    }
+
+    fn take_new_link(&mut self, done: &mut A::Done) {
+        self.dialer.wake.clear();
+        while let Ok(dialled) = self.dialer.links.try_recv() {
+            let (link, welcome) = match dialled {
+                Ok(linked) => linked,
+                Err(refused) => {
+                    self.remote.handle_over(Cause::Refused, &refused, done);
+                    continue;
+                }
+            };
+            match self.session.handle_welcome(&welcome) {
+                Ok(Progress::Linked) => self.use_link(link),
+                Ok(Progress::Renewed) => {
+                    warn!(host = self.host, "its exporter was started anew: the device is opened again");
+                    self.use_link(link);
+                    self.remote.handle_renewed(self.clock.now(), done);
+                }
+                Ok(Progress::Again) => self.dialer.dial(self.session.hello()),
+                Ok(Progress::Refused(outcome)) => {
+                    let message = format!("its exporter does not take us back: {outcome:?}");
+                    self.remote.handle_over(Cause::Refused, &message, done);
+                }
+                Err(reject) => {
+                    self.remote.handle_over(Cause::Device, &reject.to_string(), done);
+                }
+            }
+        }
+    }
+
+    fn use_link(&mut self, link: Link) {
+        self.relinks += 1;
+        if let Err(error) = self.all.watch(link.as_fd(), false) {
+            return self.lose(&error.to_string());
+        }
+        info!(host = self.host, "linked again");
+        self.link = Some(link);
+    }
+
+    fn lose(&mut self, why: &str) {
+        let was_linked = self.session.is_linked();
+        if let Some(link) = self.link.take() {
+            self.all.forget(link.as_fd());
+            link.shut_down();
+        }
+        self.is_blocked = false;
+        self.session.handle_lost(self.clock.now());
+        if self.end().is_none() && was_linked {
+            warn!(host = self.host, why, "the link was lost; the device waits for another");
+            self.dialer.dial(self.session.hello());
+        }
+    }
+
+    fn receive(&mut self, done: &mut A::Done) {
+        for _ in 0..RECEIVES_MAX {
+            let Some(link) = &self.link else { return };
+            match link.try_receive(self.session.receive_space()) {
+                Ok(None) => return,
+                Ok(Some(0)) => return self.lose("its exporter closed it"),
+                Ok(Some(count)) => {
+                    self.session.handle_received(count);
+                    if let Err(reject) = self.take_in(done) {
+                        warn!(host = self.host, %reject, "the exporter does not speak our protocol as it should");
+                        return self.remote.handle_over(Cause::Device, &reject.to_string(), done);
+                    }
+                }
+                Err(error) => return self.lose(&error.to_string()),
+            }
+        }
+    }
+
+    fn take_in(&mut self, done: &mut A::Done) -> Result<(), farbus_session::Reject> {
+        while let Some(arrived) = self.session.poll_arrived()? {
+            self.remote.handle_arrived(self.clock.now(), arrived, done)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, _done: &mut A::Done) {
+        while let Some(message) = self.remote.poll_message() {
+            self.session.send(message);
+        }
+        while let Some(link) = self.link.as_ref().filter(|_| self.session.has_transmit()) {
+            let now = self.clock.now();
+            let sent = link.try_send(&self.session.poll_transmit(now));
+            match sent {
+                Ok(Some(count)) => self.session.handle_transmitted(count),
+                Ok(None) => return self.set_blocked(true),
+                Err(error) => return self.lose(&error.to_string()),
+            }
+        }
+        match self.link.as_ref().map(Link::try_flush) {
+            Some(Ok(is_out)) => self.set_blocked(!is_out),
+            Some(Err(error)) => self.lose(&error.to_string()),
+            None => {}
+        }
+    }
+
+    fn set_blocked(&mut self, is_blocked: bool) {
+        if std::mem::replace(&mut self.is_blocked, is_blocked) != is_blocked
+            && let Some(link) = &self.link
+            && let Err(error) = self.all.watch(link.as_fd(), is_blocked)
+        {
+            self.lose(&error.to_string());
+        }
+    }
+
+    /// Gives the device back, and waits a moment for its exporter to say so.
+    pub fn close(&mut self, done: &mut A::Done) {
+        if self.end().is_none() && self.session.is_linked() {
+            self.remote.close();
+            let until = self.clock.now() + FAREWELL_TIME_MAX;
+            self.turn(done);
+            while self.end().is_none() && self.session.is_linked() && self.clock.now() < until {
+                if self.wait(Some(until)).is_err() {
+                    break;
+                }
+                self.turn(done);
+            }
+        }
+        self.session.goodbye();
+        self.send(done);
+        if let Some(link) = &self.link {
+            link.finish_sending();
+        }
+    }
+}
+
+/// Ends a session from any thread, whatever it waits for.
+#[derive(Clone, Debug)]
+pub struct Quitter {
+    is_quit: Arc<AtomicBool>,
+    wake: Arc<Wake>,
+}
+
+impl Quitter {
+    /// Its device is of no use to anybody any more.
+    pub fn quit(&self) {
+        self.is_quit.store(true, Ordering::Release);
+        self.wake.wake();
+    }
+}
+
+/// What came of dialling: a link on which the exporter has answered, or the exporter's word that it will not.
+type Dialled = Result<(Link, Welcome), String>;
+
+/// The thread that makes links.
+struct Dialer {
+    wanted: Sender<Hello>,
+    links: Receiver<Dialled>,
+    wake: Arc<Wake>,
+}
+
+impl Dialer {
+    fn start(mut dial: Dial) -> io::Result<Self> {
+        let (wanted, asked) = mpsc::channel::<Hello>();
+        let (made, links) = mpsc::channel();
+        let wake = Arc::new(Wake::new()?);
+        let for_thread = Arc::clone(&wake);
+        thread::Builder::new().name("dial".into()).stack_size(512 << 10).spawn(move || {
+            while let Ok(hello) = asked.recv() {
+                let Some(linked) = dial_until(&mut dial, hello, &asked) else { return };
+                if made.send(linked).is_err() {
+                    return;
+                }
+                for_thread.wake();
+            }
+        })?;
+        Ok(Self { wanted, links, wake })
+    }
+
+    fn dial(&self, hello: Hello) {
+        // Its thread lives as long as this.
+        let _ = self.wanted.send(hello);
+    }
+}
+
+/// Tries until there is a link on which the exporter has answered; none once nobody wants one any more.
+fn dial_until(dial: &mut Dial, mut hello: Hello, asked: &Receiver<Hello>) -> Option<Dialled> {
+    let mut pause = PAUSE;
+    loop {
+        match dial() {
+            Ok(link) => match greeting::greet(&link, &hello, GREETING_TIME_MAX) {
+                Ok(welcome) => return Some(Ok((link, welcome))),
+                // The exporter may have counted this link: the next is another one.
+                Err(_) => hello.standing.link += 1,
+            },
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Some(Err(error.to_string())),
+            Err(_) => {}
+        }
+        match asked.recv_timeout(pause) {
+            Ok(newer) => hello = newer,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+impl Device for Linked<RemoteUsb> {
+    fn descriptors(&self) -> &Descriptors {
+        self.remote.descriptors()
+    }
+
+    fn speed(&self) -> Speed {
+        self.remote.speed()
+    }
+
+    fn selection(&self) -> &Selection {
+        self.remote.selection()
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        self.remote.submit(now, urb, done);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        self.remote.cancel(now, id, done);
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        self.remote.reset(now, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Linked::poll_timeout(self)
+    }
+
+    fn handle_timeout(&mut self, _now: Instant, done: &mut Completions) {
+        self.turn(done);
+    }
+
+    fn end_turn(&mut self, _now: Instant, done: &mut Completions) {
+        self.send(done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        Some(&self.readiness)
+    }
+
+    fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
+        self.turn(done);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.remote.is_gone()
+    }
+
+    fn command(&mut self, _now: Instant, command: &Command, _done: &mut Completions) -> Result<(), CommandError> {
+        // Its owner is elsewhere.
+        Err(CommandError::unknown(command))
+    }
+}
+
+impl BlockDevice for Linked<RemoteBlock> {
+    fn info(&self) -> &BlockInfo {
+        self.remote.info()
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        self.remote.submit(now, request, done);
+    }
+
+    fn end_turn(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+        self.send(done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Linked::poll_timeout(self)
+    }
+
+    fn handle_timeout(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+        self.turn(done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        Some(&self.readiness)
+    }
+
+    fn handle_ready(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+        self.turn(done);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.remote.is_gone()
+    }
+}

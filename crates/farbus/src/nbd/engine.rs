@@ -1,0 +1,423 @@
+//! One thread, one entrance, its clients and the devices that they use.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, INTERESTS_MAX, Interest, Link, Watched, wait};
+use farbus_model::limits::NBD_CONNECTIONS_MAX;
+use farbus_model::{BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Limits};
+use farbus_session::Counters;
+use farbus_session::nbd::{Export, ServerConn};
+use tracing::{debug, info, warn};
+
+use crate::attach::{Ended, Ender};
+use crate::engine::span_until;
+use crate::meters::{Calls, Meters};
+use crate::place::Entrance;
+
+/// A device that is offered, and under what name.
+pub struct Offer {
+    /// Its name; the first offer is the default as well.
+    pub name: String,
+    /// A sentence for a person.
+    pub description: String,
+    /// The device.
+    pub device: Box<dyn BlockDevice>,
+    /// Whether zeros are made faster there than they are written.
+    pub zeroes_fast: bool,
+}
+
+/// Devices of one server, so that everything that it waits on fits one wait.
+const OFFERS_MAX: usize = INTERESTS_MAX - NBD_CONNECTIONS_MAX - OTHERS;
+/// What it waits on besides devices and clients: its owner, its entrance, the way to what is remote.
+const OTHERS: usize = 3;
+/// How long clients may take to read their last answers when the server ends.
+const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
+/// Receives from one client before the others have their turn: some megabytes.
+const RECEIVES_MAX: u32 = 16;
+/// How long nobody is let in after the system could not: it has run out of something.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// The number of the server itself among those who ask its devices.
+const SELF: u16 = u16::MAX;
+
+/// An NBD server: its entrance, its devices, its clients.
+pub struct NbdServer {
+    entrance: Entrance,
+    devices: Vec<Box<dyn BlockDevice>>,
+    exports: Arc<[Export]>,
+    done: Completions<BlockDone>,
+    clients: Vec<Client>,
+    /// Ends the server when it breaks: the way to a remote device.
+    watched: Option<Link>,
+    ender: Ender,
+    clock: Clock,
+    limits: Limits,
+    deaf_until: Option<Instant>,
+    meters: Arc<Meters>,
+    counters: Counters,
+    calls: Calls,
+    /// Flushes of its own that were not answered yet, and whether one failed.
+    own_flushes: usize,
+    unflushed: Option<String>,
+}
+
+/// A connection.
+struct Client {
+    number: u16,
+    link: Link,
+    conn: ServerConn,
+    /// Its socket took no more.
+    is_full: bool,
+    /// Its socket gave as much as there was room for.
+    has_more: bool,
+    /// It has said all it will.
+    is_deaf: bool,
+    /// Nothing can be sent to it any more.
+    is_gone: bool,
+}
+
+impl Client {
+    fn wants_input(&self, limits: &Limits) -> bool {
+        !self.is_deaf && self.conn.wants_input() && self.conn.backlog_bytes() < limits.reply_bytes_backlog
+    }
+
+    /// Whether nothing is owed to it, or by it.
+    fn is_over(&self) -> bool {
+        self.conn.in_flight() == 0 && (self.is_gone || self.conn.is_finished())
+    }
+
+    fn lose(&mut self) {
+        (self.is_deaf, self.is_gone) = (true, true);
+        self.conn.close();
+    }
+}
+
+impl NbdServer {
+    /// A server of `offers` at `entrance`. It ends when `watched` breaks, if that is given.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    ///
+    /// # Panics
+    /// Without an offer, or with more than [`INTERESTS_MAX`] allows.
+    pub fn new(entrance: Entrance, offers: Vec<Offer>, watched: Option<Link>) -> io::Result<Self> {
+        assert!((1..=OFFERS_MAX).contains(&offers.len()), "a server has something to offer, and not too much");
+        let limits = Limits::DEFAULT;
+        let exports = offers
+            .iter()
+            .map(|offer| Export {
+                name: offer.name.clone(),
+                description: offer.description.clone(),
+                info: *offer.device.info(),
+                zeroes_fast: offer.zeroes_fast,
+            })
+            .collect();
+        Ok(Self {
+            entrance,
+            devices: offers.into_iter().map(|offer| offer.device).collect(),
+            exports,
+            done: Completions::new(BufferPool::new(limits.pool_bytes)),
+            clients: Vec::new(),
+            watched,
+            ender: Ender::new()?,
+            clock: Clock::start(),
+            limits,
+            deaf_until: None,
+            meters: Arc::default(),
+            counters: Counters::default(),
+            calls: Calls::default(),
+            own_flushes: 0,
+            unflushed: None,
+        })
+    }
+
+    /// How many devices a server may offer.
+    pub const fn offers_max() -> usize {
+        OFFERS_MAX
+    }
+
+    /// Where it is.
+    pub fn entrance(&self) -> &Entrance {
+        &self.entrance
+    }
+
+    /// What ends it.
+    pub fn ender(&self) -> Ender {
+        self.ender.clone()
+    }
+
+    /// What passes through, for status.
+    pub fn meters(&self) -> Arc<Meters> {
+        Arc::clone(&self.meters)
+    }
+
+    /// Serves until it ends; then everything that was written is made durable, as far as it can be.
+    pub fn run(mut self) -> Ended {
+        let ended = loop {
+            self.serve();
+            self.meters.publish(self.counters, self.calls);
+            if self.devices.iter().any(BlockDevice::is_gone) {
+                break Ended::Lost("the medium is gone".into());
+            }
+            match self.wait(None) {
+                Ok(None) => {}
+                Ok(Some(ended)) => break ended,
+                Err(error) => break Ended::Lost(error.to_string()),
+            }
+        };
+        self.say_farewell();
+        if let Some(why) = self.unflushed {
+            warn!("the last writes may not be durable: {why}");
+        }
+        ended
+    }
+
+    /// Does whatever can be done without waiting.
+    fn serve(&mut self) {
+        self.hand_out();
+        for at in 0..self.clients.len() {
+            self.serve_one(at);
+        }
+        self.clients.retain(|client| {
+            let is_over = client.is_over();
+            if is_over {
+                debug!(number = client.number, peer = client.link.peer(), "an NBD client left");
+            }
+            !is_over
+        });
+    }
+
+    /// The journey of one client's requests: parsed, asked of the device, and what that answers at once is sent while it is still in
+    /// the cache. What its socket does not take now keeps its next requests waiting.
+    fn serve_one(&mut self, at: usize) {
+        let now = self.clock.now();
+        let mut receives = 0;
+        loop {
+            let mut is_drained = false;
+            while !is_drained && self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
+                let client = &mut self.clients[at];
+                match client.conn.poll_request() {
+                    Ok(Some(request)) => {
+                        let export = client.conn.export().expect("requests come after the handshake");
+                        self.devices[export].submit(now, request.launch(), &mut self.done);
+                        self.hand_out();
+                    }
+                    Ok(None) => is_drained = true,
+                    Err(reject) => {
+                        info!(peer = client.link.peer(), "an NBD client was cut off: {reject}");
+                        client.lose();
+                        is_drained = true;
+                    }
+                }
+            }
+            let is_sent = self.flush(at);
+            // A socket that had more than there was room for most likely has more: a wait in between would only cost.
+            let client = &mut self.clients[at];
+            let has_more = is_drained && std::mem::take(&mut client.has_more) && client.wants_input(&self.limits);
+            if has_more && receives < RECEIVES_MAX {
+                receives += 1;
+                self.receive(at);
+            } else if !is_sent || is_drained {
+                return;
+            }
+        }
+    }
+
+    /// Gives finished requests to whoever asked.
+    fn hand_out(&mut self) {
+        while let Some(answer) = self.done.pop() {
+            let number = ServerConn::number_of(answer.id);
+            if number == SELF {
+                self.own_flushes -= 1;
+                if let Err(error) = answer.result {
+                    self.unflushed.get_or_insert(error.to_string());
+                }
+                continue;
+            }
+            self.counters.urbs += 1;
+            match (answer.op, answer.result) {
+                (BlockOp::Read, Ok(())) => self.counters.bytes_in += u64::from(answer.length),
+                (BlockOp::Write, Ok(())) => self.counters.bytes_out += u64::from(answer.length),
+                _ => {}
+            }
+            let asker = self.clients.iter_mut().find(|client| client.number == number);
+            let asker = asker.expect("a client stays until it was answered");
+            asker.conn.complete(answer, &mut self.done.pool);
+        }
+    }
+
+    /// Sends until nothing is left (`true`) or the socket takes no more (`false`).
+    fn flush(&mut self, at: usize) -> bool {
+        let client = &mut self.clients[at];
+        client.is_full = false;
+        while client.conn.backlog_bytes() > 0 && !client.is_gone {
+            self.calls.send += 1;
+            let sent = client.link.try_send(&client.conn.poll_transmit());
+            match sent {
+                Ok(Some(count)) => client.conn.handle_transmitted(count, &mut self.done.pool),
+                Ok(None) => {
+                    client.is_full = true;
+                    return false;
+                }
+                Err(error) => {
+                    debug!(peer = client.link.peer(), %error, "an NBD client went without waiting for its answers");
+                    client.lose();
+                }
+            }
+        }
+        !client.is_gone
+    }
+
+    /// Waits for whatever comes next, and takes it in. `farewell`: until then at most, and nobody new.
+    fn wait(&mut self, farewell: Option<Instant>) -> io::Result<Option<Ended>> {
+        self.calls.wait += 1;
+        let timeouts = self.devices.iter().map(|device| device.poll_timeout());
+        let at = timeouts.chain([farewell, self.deaf_until]).flatten().min();
+        let span = at.map(|at| span_until(at, self.clock.now()));
+        let lets_in = farewell.is_none() && self.deaf_until.is_none() && self.clients.len() < NBD_CONNECTIONS_MAX;
+
+        let mut interests = Vec::with_capacity(INTERESTS_MAX);
+        interests.push(Interest::new(self.ender.wake().as_fd(), false));
+        let watched = self.watched.as_ref().filter(|_| farewell.is_none());
+        interests.extend(watched.map(|link| Interest::hangup(link.as_fd())));
+        let at_watched = watched.map(|_| interests.len() - 1);
+        interests.extend(lets_in.then(|| Interest::new(self.entrance.as_fd(), false)));
+        let at_entrance = lets_in.then(|| interests.len() - 1);
+        let at_devices = interests.len();
+        let outside = |at: &usize| self.devices[*at].readiness().and_then(Watched::interest);
+        let waited_on: Vec<usize> = (0..self.devices.len()).filter(|at| outside(at).is_some()).collect();
+        interests.extend(waited_on.iter().filter_map(outside));
+        let at_clients = interests.len();
+        // One that has gone is only waited for by its answers.
+        let heard: Vec<usize> = (0..self.clients.len()).filter(|&at| !self.clients[at].is_gone).collect();
+        interests.extend(heard.iter().map(|&at| {
+            let client = &self.clients[at];
+            let fd = client.link.as_fd();
+            match (client.wants_input(&self.limits), client.is_full) {
+                (true, is_full) => Interest::new(fd, is_full),
+                (false, true) => Interest::room(fd),
+                (false, false) => Interest::end(fd),
+            }
+        }));
+        if farewell.is_some() {
+            // Its owner's word has been heard: it would be ready for ever.
+            interests[0] = Interest::end(self.ender.wake().as_fd());
+        }
+        wait(&mut interests, span)?;
+        let ready: Vec<bool> = interests.iter().map(|interest| interest.readable || interest.writable).collect();
+        let readable: Vec<bool> = interests[at_clients..].iter().map(|interest| interest.readable).collect();
+        drop(interests);
+
+        if farewell.is_none() && ready[0] && self.ender.was_asked() {
+            return Ok(Some(Ended::Asked));
+        }
+        if at_watched.is_some_and(|at| ready[at]) {
+            return Ok(Some(Ended::Lost("the exporter ended the connection, or the way to it broke".into())));
+        }
+        let now = self.clock.now();
+        for (place, &at) in waited_on.iter().enumerate() {
+            if ready[at_devices + place] {
+                self.devices[at].handle_ready(now, &mut self.done);
+            }
+        }
+        for device in &mut self.devices {
+            if device.poll_timeout().is_some_and(|at| at <= now) {
+                device.handle_timeout(now, &mut self.done);
+            }
+        }
+        self.deaf_until = self.deaf_until.filter(|until| *until > now);
+        for (at, _) in heard.into_iter().zip(readable).filter(|(_, readable)| *readable) {
+            self.receive(at);
+        }
+        if at_entrance.is_some_and(|at| ready[at]) {
+            self.let_in();
+        }
+        Ok(None)
+    }
+
+    fn receive(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        if !client.wants_input(&self.limits) {
+            // Nothing was waited for but its end.
+            client.lose();
+            return;
+        }
+        self.calls.receive += 1;
+        let space = client.conn.receive_space();
+        let room = space.len();
+        match client.link.try_receive(space) {
+            Ok(Some(0)) => {
+                // It may still listen: what it is owed is said.
+                client.is_deaf = true;
+                client.conn.close();
+            }
+            Ok(Some(count)) => {
+                client.has_more = count == room;
+                client.conn.handle_received(count);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                debug!(peer = client.link.peer(), %error, "an NBD client was lost");
+                client.lose();
+            }
+        }
+    }
+
+    fn let_in(&mut self) {
+        while self.clients.len() < NBD_CONNECTIONS_MAX {
+            match self.entrance.try_accept() {
+                Ok(Some(link)) => {
+                    let is_free = |number: &u16| self.clients.iter().all(|client| client.number != *number);
+                    let number = (0..SELF).find(is_free).expect("there are more numbers than clients");
+                    debug!(number, peer = link.peer(), "an NBD client came");
+                    let conn = ServerConn::new(number, Arc::clone(&self.exports), &self.limits);
+                    let client =
+                        Client { number, link, conn, is_full: false, has_more: false, is_deaf: false, is_gone: false };
+                    self.clients.push(client);
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    warn!(%error, "an NBD client was not let in");
+                    self.deaf_until = Some(self.clock.now() + ACCEPT_PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Answers what is owed, and makes durable what was written.
+    fn say_farewell(&mut self) {
+        let until = self.clock.now() + FAREWELL_TIME_MAX;
+        self.clients.iter_mut().for_each(|client| client.conn.close());
+        loop {
+            self.serve();
+            if self.clients.is_empty() || !self.waits_on(until) {
+                break;
+            }
+        }
+        for (at, device) in self.devices.iter_mut().enumerate() {
+            if !device.is_gone() && !device.info().is_read_only {
+                self.own_flushes += 1;
+                let id = BlockId(u64::from(SELF) << 48 | at as u64);
+                device.submit(self.clock.now(), BlockRequest::flush(id).launch(), &mut self.done);
+            }
+        }
+        loop {
+            self.hand_out();
+            if self.own_flushes == 0 {
+                break;
+            }
+            if !self.waits_on(until) {
+                self.unflushed.get_or_insert("the device did not answer in time".into());
+                break;
+            }
+        }
+    }
+
+    /// Waits for more, but not beyond `until`: whether that has not come yet.
+    fn waits_on(&mut self, until: Instant) -> bool {
+        self.clock.now() < until && self.wait(Some(until)).is_ok()
+    }
+}

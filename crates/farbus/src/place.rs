@@ -1,0 +1,223 @@
+//! Where programs find a device that they are to use, without any kernel in between: a Unix socket, or an address.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use farbus_io::link::{Link, Listener, LocalListener};
+use serde::{Deserialize, Serialize};
+
+use crate::control::folder;
+
+/// What such programs speak. In none of these has anybody to prove who he is, and nothing is encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Block devices.
+    Nbd,
+    /// USB devices, in virtual machines.
+    Usbredir,
+}
+
+impl Protocol {
+    /// Its port unless somebody says otherwise: NBD's own (IANA), and where `usbredirserver` listens.
+    pub fn port(self) -> u16 {
+        match self {
+            Protocol::Nbd => 10809,
+            Protocol::Usbredir => 4000,
+        }
+    }
+
+    /// Where `device` is found unless somebody says otherwise: among the sockets of what runs, and told from them by its name.
+    pub fn default_place(self, device: &str) -> Place {
+        Place::Socket(folder().join(format!("{}-{}.sock", self.way(), plain_name(device))))
+    }
+
+    /// What stands against `place`, if others than this machine's programs reach it.
+    pub fn exposure(self, place: &Place) -> Option<String> {
+        let Place::Address(address) = place else { return None };
+        let name = match self {
+            Protocol::Nbd => "NBD",
+            Protocol::Usbredir => "usbredir",
+        };
+        (!address.ip().to_canonical().is_loopback()).then(|| {
+            format!(
+                "{address} is not this machine alone. {name} has no password and no encryption here:\n  \
+                 whoever reaches this address can use what is there, read all of it and change it."
+            )
+        })
+    }
+
+    /// Its word in `--via` and in names of sockets.
+    fn way(self) -> &'static str {
+        match self {
+            Protocol::Nbd => "nbd",
+            Protocol::Usbredir => "redir",
+        }
+    }
+}
+
+/// A device's name as a file, an option of QEMU's or an id of its may have it.
+pub fn plain_name(device: &str) -> String {
+    device.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' }).collect()
+}
+
+/// Where programs come in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// At a Unix socket, which is its owner's alone.
+    Socket(PathBuf),
+    /// At a TCP address.
+    Address(SocketAddr),
+}
+
+impl Place {
+    /// The path of the socket, if it is one.
+    pub fn path(&self) -> Option<&PathBuf> {
+        match self {
+            Place::Socket(path) => Some(path),
+            Place::Address(_) => None,
+        }
+    }
+
+    /// Listens there, with this process's own rights; [`crate::broker::Hands::listen_at`] also without.
+    ///
+    /// # Errors
+    /// What stands against it, with what to do.
+    pub fn listen(&self) -> io::Result<Entrance> {
+        match self {
+            Place::Socket(path) => Ok(Entrance::Local(LocalListener::bind(path)?)),
+            Place::Address(address) => Entrance::tcp(*address)
+                .map_err(|error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}"))),
+        }
+    }
+
+    /// The options of QEMU's `-chardev socket` that lead there. A comma in a path is doubled, as QEMU reads it.
+    pub fn chardev_options(&self) -> String {
+        match self {
+            Place::Socket(path) => format!("path={}", path.display().to_string().replace(',', ",,")),
+            Place::Address(address) => format!("host={},port={}", address.ip(), address.port()),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Socket(path) => path.display().fmt(f),
+            Place::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+/// A place that is listened at. It never waits: whoever waits puts it among its interests.
+#[derive(Debug)]
+pub enum Entrance {
+    /// For its owner, on this machine; its path is removed with it, where that is still allowed.
+    Local(LocalListener),
+    /// For whoever reaches it.
+    Tcp(Listener),
+}
+
+impl Entrance {
+    fn tcp(address: SocketAddr) -> io::Result<Self> {
+        let listener = Listener::bind(address)?;
+        listener.never_wait()?;
+        Ok(Entrance::Tcp(listener))
+    }
+
+    /// One that another process made at `place`.
+    pub(crate) fn passed(socket: OwnedFd, place: &Place) -> Self {
+        match place {
+            Place::Socket(path) => Entrance::Local(LocalListener::passed(socket, path)),
+            Place::Address(_) => Entrance::Tcp(Listener::over(socket)),
+        }
+    }
+
+    /// Its descriptor, to be passed to another process; a path is left for whoever removes it then.
+    pub(crate) fn into_descriptor(self) -> io::Result<OwnedFd> {
+        match self {
+            Entrance::Local(listener) => listener.into_descriptor(),
+            Entrance::Tcp(listener) => listener.as_fd().try_clone_to_owned(),
+        }
+    }
+
+    /// Where it really is: port 0 has become a free one.
+    ///
+    /// # Errors
+    /// What the system says of the socket.
+    pub fn place(&self) -> io::Result<Place> {
+        Ok(match self {
+            Entrance::Local(listener) => Place::Socket(listener.path().to_owned()),
+            Entrance::Tcp(listener) => Place::Address(listener.address()?),
+        })
+    }
+
+    /// Whoever has come; `None` if nobody has.
+    pub(crate) fn try_accept(&self) -> io::Result<Option<Link>> {
+        match self {
+            Entrance::Local(listener) => listener.try_accept(),
+            Entrance::Tcp(listener) => match listener.accept() {
+                Ok(connection) => Ok(Some(connection.link)),
+                // Nobody is there, or is no more.
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            },
+        }
+    }
+}
+
+impl AsFd for Entrance {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Entrance::Local(listener) => listener.as_fd(),
+            Entrance::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn qemu_is_told_where() {
+        let options = |place: Place| place.chardev_options();
+        assert_eq!(options(Place::Socket("/run/a,b.sock".into())), "path=/run/a,,b.sock");
+        assert_eq!(options(Place::Address("[::1]:4000".parse().unwrap())), "host=::1,port=4000");
+    }
+
+    #[test]
+    fn each_protocol_has_sockets_of_its_own_in_one_folder() {
+        let path = |protocol: Protocol| protocol.default_place("hub/1,1").path().unwrap().clone();
+        assert_eq!(path(Protocol::Nbd), folder().join("nbd-hub_1_1.sock"));
+        assert_eq!(path(Protocol::Usbredir), folder().join("redir-hub_1_1.sock"));
+    }
+
+    #[test]
+    fn only_this_machine_is_no_exposure() {
+        let exposure = |address: &str| Protocol::Nbd.exposure(&Place::Address(address.parse().unwrap()));
+        for own in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            assert_eq!(exposure(own), None);
+        }
+        for everybody in ["0.0.0.0:1", "[::]:1", "10.0.0.7:1"] {
+            assert!(exposure(everybody).is_some_and(|text| text.contains("NBD has no password")));
+        }
+        assert_eq!(Protocol::Usbredir.exposure(&Place::Socket("/s".into())), None);
+    }
+
+    #[test]
+    fn an_address_serves_whoever_reaches_it_also_from_another_process() {
+        let place = Place::Address("127.0.0.1:0".parse().unwrap());
+        let entrance = Entrance::passed(place.listen().unwrap().into_descriptor().unwrap(), &place);
+        assert!(entrance.try_accept().unwrap().is_none(), "nobody has come, and nobody waits");
+        let Place::Address(address) = entrance.place().unwrap() else { panic!("it is an address") };
+        let client = std::net::TcpStream::connect(address).unwrap();
+        let link = entrance.try_accept().unwrap().expect("somebody has come");
+        assert_eq!(link.peer(), client.local_addr().unwrap().to_string());
+    }
+}

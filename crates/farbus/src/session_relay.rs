@@ -1,0 +1,132 @@
+//! The engine between a kernel and a device behind a session: one thread, which waits on both and on whoever may end it.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use farbus_io::link::{Clock, Interest, Link, Watched, wait};
+use farbus_model::{Device, Limits};
+use farbus_session::native::RemoteUsb;
+use farbus_session::native::control::End;
+use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus};
+use tracing::debug;
+
+use crate::engine::span_until;
+use crate::linked::Linked;
+use crate::meters::{Calls, Meters};
+
+/// Why a relay ended by itself.
+#[derive(Debug)]
+pub enum Stop {
+    /// The kernel let go of the device.
+    Released,
+    /// The kernel said what it should not.
+    Fault(Fault),
+    /// The session is over, and why.
+    Ended(End),
+}
+
+/// Whether and how a turn was the last.
+type Turn = Result<(), Stop>;
+
+/// The relay.
+pub struct SessionRelay {
+    kernel: Link,
+    exporter: Exporter<Linked<RemoteUsb>>,
+    clock: Clock,
+    calls: Calls,
+}
+
+impl SessionRelay {
+    /// Between a kernel that calls the device `device_id`, and the device.
+    pub fn new(kernel: Link, device: Linked<RemoteUsb>, device_id: u32) -> Self {
+        let clock = device.clock();
+        // A session has a word for a reset: what shows one is understood here, and said.
+        let on_reset = OnReset::ResetDevice;
+        let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, device_id, device, on_reset);
+        Self { kernel, exporter, clock, calls: Calls::default() }
+    }
+
+    /// One turn: does what can be done, waits for what comes next, on `ender` too.
+    ///
+    /// # Errors
+    /// [`Stop`]: it was the last.
+    pub fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn {
+        let now = self.clock.now();
+        self.exporter.advance(now, &mut Nothing).map_err(Stop::Fault)?;
+        self.exporter.with_device(now, |device, done| device.end_turn(now, done));
+        let is_full = !self.flush()?;
+        meters.publish(self.exporter.counters(), self.calls);
+        if let Some(end) = self.exporter.device().and_then(Linked::end) {
+            return Err(Stop::Ended(end.clone()));
+        }
+        if self.exporter.has_held() && !is_full {
+            return Ok(());
+        }
+        self.calls.wait += 1;
+        let device = self.exporter.device().expect("a relay has its device from the start");
+        let timeout = Device::poll_timeout(device);
+        let readiness = device.readiness();
+        let on_device = Watched::interest(readiness).expect("a session is waited for on a descriptor");
+        let mut interests = [Interest::new(self.kernel.as_fd(), is_full), on_device, ender];
+        wait(&mut interests, timeout.map(|at| span_until(at, now))).map_err(kernel_ended)?;
+        let [on_kernel, on_device, _] = interests.map(|interest| interest.readable);
+        let now = self.clock.now();
+        if on_device || timeout.is_some_and(|at| at <= now) {
+            self.exporter.handle_ready(now);
+        }
+        if on_kernel { self.receive() } else { Ok(()) }
+    }
+
+    fn receive(&mut self) -> Turn {
+        self.calls.receive += 1;
+        match self.kernel.try_receive(self.exporter.receive_space()).map_err(kernel_ended)? {
+            Some(0) => Err(Stop::Released),
+            Some(count) => {
+                self.exporter.handle_received(count);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether everything is out.
+    fn flush(&mut self) -> Result<bool, Stop> {
+        while self.exporter.has_transmit() {
+            self.calls.send += 1;
+            let sent = self.kernel.try_send(&self.exporter.poll_transmit()).map_err(kernel_ended)?;
+            match sent {
+                Some(count) => self.exporter.handle_transmitted(count),
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives the device back; what the kernel still waits for ends as gone, as far as its socket takes it.
+    pub fn close(&mut self) {
+        let now = self.clock.now();
+        self.exporter.with_device(now, |device, done| device.close(done));
+        while let Ok(true) = self.flush()
+            && self.exporter.has_held()
+            && self.exporter.advance(now, &mut Nothing).is_ok()
+        {}
+    }
+}
+
+fn kernel_ended(error: io::Error) -> Stop {
+    debug!(%error, "the kernel's socket ended");
+    Stop::Released
+}
+
+/// A kernel asks for no list and no import.
+struct Nothing;
+
+impl<D> Offers<D> for Nothing {
+    fn list(&mut self) -> Vec<DeviceRecord> {
+        Vec::new()
+    }
+
+    fn claim(&mut self, _bus_id: &str) -> Result<(DeviceRecord, D), OpStatus> {
+        Err(OpStatus::NotAvailable)
+    }
+}

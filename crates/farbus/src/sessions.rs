@@ -1,0 +1,417 @@
+//! The exporter's sessions: each has a thread, which goes on without a link until the next one comes.
+//!
+//! Whoever connects says which session the link is for. A new one begins on the thread that met it; for one that is there the link is
+//! handed over to its thread.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Gathering, Link, Wake};
+use farbus_io::trust::Fingerprint;
+use farbus_model::{Device, Instant, Limits};
+use farbus_session::native::control::{Cause, Class, End, Open};
+use farbus_session::native::hello::{Hello, Outcome, SessionId};
+use farbus_session::native::{ExporterSession, LaneLimits, Served, ServedUsb, Services, exporter};
+use farbus_session::{DeviceRecord, Ending};
+use tracing::{debug, info, warn};
+
+use crate::engine::{Mailbox, span_until};
+use crate::greeting;
+use crate::guest::Guest;
+
+/// How long a greeting may take.
+const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
+/// The longest that a session outlives its link: what people call a short absence. An importer may ask for less.
+const GRACE_MAX: Duration = Duration::from_secs(120);
+/// Receives in a row before others have their turn.
+const RECEIVES_MAX: usize = 16;
+
+/// What a session is for those who may end it or ask something of it.
+pub trait Tenant: Send + Sync {
+    /// Where its owner's orders are left; woken when [`Tenant::end`] has something to say.
+    fn mailbox(&self) -> &Mailbox;
+
+    /// Why it is to end, if it is.
+    fn end(&self) -> Option<End>;
+
+    /// It has ended, and how; said before its device is given back.
+    fn note_ending(&self, ending: Ending);
+}
+
+/// A device that was opened for a session, who may ask something of its attachment, and where the device goes in the end.
+pub struct Opened {
+    /// What it is called.
+    pub record: DeviceRecord,
+    /// The device.
+    pub device: Box<dyn Device>,
+    /// Whoever may end the attachment.
+    pub tenant: Arc<dyn Tenant>,
+    /// Takes the device back.
+    pub give_back: Box<dyn FnOnce(Box<dyn Device>, Instant) + Send>,
+}
+
+/// What sessions are offered.
+pub trait House: Send + Sync + 'static {
+    /// The time there.
+    fn clock(&self) -> Clock;
+
+    /// What one session may hold.
+    fn limits(&self) -> Limits;
+
+    /// Opens a device for `guest`, called `peer`.
+    ///
+    /// # Errors
+    /// [`End`]: why not.
+    fn open(self: &Arc<Self>, guest: &Guest, peer: &str, open: &Open) -> Result<Opened, End>;
+}
+
+/// The sessions that are there.
+pub struct Sessions {
+    table: Mutex<BTreeMap<SessionId, Arc<Inbox>>>,
+    incarnation: u64,
+}
+
+/// Links on their way to a session's thread.
+struct Inbox {
+    owner: Fingerprint,
+    links: Mutex<Vec<(Link, Hello)>>,
+    wake: Wake,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self { table: Mutex::default(), incarnation: u64::from_le_bytes(random()) }
+    }
+}
+
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    farbus_io::trust::fill_random(&mut bytes);
+    bytes
+}
+
+impl Sessions {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Inbox>>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A paired host is on the line: a session begins and is served until it ends, or a link more is handed over.
+    ///
+    /// # Errors
+    /// The link was lost before a session had it.
+    pub fn serve<H: House>(
+        &self,
+        house: &Arc<H>,
+        link: Link,
+        guest: &Guest,
+        tenant: &Arc<dyn Tenant>,
+    ) -> io::Result<()> {
+        let hello = greeting::hear_hello(&link, GREETING_TIME_MAX)?;
+        if hello.standing.session != SessionId::NONE {
+            return self.hand_over(link, hello, guest);
+        }
+        let id = SessionId(random());
+        let limits = LaneLimits::DEFAULT;
+        let begun = ExporterSession::begin(&hello, id, self.incarnation, GRACE_MAX, limits);
+        let (session, welcome) = match begun {
+            Ok(begun) => begun,
+            Err(refusal) => return greeting::welcome(&link, &refusal, GREETING_TIME_MAX),
+        };
+        let inbox = Inbox { owner: guest.fingerprint(), links: Mutex::default(), wake: Wake::new()? };
+        let inbox = Arc::new(inbox);
+        self.table().insert(id, Arc::clone(&inbox));
+        let greeted = greeting::welcome(&link, &welcome, GREETING_TIME_MAX);
+        let engine = Engine::new(house, session, link, guest, tenant, &inbox);
+        let served = greeted.and(engine).map(Engine::run);
+        self.table().remove(&id);
+        served
+    }
+
+    /// The session's thread is told; one that is not there, or another host's, is not known.
+    fn hand_over(&self, link: Link, hello: Hello, guest: &Guest) -> io::Result<()> {
+        let inbox = self.table().get(&hello.standing.session).cloned();
+        match inbox.filter(|inbox| inbox.owner == guest.fingerprint()) {
+            Some(inbox) => {
+                inbox.links.lock().unwrap_or_else(PoisonError::into_inner).push((link, hello));
+                inbox.wake.wake();
+                Ok(())
+            }
+            None => {
+                let refusal = exporter::refusal(&hello, self.incarnation, Outcome::Unknown);
+                greeting::welcome(&link, &refusal, GREETING_TIME_MAX)
+            }
+        }
+    }
+}
+
+/// One session's thread.
+struct Engine<'a, H> {
+    house: &'a Arc<H>,
+    session: ExporterSession,
+    link: Option<Link>,
+    /// Whether the link takes no more for now.
+    is_blocked: bool,
+    guest: &'a Guest,
+    peer: String,
+    tenant: &'a Arc<dyn Tenant>,
+    tenants: BTreeMap<u16, Arc<dyn Tenant>>,
+    inbox: &'a Inbox,
+    all: Gathering,
+    clock: Clock,
+}
+
+/// Why a turn was the last.
+enum Last {
+    /// The importer said so, or the owner here.
+    Ended,
+    /// Nobody came back in time.
+    Over,
+    /// The importer broke the protocol.
+    CutOff,
+}
+
+impl<'a, H: House> Engine<'a, H> {
+    fn new(
+        house: &'a Arc<H>,
+        session: ExporterSession,
+        link: Link,
+        guest: &'a Guest,
+        tenant: &'a Arc<dyn Tenant>,
+        inbox: &'a Inbox,
+    ) -> io::Result<Self> {
+        let (peer, clock) = (link.peer().to_owned(), house.clock());
+        let all = Gathering::new()?;
+        let tenants = BTreeMap::new();
+        let link = Some(link);
+        let engine = Self { house, session, link, is_blocked: false, guest, peer, tenant, tenants, inbox, all, clock };
+        engine.watch_all()?;
+        Ok(engine)
+    }
+
+    fn run(mut self) {
+        let last = loop {
+            match self.turn() {
+                Ok(None) => {}
+                Ok(Some(last)) => break last,
+                Err(error) => {
+                    warn!(peer = self.peer, %error, "the session cannot wait");
+                    break Last::Ended;
+                }
+            }
+        };
+        let now = self.clock.now();
+        let ending = match last {
+            Last::Ended => Ending::Detached,
+            Last::Over => Ending::Lost,
+            Last::CutOff => Ending::CutOff,
+        };
+        for tenant in self.tenants.values() {
+            tenant.note_ending(ending);
+        }
+        match last {
+            Last::Over => warn!(peer = self.peer, "nobody came back in time; its devices are offered again"),
+            Last::Ended | Last::CutOff => debug!(peer = self.peer, "the session ended"),
+        }
+        self.session.finish(now);
+        if let Some(link) = &self.link {
+            link.shut_down();
+        }
+    }
+
+    /// Does what can be done, sends what can be sent, waits for what comes next.
+    fn turn(&mut self) -> io::Result<Option<Last>> {
+        self.take_links()?;
+        if let Some(end) = self.tenant.end() {
+            let now = self.clock.now();
+            for number in self.tenants.keys() {
+                self.session.close(now, *number, &end);
+            }
+            self.flush();
+            return Ok(Some(Last::Ended));
+        }
+        let before = self.session.attachments();
+        self.carry_out_orders();
+        if !self.receive() {
+            return Ok(Some(Last::CutOff));
+        }
+        self.session.handle_ready(self.clock.now());
+        if self.session.attachments() != before || self.tenants.len() != before {
+            let session = &self.session;
+            self.tenants.retain(|&number, _| session.is_attached(number));
+            self.all = Gathering::new()?;
+            self.watch_all()?;
+        }
+        self.flush();
+        let now = self.clock.now();
+        if self.session.is_ended() {
+            return Ok(Some(Last::Ended));
+        }
+        if self.session.is_over(now) {
+            return Ok(Some(Last::Over));
+        }
+        let has_received = self.link.as_ref().is_some_and(Link::has_received);
+        let span = match has_received {
+            true => Some(Duration::ZERO),
+            false => self.session.poll_timeout().map(|at| span_until(at, self.clock.now())),
+        };
+        self.all.wait(span).map(|()| None)
+    }
+
+    fn watch_all(&self) -> io::Result<()> {
+        self.all.watch(self.inbox.wake.as_fd(), false)?;
+        self.all.watch(self.tenant.mailbox().as_fd(), false)?;
+        for tenant in self.tenants.values() {
+            self.all.watch(tenant.mailbox().as_fd(), false)?;
+        }
+        for readiness in self.session.readiness() {
+            self.all.watch_device(readiness)?;
+        }
+        match &self.link {
+            Some(link) => self.all.watch(link.as_fd(), self.is_blocked),
+            None => Ok(()),
+        }
+    }
+
+    /// Links that were handed over: the latest is ours.
+    fn take_links(&mut self) -> io::Result<()> {
+        self.inbox.wake.clear();
+        let links = std::mem::take(&mut *self.inbox.links.lock().unwrap_or_else(PoisonError::into_inner));
+        for (link, hello) in links {
+            let welcome = self.session.resume(&hello);
+            if welcome.outcome == Outcome::Resumed {
+                // The old one, if it was not known to be lost, is.
+                self.drop_link();
+                info!(peer = self.peer, link = hello.standing.link, "the session goes on over a new link");
+            }
+            match greeting::welcome(&link, &welcome, GREETING_TIME_MAX) {
+                Ok(()) if welcome.outcome == Outcome::Resumed => {
+                    self.all.watch(link.as_fd(), false)?;
+                    self.link = Some(link);
+                }
+                Ok(()) => {}
+                Err(error) => {
+                    debug!(peer = self.peer, %error, "a link was lost in its greeting");
+                    self.session.handle_lost(self.clock.now());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_link(&mut self) {
+        if let Some(link) = self.link.take() {
+            self.all.forget(link.as_fd());
+            link.shut_down();
+        }
+        self.is_blocked = false;
+    }
+
+    fn lose(&mut self, is_closed: bool, why: &str) {
+        let now = self.clock.now();
+        self.drop_link();
+        if is_closed {
+            self.session.handle_closed(now);
+        } else {
+            self.session.handle_lost(now);
+        }
+        if !self.session.is_ended() && self.session.attachments() > 0 {
+            warn!(peer = self.peer, why, "the link was lost; its session waits for another");
+        }
+    }
+
+    /// Whether the importer kept to the protocol.
+    fn receive(&mut self) -> bool {
+        for _ in 0..RECEIVES_MAX {
+            let Some(link) = &self.link else { return true };
+            match link.try_receive(self.session.receive_space()) {
+                Ok(None) => return true,
+                Ok(Some(0)) => self.lose(true, "the peer closed it"),
+                Ok(Some(count)) => {
+                    self.session.handle_received(count);
+                    let (now, house) = (self.clock.now(), self.house);
+                    let mut opening =
+                        Opening { house, guest: self.guest, peer: &self.peer, tenants: &mut self.tenants };
+                    if let Err(reject) = self.session.advance(now, &mut opening) {
+                        warn!(peer = self.peer, %reject, "the session was cut off");
+                        return false;
+                    }
+                }
+                Err(error) => {
+                    let is_closed =
+                        matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof);
+                    self.lose(is_closed, &error.to_string());
+                }
+            }
+        }
+        true
+    }
+
+    fn flush(&mut self) {
+        while let Some(link) = &self.link {
+            let now = self.clock.now();
+            let sent = match self.session.has_transmit() {
+                true => link.try_send(&self.session.poll_transmit(now)),
+                false => break,
+            };
+            match sent {
+                Ok(Some(count)) => self.session.handle_transmitted(count),
+                Ok(None) => return self.set_blocked(true),
+                Err(error) => return self.lose(false, &error.to_string()),
+            }
+        }
+        match self.link.as_ref().map(Link::try_flush) {
+            Some(Ok(is_out)) => self.set_blocked(!is_out),
+            Some(Err(error)) => self.lose(false, &error.to_string()),
+            None => {}
+        }
+    }
+
+    fn set_blocked(&mut self, is_blocked: bool) {
+        if std::mem::replace(&mut self.is_blocked, is_blocked) != is_blocked
+            && let Some(link) = &self.link
+            && let Err(error) = self.all.watch(link.as_fd(), is_blocked)
+        {
+            self.lose(false, &error.to_string());
+        }
+    }
+
+    fn carry_out_orders(&mut self) {
+        self.tenant.mailbox().clear();
+        let now = self.clock.now();
+        let mut ended = Vec::new();
+        for (&number, tenant) in &self.tenants {
+            let session = &mut self.session;
+            tenant.mailbox().carry_out(|command| session.command(now, number, command));
+            if let Some(end) = tenant.end() {
+                ended.push((number, end));
+            }
+        }
+        for (number, end) in ended {
+            self.session.close(now, number, &end);
+        }
+    }
+}
+
+/// What a session's importer may open.
+struct Opening<'a, H> {
+    house: &'a Arc<H>,
+    guest: &'a Guest,
+    peer: &'a str,
+    tenants: &'a mut BTreeMap<u16, Arc<dyn Tenant>>,
+}
+
+impl<H: House> Services for Opening<'_, H> {
+    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        if open.class != Class::USB {
+            let message = format!("'{}' is a USB device, and was asked for as something else", open.name);
+            return Err(End { cause: Cause::Refused, message });
+        }
+        let Opened { record, device, tenant, give_back } = self.house.open(self.guest, self.peer, open)?;
+        self.tenants.insert(number, tenant);
+        let served = ServedUsb::new(number, device, record, self.house.limits(), give_back);
+        Ok((1, Box::new(served)))
+    }
+}

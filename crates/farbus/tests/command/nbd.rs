@@ -1,0 +1,373 @@
+//! Block devices for programs that speak NBD: libnbd's tools, QEMU's and fio, against what lies in the image.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::harness::{House, Outcome, PATIENCE, Running, Share, finish, has, has_program, wait_until};
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes that differ from each other and from those of any other seed, with holes in them.
+fn noise(seed: u32, count: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let mut bytes: Vec<u8> = (0..count)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            state as u8
+        })
+        .collect();
+    for hole in bytes.chunks_mut(MIB as usize).skip(2).step_by(5) {
+        hole.fill(0);
+    }
+    bytes
+}
+
+fn have(programs: &[&str]) -> bool {
+    programs.iter().all(|program| has(program, has_program(program)))
+}
+
+/// A running NBD server of ours, and where it is.
+struct Served {
+    process: Running,
+    socket: PathBuf,
+    uri: String,
+}
+
+impl Served {
+    /// Starts `farbus` with these arguments and a socket of the house.
+    fn start(house: &House, name: &str, arguments: &[&str]) -> Self {
+        let socket = house.path(name);
+        let arguments = [arguments, &["--socket", socket.to_str().unwrap(), "--json"]].concat();
+        let process = Running::start(house.command(&arguments));
+        let said: Value = serde_json::from_str(&json_of(&process)).unwrap();
+        let uri = said["exports"][0]["uri"].as_str().unwrap().to_owned();
+        Self { process, socket, uri }
+    }
+
+    fn end(mut self) {
+        self.process.signal(Signal::INT);
+        assert_eq!(self.process.wait_for_end(PATIENCE), Some(0), "{}", self.process.log());
+        wait_until(PATIENCE, "its socket goes with it", || !self.socket.exists());
+    }
+}
+
+/// The JSON that a process prints over several lines.
+fn json_of(process: &Running) -> String {
+    let mut text = process.wait_for_line("{");
+    while serde_json::from_str::<Value>(&text).is_err() {
+        text += &process.wait_for_line("");
+    }
+    text
+}
+
+/// Runs a program to its end, which has to be a good one.
+fn run(house: &House, program: &str, arguments: &[&str]) -> Outcome {
+    let outcome = finish(house.command_of(Path::new(program), arguments), PATIENCE);
+    assert_eq!(outcome.code, Some(0), "{program} {arguments:?}: {outcome:?}");
+    outcome
+}
+
+#[test]
+fn a_disk_of_another_machine_is_copied_both_ways() {
+    if !have(&["nbdinfo", "nbdcopy"]) {
+        return;
+    }
+    let house = House::new();
+    let image = house.image("image", 32 * MIB);
+    let share = house.share(&[&format!("disk:{}", image.display())]);
+    let target = share.target("disk");
+    let served = Served::start(&house, "disk.sock", &["attach", &target, "--via", "nbd"]);
+    assert_eq!(fs::metadata(&served.socket).unwrap().permissions().mode() & 0o777, 0o600);
+
+    let told: Value = serde_json::from_str(&run(&house, "nbdinfo", &["--json", &served.uri]).stdout).unwrap();
+    let export = &told["exports"][0];
+    assert_eq!((&told["protocol"], &export["export-size"]), (&"newstyle-fixed".into(), &(32 * MIB).into()));
+    assert_eq!((&export["can_multi_conn"], &export["can_fua"]), (&true.into(), &true.into()));
+    assert_eq!(export["description"], target);
+
+    let original = noise(1, 32 * MIB as usize);
+    let (from, to) = (house.path("from"), house.path("to"));
+    fs::write(&from, &original).unwrap();
+    run(&house, "nbdcopy", &["--flush", from.to_str().unwrap(), &served.uri]);
+    assert!(fs::read(&image).unwrap() == original, "what was flushed is in the image");
+    run(&house, "nbdcopy", &["--connections=4", &served.uri, to.to_str().unwrap()]);
+    assert!(fs::read(&to).unwrap() == original);
+
+    let status = house.json(&["status", "--json"]);
+    let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").unwrap();
+    assert_eq!(attached["devices"][0]["at"], served.uri);
+    assert!(attached["devices"][0]["meters"]["bytes_in"].as_u64().unwrap() >= 32 * MIB);
+    let mut process = served.process;
+    assert_eq!(house.run(&["detach"]).code, Some(0));
+    assert_eq!(process.wait_for_end(PATIENCE), Some(0), "{}", process.log());
+    wait_until(PATIENCE, "its socket goes with it", || !served.socket.exists());
+    assert!(fs::read(&image).unwrap() == original);
+}
+
+#[test]
+fn an_exporter_that_is_killed_ends_the_attachment_and_its_clients() {
+    if !have(&["nbdcopy"]) {
+        return;
+    }
+    let house = House::new();
+    let mut share = house.share(&[&format!("disk:{}", house.image("image", 2048 * MIB).display())]);
+    let mut served = Served::start(&house, "disk.sock", &["attach", &share.target("disk"), "--via", "nbd"]);
+    let to = house.path("to");
+    let mut copy = Running::start(house.command_of(Path::new("nbdcopy"), &[&served.uri, to.to_str().unwrap()]));
+    std::thread::sleep(Duration::from_millis(300));
+    share.process.kill();
+    let killed = Instant::now();
+    assert_eq!(served.process.wait_for_end(PATIENCE), Some(5), "{}", served.process.log());
+    assert!(served.process.log().contains("the link was lost"), "{}", served.process.log());
+    // With 1, or by an assertion of libnbd's own that fails where it is hung up on with reads under way.
+    assert_ne!(copy.wait_for_end(PATIENCE), Some(0), "a copy that was cut short says so");
+    println!("ended after {:?}", killed.elapsed());
+    wait_until(PATIENCE, "its socket goes with it", || !served.socket.exists());
+}
+
+#[test]
+fn qemu_writes_reads_zeroes_and_discards() {
+    if !have(&["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let house = House::new();
+    let (image, source) = (house.image("image", 64 * MIB), house.path("source"));
+    fs::write(&source, noise(2, 64 * MIB as usize)).unwrap();
+    let source = source.to_str().unwrap();
+    let served = Served::start(&house, "local.sock", &["nbd", &format!("block:{}", image.display())]);
+    let uri = served.uri.as_str();
+    run(&house, "qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", source, uri]);
+    run(&house, "qemu-img", &["compare", "-f", "raw", "-F", "raw", source, uri]);
+    assert!(fs::read(&image).unwrap() == fs::read(source).unwrap());
+    let commands = [
+        "write -P 0x5a 1M 3M",
+        "write -f -P 0xa5 4096 512",
+        "aio_write -P 0x11 10M 2M",
+        "aio_write -P 0x22 20M 64k",
+        "aio_flush",
+        "write -z 1M 1M",
+        "write -z -u 2M 512k",
+        "discard 3M 64k",
+        "flush",
+        "read -P 0 1M 1M",
+        "read -P 0 2M 512k",
+        "read -P 0x5a 2621440 524288",
+        "read -P 0 3M 64k",
+        "read -P 0xa5 4096 512",
+        "read -P 0x11 10M 2M",
+        "read -P 0x22 20M 64k",
+    ];
+    let mut arguments = vec!["-f", "raw"];
+    commands.iter().for_each(|command| arguments.extend(["-c", command]));
+    arguments.push(uri);
+    let outcome = run(&house, "qemu-io", &arguments);
+    assert!(!outcome.stdout.contains("verification failed"), "{}", outcome.stdout);
+    served.end();
+    let bytes = fs::read(&image).unwrap();
+    assert!(bytes[4096..4608].iter().all(|byte| *byte == 0xa5) && bytes[10 * MIB as usize] == 0x11);
+}
+
+#[test]
+fn fio_writes_at_random_over_several_connections_and_finds_it_all_again() {
+    if !have(&["fio"]) {
+        return;
+    }
+    let house = House::new();
+    let served = Served::start(&house, "memory.sock", &["nbd", "memory:64M"]);
+    let uri = format!("--uri={}", served.uri);
+    let outcome = run(
+        &house,
+        "fio",
+        &[
+            "--name=verify",
+            "--ioengine=nbd",
+            &uri,
+            "--rw=randwrite",
+            "--bsrange=512-128k",
+            "--bs_unaligned=0",
+            "--iodepth=32",
+            "--size=16M",
+            "--offset_increment=16M",
+            "--numjobs=4",
+            "--thread",
+            "--fsync=64",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            // Otherwise it leaves files where it runs.
+            "--verify_state_save=0",
+            "--group_reporting",
+            "--output-format=json",
+        ],
+    );
+    let told: Value = serde_json::from_str(&outcome.stdout[outcome.stdout.find('{').unwrap()..]).unwrap();
+    let job = &told["jobs"][0];
+    assert_eq!((&job["error"], &job["write"]["io_kbytes"]), (&0.into(), &(64 << 10).into()));
+    assert_eq!(job["read"]["io_kbytes"], 64 << 10, "all of it was verified");
+    served.end();
+}
+
+#[test]
+fn several_exports_views_and_refusals() {
+    if !have(&["nbdinfo", "nbdcopy", "qemu-io"]) {
+        return;
+    }
+    let house = House::new();
+    let image = house.image("image", 8 * MIB);
+    let original = noise(3, 8 * MIB as usize);
+    fs::write(&image, &original).unwrap();
+    let block = format!("block:{}", image.display());
+    let views = [
+        format!("{block},scratch"),
+        format!("{block},ro"),
+        format!("{block},ro,offset=1M,size=2M"),
+        "memory:16T".into(),
+    ];
+    let views: Vec<&str> = views.iter().map(String::as_str).collect();
+    let served = Served::start(&house, "views.sock", &[&["nbd"], views.as_slice()].concat());
+    let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", served.socket.display());
+
+    let list: Value = serde_json::from_str(&run(&house, "nbdinfo", &["--json", "--list", &uri("")]).stdout).unwrap();
+    let exports: Vec<(&str, u64)> = list["exports"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|export| (export["export-name"].as_str().unwrap(), export["export-size"].as_u64().unwrap()))
+        .collect();
+    let sizes = [("image", 8 * MIB), ("image-2", 8 * MIB), ("image-3", 2 * MIB), ("memory", 16 << 40)];
+    assert_eq!(exports, sizes);
+
+    // Changes of one's own, which the others do not see.
+    run(&house, "qemu-io", &["-f", "raw", "-c", "write -P 7 512 1M", "-c", "discard 4M 1M", &uri("image")]);
+    let (copy, part) = (house.path("copy"), house.path("part"));
+    let mut changed = original.clone();
+    changed[512..][..MIB as usize].fill(7);
+    changed[4 * MIB as usize..][..MIB as usize].fill(0);
+    run(&house, "nbdcopy", &[&uri("image"), copy.to_str().unwrap()]);
+    assert!(fs::read(&copy).unwrap() == changed);
+    run(&house, "nbdcopy", &[&uri("image-2"), copy.to_str().unwrap()]);
+    assert!(fs::read(&copy).unwrap() == original);
+    run(&house, "nbdcopy", &[&uri("image-3"), part.to_str().unwrap()]);
+    assert!(fs::read(&part).unwrap() == original[MIB as usize..][..2 * MIB as usize]);
+    let last = "17592186040320";
+    let commands = ["-c", &format!("write -P 9 {last} 4096"), "-c", &format!("read -P 9 {last} 4096")];
+    run(&house, "qemu-io", &[&["-f", "raw"], commands.as_slice(), &[&uri("memory")]].concat());
+
+    let refused =
+        finish(house.command_of(Path::new("qemu-io"), &["-f", "raw", "-c", "write 0 512", &uri("image-2")]), PATIENCE);
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    let nobody = finish(house.command_of(Path::new("nbdinfo"), &[&uri("nothing")]), PATIENCE);
+    assert_ne!(nobody.code, Some(0), "{nobody:?}");
+    let taken = house.run(&["nbd", "memory:1M", "--socket", served.socket.to_str().unwrap()]);
+    assert_eq!(taken.code, Some(1));
+    assert!(taken.stderr.contains("another program listens there"), "{taken:?}");
+    run(&house, "nbdinfo", &["--size", &uri("memory")]);
+    served.end();
+    assert!(fs::read(&image).unwrap() == original, "nobody changed the image");
+}
+
+#[test]
+fn what_makes_no_sense_ends_its_own_connection_and_no_other() {
+    let house = House::new();
+    let served = Served::start(&house, "memory.sock", &["nbd", "memory:1M"]);
+    let mut good = UnixStream::connect(&served.socket).unwrap();
+    let mut greeting = [0; 18];
+    good.read_exact(&mut greeting).unwrap();
+    for nonsense in [
+        &b"GET / HTTP/1.1\r\n\r\n\0\0\0\0"[..],
+        &[0, 0, 0, 3, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20],
+    ] {
+        let mut bad = UnixStream::connect(&served.socket).unwrap();
+        bad.set_read_timeout(Some(PATIENCE)).unwrap();
+        bad.write_all(nonsense).unwrap();
+        let mut heard = Vec::new();
+        // Cut off, by an end or a reset.
+        let _ = bad.read_to_end(&mut heard);
+        assert!(heard.len() <= 18, "{heard:?}");
+    }
+    // Both flags, then EXPORT_NAME "" and a read of 512 bytes.
+    good.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+    let mut told = [0; 10];
+    good.read_exact(&mut told).unwrap();
+    assert_eq!(told[..8], MIB.to_be_bytes());
+    let mut request = [0x25, 0x60, 0x95, 0x13].to_vec();
+    request.extend([0; 22]);
+    request.extend([2, 0]);
+    good.write_all(&request).unwrap();
+    let mut reply = [0xee; 16 + 512];
+    good.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..4], [0x67, 0x44, 0x66, 0x98]);
+    assert!(reply[4..].iter().all(|byte| *byte == 0));
+    served.end();
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_what_to_type() {
+    let house = House::new();
+    for (arguments, code, told) in [
+        (&["nbd", "block:/nowhere/disk"][..], 1, "truncate -s 1G /nowhere/disk"),
+        (&["nbd", "disk:x"], 2, "try block:PATH or memory:SIZE"),
+        (&["nbd", "memory:1M,offset=2M"], 1, "1048576"),
+        (&["nbd", "memory:1M", "--socket", "/nowhere/x.sock"], 1, "its folder does not exist"),
+        (&["nbd", "memory:1M", "--listen", "nowhere"], 1, "no address to listen at"),
+        (&["attach", "127.0.0.1:1/disk", "--via", "fuse", "--socket", "x"], 1, "--via nbd"),
+        (&["attach", "127.0.0.1:1/disk", "--via", "nbd", "--at", "x"], 1, "--socket PATH"),
+        (&["attach", "127.0.0.1:1/disk", "--via", "nbd"], 5, "is 'farbus share'"),
+    ] {
+        let outcome = house.run(arguments);
+        assert_eq!(outcome.code, Some(code), "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(told), "{arguments:?}: {outcome:?}");
+    }
+}
+
+#[test]
+fn a_daemon_keeps_a_disk_served_whatever_becomes_of_its_exporter() {
+    if !have(&["nbdinfo"]) {
+        return;
+    }
+    let house = House::new();
+    let disk = format!("disk:{}", house.image("image", 5 * MIB).display());
+    let mut share = house.share(&[&disk]);
+    let socket = house.path("kept.sock");
+    let config = format!(
+        "plain.listen = []\n[[attach]]\ntarget = '{}'\nvia = 'nbd'\nsocket = '{}'",
+        share.target("disk"),
+        socket.display()
+    );
+    fs::write(house.path("farbus.toml"), config).unwrap();
+    let file = house.path("farbus.toml");
+    let mut daemon = Running::start(house.command(&["daemon", "--config", file.to_str().unwrap()]));
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let is_served = || finish(house.command_of(Path::new("nbdinfo"), &["--size", &uri]), PATIENCE).code == Some(0);
+    wait_until(PATIENCE, "the disk is served", is_served);
+    let told = run(&house, "nbdinfo", &["--size", &uri]);
+    assert_eq!(told.stdout, (5 * MIB).to_string());
+    share.process.kill();
+    wait_until(PATIENCE, "the daemon sees that it is gone", || !is_served());
+    let arguments = ["share", &disk, "--listen", &share.address];
+    let _again = Share::follow(Running::start(house.command(&arguments)));
+    wait_until(PATIENCE, "the disk is served again", is_served);
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+    wait_until(PATIENCE, "its socket goes with it", || !socket.exists());
+}
+
+#[test]
+fn at_an_address_it_is_reached_by_tcp() {
+    if !have(&["nbdinfo"]) {
+        return;
+    }
+    let house = House::new();
+    let process = Running::start(house.command(&["nbd", "memory:3M", "--listen", "127.0.0.1:0"]));
+    let line = process.wait_for_line("serving as nbd://127.0.0.1:");
+    let uri = line.split_whitespace().nth(2).unwrap();
+    assert_eq!(run(&house, "nbdinfo", &["--size", uri]).stdout, (3 * MIB).to_string());
+}

@@ -1,0 +1,268 @@
+//! The NBD engine over a device that answers when it likes, as one on another machine does.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant as Moment};
+
+use farbus::attach::{Ended, Ender};
+use farbus::model::limits::NBD_CONNECTIONS_MAX;
+use farbus::model::{
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Payload, Readiness,
+};
+use farbus::nbd::{NbdServer, Offer};
+use farbus::place::Entrance;
+use farbus_io::link::{LocalListener, Wake, Watched};
+
+const SIZE: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a test does to the device while it is served.
+#[derive(Default)]
+struct Reins {
+    /// Lets out what is held.
+    is_open: AtomicBool,
+    is_gone: AtomicBool,
+    /// What was carried out.
+    log: Mutex<Vec<BlockOp>>,
+    held: AtomicU32,
+}
+
+/// Holds what it is asked until its reins are let go, and answers the last first. Reads bring the offset's low byte.
+struct Slow {
+    reins: Arc<Reins>,
+    wake: Arc<Wake>,
+    readiness: Readiness,
+    held: Vec<BlockInFlight>,
+}
+
+const INFO: BlockInfo = BlockInfo {
+    size_bytes: SIZE,
+    block_bytes: 1,
+    preferred_bytes: 4096,
+    request_bytes_max: 64 << 10,
+    is_read_only: false,
+};
+
+impl Slow {
+    fn let_out(&mut self, done: &mut Completions<BlockDone>) {
+        if !self.reins.is_open.load(Ordering::Acquire) {
+            return;
+        }
+        while let Some(request) = self.held.pop() {
+            self.reins.log.lock().unwrap().push(request.op);
+            let brought = if request.op == BlockOp::Read {
+                Payload::from(vec![(request.offset / 4096) as u8; request.length as usize])
+            } else {
+                Payload::Empty
+            };
+            done.push(request.answer(brought));
+        }
+    }
+}
+
+impl BlockDevice for Slow {
+    fn info(&self) -> &BlockInfo {
+        &INFO
+    }
+
+    fn submit(&mut self, _: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        request.own_payload();
+        self.held.push(request);
+        self.reins.held.fetch_add(1, Ordering::Release);
+        self.let_out(done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        Some(&self.readiness)
+    }
+
+    fn handle_ready(&mut self, _: Instant, done: &mut Completions<BlockDone>) {
+        self.wake.clear();
+        self.let_out(done);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.reins.is_gone.load(Ordering::Acquire)
+    }
+}
+
+struct Served {
+    path: PathBuf,
+    reins: Arc<Reins>,
+    wake: Arc<Wake>,
+    ender: Ender,
+    thread: JoinHandle<Ended>,
+}
+
+impl Served {
+    fn start() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("farbus-nbd-engine-{}-{number}.sock", std::process::id()));
+        let (reins, wake) = (Arc::<Reins>::default(), Arc::new(Wake::new().unwrap()));
+        let readiness = Watched::woken(Arc::clone(&wake));
+        let device = Slow { reins: Arc::clone(&reins), wake: Arc::clone(&wake), readiness, held: Vec::new() };
+        let offer =
+            Offer { name: "slow".into(), description: String::new(), device: Box::new(device), zeroes_fast: false };
+        let entrance = Entrance::Local(LocalListener::bind(&path).unwrap());
+        let server = NbdServer::new(entrance, vec![offer], None).unwrap();
+        let ender = server.ender();
+        let thread = thread::spawn(move || server.run());
+        Self { path, reins, wake, ender, thread }
+    }
+
+    fn open(&self) {
+        self.reins.is_open.store(true, Ordering::Release);
+        self.wake.wake();
+    }
+
+    fn wait_for_held(&self, count: u32) {
+        let since = Moment::now();
+        while self.reins.held.load(Ordering::Acquire) < count {
+            assert!(since.elapsed() < PATIENCE, "the device was not asked");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn client(&self) -> UnixStream {
+        let mut stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+        let mut greeting = [0; 28];
+        stream.read_exact(&mut greeting).unwrap();
+        assert_eq!(greeting[18..26], SIZE.to_be_bytes());
+        stream
+    }
+}
+
+fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
+    let mut bytes = vec![0x25, 0x60, 0x95, 0x13, 0, 0];
+    bytes.extend(command.to_be_bytes());
+    bytes.extend(cookie.to_be_bytes());
+    bytes.extend(offset.to_be_bytes());
+    bytes.extend(length.to_be_bytes());
+    bytes
+}
+
+/// The next reply's cookie; it has to be a success.
+fn reply(stream: &mut UnixStream) -> u64 {
+    let mut bytes = [0; 16];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(bytes[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+    u64::from_be_bytes(bytes[8..].try_into().unwrap())
+}
+
+#[test]
+fn answers_find_their_askers_in_whatever_order_they_come() {
+    let served = Served::start();
+    let mut clients = [served.client(), served.client()];
+    for (at, client) in clients.iter_mut().enumerate() {
+        for cookie in 0..3 {
+            let offset = 4096 * (10 * at as u64 + cookie);
+            client.write_all(&request(0, cookie, offset, 512)).unwrap();
+        }
+    }
+    served.wait_for_held(6);
+    served.open();
+    for (at, client) in clients.iter_mut().enumerate() {
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            let cookie = reply(client);
+            let mut data = [0; 512];
+            client.read_exact(&mut data).unwrap();
+            assert_eq!(data, [10 * at as u8 + cookie as u8; 512]);
+            seen.push(cookie);
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1, 2]);
+    }
+    served.ender.end();
+    assert!(matches!(served.thread.join().unwrap(), Ended::Asked));
+}
+
+#[test]
+fn a_client_that_leaves_with_requests_under_way_disturbs_nobody() {
+    let served = Served::start();
+    let (mut leaves, mut stays) = (served.client(), served.client());
+    leaves.write_all(&request(0, 1, 0, 64 << 10)).unwrap();
+    stays.write_all(&request(0, 2, 8192, 4)).unwrap();
+    served.wait_for_held(2);
+    drop(leaves);
+    thread::sleep(Duration::from_millis(50));
+    served.open();
+    assert_eq!(reply(&mut stays), 2);
+    let mut data = [0; 4];
+    stays.read_exact(&mut data).unwrap();
+    assert_eq!(data, [2; 4]);
+    served.ender.end();
+    assert!(matches!(served.thread.join().unwrap(), Ended::Asked));
+    assert!(!served.path.exists());
+}
+
+#[test]
+fn who_says_farewell_and_listens_on_hears_what_it_is_owed() {
+    let served = Served::start();
+    let mut client = served.client();
+    client.write_all(&request(0, 1, 4096, 8)).unwrap();
+    client.write_all(&request(2, 2, 0, 0)).unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    served.wait_for_held(1);
+    thread::sleep(Duration::from_millis(20));
+    served.open();
+    assert_eq!(reply(&mut client), 1);
+    let mut rest = Vec::new();
+    client.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, [1; 8], "and then it ends");
+    served.ender.end();
+    served.thread.join().unwrap();
+}
+
+#[test]
+fn when_it_ends_what_was_asked_is_answered_and_all_is_made_durable() {
+    let served = Served::start();
+    let mut client = served.client();
+    let mut bytes = request(1, 7, 0, 5);
+    bytes.extend(b"hello");
+    client.write_all(&bytes).unwrap();
+    served.wait_for_held(1);
+    served.ender.end();
+    thread::sleep(Duration::from_millis(50));
+    assert!(!served.thread.is_finished(), "it waits for the device");
+    served.open();
+    assert_eq!(reply(&mut client), 7);
+    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+    assert!(matches!(served.thread.join().unwrap(), Ended::Asked));
+    assert_eq!(*served.reins.log.lock().unwrap(), [BlockOp::Write, BlockOp::Flush]);
+}
+
+#[test]
+fn one_client_too_many_waits_until_another_leaves() {
+    let served = Served::start();
+    served.open();
+    let mut clients: Vec<UnixStream> = (0..NBD_CONNECTIONS_MAX).map(|_| served.client()).collect();
+    let mut late = UnixStream::connect(&served.path).unwrap();
+    late.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut greeting = [0; 18];
+    assert!(late.read_exact(&mut greeting).is_err(), "it is not let in");
+    clients[3].write_all(&request(3, 1, 0, 0)).unwrap();
+    assert_eq!(reply(&mut clients[3]), 1, "those who are in are served");
+    drop(clients.remove(5));
+    late.set_read_timeout(Some(PATIENCE)).unwrap();
+    late.read_exact(&mut greeting).unwrap();
+    served.ender.end();
+    served.thread.join().unwrap();
+}
+
+#[test]
+fn a_medium_that_goes_ends_the_server() {
+    let served = Served::start();
+    let mut client = served.client();
+    served.reins.is_gone.store(true, Ordering::Release);
+    served.wake.wake();
+    assert!(matches!(served.thread.join().unwrap(), Ended::Lost(why) if why.contains("gone")));
+    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+}

@@ -1,0 +1,27 @@
+//! Block devices: a store as a device, and views as layers on a device (requirement N14).
+//!
+//! | layer | what its user sees |
+//! |---|---|
+//! | [`StoreDevice`] | a store, which answers at once |
+//! | [`ReadOnly`] | the device, unchangeable |
+//! | [`Range`] | a part of it, as a device of its own |
+//! | [`Scratch`] | the device as it was, with changes of one's own that go away |
+//! | [`Traced`] | the device; who asked what, and when it was answered, is noted |
+//!
+//! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so they stack in any order: `ReadOnly<Range<_>>` for one
+//! importer and `Scratch<_>` for another, over the same export.
+
+mod below;
+mod range;
+mod read_only;
+mod scratch;
+mod sparse;
+mod store;
+mod traced;
+
+pub use range::Range;
+pub use read_only::ReadOnly;
+pub use scratch::Scratch;
+pub use sparse::SparseMemory;
+pub use store::StoreDevice;
+pub use traced::Traced;

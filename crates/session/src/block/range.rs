@@ -1,0 +1,79 @@
+//! A part of a device, as a device of its own.
+
+use farbus_model::{
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Readiness, StoreError,
+};
+
+use super::below::Below;
+
+/// `size_bytes` of the device below from `offset` on: a partition, or one file system of several in an image.
+#[derive(Debug)]
+pub struct Range<D> {
+    below: Below<D>,
+    offset: u64,
+    info: BlockInfo,
+}
+
+impl<D: BlockDevice> Range<D> {
+    /// A part of `device`.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] if it does not lie in the device, or not on its blocks.
+    pub fn new(device: D, offset: u64, size_bytes: u64) -> Result<Self, StoreError> {
+        let whole = *device.info();
+        let block = u64::from(whole.block_bytes);
+        let is_inside = offset.checked_add(size_bytes).is_some_and(|end| end <= whole.size_bytes);
+        if !is_inside || !offset.is_multiple_of(block) || !size_bytes.is_multiple_of(block) {
+            return Err(StoreError::Invalid);
+        }
+        Ok(Self { below: Below::new(device), offset, info: BlockInfo { size_bytes, ..whole } })
+    }
+
+    fn with(&mut self, done: &mut Completions<BlockDone>, act: impl FnOnce(&mut D, &mut Completions<BlockDone>)) {
+        let offset = self.offset;
+        self.below.with(done, act, |answer| {
+            if answer.op != BlockOp::Flush {
+                answer.offset -= offset;
+            }
+        });
+    }
+}
+
+impl<D: BlockDevice> BlockDevice for Range<D> {
+    fn info(&self) -> &BlockInfo {
+        &self.info
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        // What leaves the part must not reach the rest.
+        if let Err(error) = self.info.check(&request) {
+            done.push(request.fail(error));
+            return;
+        }
+        let mut request = request.recall();
+        if request.op != BlockOp::Flush {
+            request.offset += self.offset;
+        }
+        self.with(done, |device, done| device.submit(now, request.launch(), done));
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.below.device.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(done, |device, done| device.handle_timeout(now, done));
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.below.device.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(done, |device, done| device.handle_ready(now, done));
+    }
+
+    fn is_gone(&self) -> bool {
+        self.below.device.is_gone()
+    }
+}

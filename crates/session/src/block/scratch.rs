@@ -1,0 +1,311 @@
+//! A device as it was, with changes of one's own.
+
+use std::collections::{BTreeMap, HashMap};
+
+use farbus_model::limits::SCRATCH_ZEROED_MAX;
+use farbus_model::{
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockStore, Completions, Instant, Payload, Readiness,
+    StoreError,
+};
+
+use super::below::Below;
+
+/// The least that is noted as changed: the smallest sector of any disk.
+const SECTOR_BYTES_MIN: u32 = 512;
+/// Sectors whose changes lie together: the bits of a mask.
+const GRAIN_SECTORS: u64 = 8;
+
+/// A view with changes of its own (copy on write): what its user writes goes to a store of his, the device below is only read.
+///
+/// | a sector was | it reads as |
+/// |---|---|
+/// | written after all else | what was written |
+/// | discarded or zeroed | zeros |
+/// | neither | what the device below says now |
+///
+/// The store is filled from its start, in the order in which things are written; when it is full, writes fail with
+/// [`StoreError::NoSpace`] and all else goes on. Changes are as durable as the store, and nobody finds them again.
+#[derive(Debug)]
+pub struct Scratch<D, S> {
+    below: Below<D>,
+    changes: Changes<S>,
+    info: BlockInfo,
+}
+
+/// What differs from the device below.
+#[derive(Debug)]
+struct Changes<S> {
+    store: S,
+    sector_bytes: u64,
+    /// Where in the store a grain's changes lie, and which of its sectors were written.
+    grains: HashMap<u64, Grain>,
+    /// Places in the store that were used and are not any more.
+    free: Vec<u32>,
+    /// Places used so far.
+    used: u32,
+    places: u32,
+    /// Ranges that read as zeros, from → to; they neither touch nor overlap.
+    zeroed: BTreeMap<u64, u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Grain {
+    place: u32,
+    written: u8,
+}
+
+/// Where a sector's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Store(u64),
+    Zeros,
+    Below,
+}
+
+impl<D: BlockDevice, S: BlockStore> Scratch<D, S> {
+    /// Over `device`, with changes in `store`, whose content does not matter.
+    pub fn new(device: D, store: S) -> Self {
+        let whole = *device.info();
+        let sector = whole.block_bytes.max(SECTOR_BYTES_MIN);
+        let sector_bytes = u64::from(sector);
+        let places = (store.size_bytes() / (sector_bytes * GRAIN_SECTORS)).min(u64::from(u32::MAX)) as u32;
+        let info = BlockInfo {
+            size_bytes: whole.size_bytes / sector_bytes * sector_bytes,
+            block_bytes: sector,
+            preferred_bytes: whole.preferred_bytes.max(sector),
+            request_bytes_max: (whole.request_bytes_max / sector).max(1) * sector,
+            is_read_only: false,
+        };
+        let changes = Changes {
+            store,
+            sector_bytes,
+            grains: HashMap::new(),
+            free: Vec::new(),
+            used: 0,
+            places,
+            zeroed: BTreeMap::new(),
+        };
+        Self { below: Below::new(device), changes, info }
+    }
+
+    /// Bytes of the store that are used.
+    pub fn used_bytes(&self) -> u64 {
+        self.changes.grains.len() as u64 * self.changes.sector_bytes * GRAIN_SECTORS
+    }
+
+    fn with(&mut self, done: &mut Completions<BlockDone>, act: impl FnOnce(&mut D, &mut Completions<BlockDone>)) {
+        let changes = &mut self.changes;
+        self.below.with(done, act, |answer| {
+            if answer.op == BlockOp::Read && answer.result.is_ok() {
+                let mut bytes = std::mem::take(&mut answer.payload).into_vec();
+                answer.result = changes.patch(answer.offset, &mut bytes);
+                if answer.result.is_ok() {
+                    answer.payload = Payload::from(bytes);
+                }
+            }
+        });
+    }
+}
+
+impl<S: BlockStore> Changes<S> {
+    fn source(&self, sector: u64) -> Source {
+        let (grain, within) = (sector / GRAIN_SECTORS, sector % GRAIN_SECTORS);
+        if let Some(found) = self.grains.get(&grain)
+            && found.written & 1 << within != 0
+        {
+            return Source::Store(self.place_of(found.place, within));
+        }
+        let before = self.zeroed.range(..=sector).next_back();
+        if before.is_some_and(|(_, end)| sector < *end) { Source::Zeros } else { Source::Below }
+    }
+
+    fn place_of(&self, place: u32, within: u64) -> u64 {
+        (u64::from(place) * GRAIN_SECTORS + within) * self.sector_bytes
+    }
+
+    /// The runs of a range, by where their bytes are: offset in the range, source, bytes.
+    fn runs(&self, offset: u64, length: u64) -> impl Iterator<Item = (usize, Source, usize)> {
+        let (first, end) = (offset / self.sector_bytes, (offset + length) / self.sector_bytes);
+        let mut sector = first;
+        std::iter::from_fn(move || {
+            if sector == end {
+                return None;
+            }
+            let (start, source) = (sector, self.source(sector));
+            sector += 1;
+            while sector < end {
+                let goes_on = match (source, self.source(sector)) {
+                    (Source::Store(at), Source::Store(next)) => next == at + (sector - start) * self.sector_bytes,
+                    (source, next) => source == next,
+                };
+                if !goes_on {
+                    break;
+                }
+                sector += 1;
+            }
+            let at = ((start - first) * self.sector_bytes) as usize;
+            Some((at, source, ((sector - start) * self.sector_bytes) as usize))
+        })
+    }
+
+    fn needs_below(&self, offset: u64, length: u64) -> bool {
+        self.runs(offset, length).any(|(_, source, _)| source == Source::Below)
+    }
+
+    /// Puts what was changed over what the device below said.
+    fn patch(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), StoreError> {
+        let runs: Vec<_> = self.runs(offset, bytes.len() as u64).collect();
+        for (at, source, count) in runs {
+            let piece = &mut bytes[at..at + count];
+            match source {
+                Source::Store(from) => self.store.read_at(from, piece)?,
+                Source::Zeros => piece.fill(0),
+                Source::Below => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, payload: &Payload) -> Result<(), StoreError> {
+        let bytes = payload.contiguous();
+        let grain_bytes = self.sector_bytes * GRAIN_SECTORS;
+        let mut at = 0;
+        while at < bytes.len() {
+            let position = offset + at as u64;
+            let into = position % grain_bytes;
+            let count = ((grain_bytes - into) as usize).min(bytes.len() - at);
+            let number = position / grain_bytes;
+            let found = match self.grains.get(&number) {
+                Some(grain) => *grain,
+                None => Grain { place: self.take_place()?, written: 0 },
+            };
+            let (first, sectors) = (into / self.sector_bytes, count as u64 / self.sector_bytes);
+            let written = (((1u16 << sectors) - 1) << first) as u8;
+            if let Err(error) = self.store.write_at(self.place_of(found.place, first), &bytes[at..at + count]) {
+                if found.written == 0 {
+                    self.free.push(found.place);
+                }
+                return Err(error);
+            }
+            self.grains.insert(number, Grain { written: found.written | written, ..found });
+            at += count;
+        }
+        Ok(())
+    }
+
+    fn take_place(&mut self) -> Result<u32, StoreError> {
+        if let Some(place) = self.free.pop() {
+            return Ok(place);
+        }
+        if self.used == self.places {
+            return Err(StoreError::NoSpace);
+        }
+        self.used += 1;
+        Ok(self.used - 1)
+    }
+
+    /// Makes a range read as zeros and gives back what its changes took.
+    fn zero(&mut self, offset: u64, length: u64) -> Result<(), StoreError> {
+        let (first, end) = (offset / self.sector_bytes, (offset + length) / self.sector_bytes);
+        if first == end {
+            return Ok(());
+        }
+        self.note_zeroed(first, end)?;
+        let (first_grain, last_grain) = (first / GRAIN_SECTORS, (end - 1) / GRAIN_SECTORS);
+        let forget = |number: u64, grain: &mut Grain, free: &mut Vec<u32>| {
+            let from = first.saturating_sub(number * GRAIN_SECTORS).min(GRAIN_SECTORS);
+            let to = end.saturating_sub(number * GRAIN_SECTORS).min(GRAIN_SECTORS);
+            grain.written &= !((((1u16 << (to - from)) - 1) << from) as u8);
+            if grain.written == 0 {
+                free.push(grain.place);
+            }
+            grain.written != 0
+        };
+        // Whichever are fewer: the grains of the range, or those that there are.
+        let free = &mut self.free;
+        if last_grain - first_grain < self.grains.len() as u64 {
+            for number in first_grain..=last_grain {
+                if let Some(grain) = self.grains.get_mut(&number)
+                    && !forget(number, grain, free)
+                {
+                    self.grains.remove(&number);
+                }
+            }
+        } else {
+            self.grains
+                .retain(|&number, grain| !(first_grain..=last_grain).contains(&number) || forget(number, grain, free));
+        }
+        Ok(())
+    }
+
+    /// Joins a range with those that it touches.
+    fn note_zeroed(&mut self, mut first: u64, mut end: u64) -> Result<(), StoreError> {
+        if let Some((&before, &before_end)) = self.zeroed.range(..=first).next_back()
+            && before_end >= first
+        {
+            (first, end) = (before, end.max(before_end));
+        }
+        while let Some((&next, &next_end)) = self.zeroed.range(first..=end).next() {
+            end = end.max(next_end);
+            self.zeroed.remove(&next);
+        }
+        if self.zeroed.len() == SCRATCH_ZEROED_MAX {
+            return Err(StoreError::NoSpace);
+        }
+        self.zeroed.insert(first, end);
+        Ok(())
+    }
+}
+
+impl<D: BlockDevice, S: BlockStore> BlockDevice for Scratch<D, S> {
+    fn info(&self) -> &BlockInfo {
+        &self.info
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        let (offset, length) = (request.offset, u64::from(request.length));
+        let mut result = self.info.check(&request);
+        let mut bytes = Vec::new();
+        if result.is_ok() {
+            result = match request.op {
+                BlockOp::Read if self.changes.needs_below(offset, length) => {
+                    return self.with(done, |device, done| device.submit(now, request, done));
+                }
+                BlockOp::Read => {
+                    bytes = done.pool.take(length as usize);
+                    self.changes.patch(offset, &mut bytes)
+                }
+                BlockOp::Write => self.changes.write(offset, &request.payload),
+                BlockOp::Discard | BlockOp::WriteZeroes => self.changes.zero(offset, length),
+                BlockOp::Flush => Ok(()),
+            };
+        }
+        if result.is_ok() && (request.is_durable && request.op != BlockOp::Read || request.op == BlockOp::Flush) {
+            result = self.changes.store.flush();
+        }
+        done.push(match result {
+            Ok(()) => request.answer(Payload::from(bytes)),
+            Err(error) => request.fail(error),
+        });
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.below.device.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(done, |device, done| device.handle_timeout(now, done));
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.below.device.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(done, |device, done| device.handle_ready(now, done));
+    }
+
+    fn is_gone(&self) -> bool {
+        self.below.device.is_gone()
+    }
+}

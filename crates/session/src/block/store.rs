@@ -1,0 +1,111 @@
+//! A store as a device.
+
+use farbus_model::limits::BLOCK_REQUEST_BYTES_MAX;
+use farbus_model::{
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockStore, Completions, Instant, Payload, StoreError,
+};
+
+/// The size that files and most media serve best, bytes: a page.
+const PREFERRED_BYTES: u32 = 4096;
+
+/// A block device over a store: every request is answered before [`BlockDevice::submit`] returns.
+///
+/// A read costs one copy, from the store to the buffer it is sent from; a write one, from the buffer it arrived in.
+#[derive(Debug)]
+pub struct StoreDevice<S> {
+    store: S,
+    info: BlockInfo,
+    is_gone: bool,
+}
+
+impl<S: BlockStore> StoreDevice<S> {
+    /// A device of the store's size that is asked for any byte.
+    pub fn new(store: S) -> Self {
+        let info = BlockInfo {
+            size_bytes: store.size_bytes(),
+            block_bytes: 1,
+            preferred_bytes: PREFERRED_BYTES,
+            request_bytes_max: BLOCK_REQUEST_BYTES_MAX,
+            is_read_only: store.is_read_only(),
+        };
+        Self { store, info, is_gone: false }
+    }
+
+    /// The same, asked for whole blocks only.
+    ///
+    /// # Panics
+    /// If `block_bytes` is no power of two.
+    #[must_use]
+    pub fn with_blocks(mut self, block_bytes: u32) -> Self {
+        assert!(block_bytes.is_power_of_two(), "a block's size is a power of two");
+        let block = u64::from(block_bytes);
+        self.info.size_bytes = self.info.size_bytes / block * block;
+        self.info.block_bytes = block_bytes;
+        self.info.preferred_bytes = self.info.preferred_bytes.max(block_bytes);
+        self
+    }
+
+    /// The same, of a medium that is best served in pieces of so many bytes.
+    #[must_use]
+    pub fn preferring(mut self, bytes: u32) -> Self {
+        if bytes.is_power_of_two() {
+            self.info.preferred_bytes = self.info.preferred_bytes.max(bytes);
+        }
+        self
+    }
+
+    /// The store, for its owner.
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    /// The store back.
+    pub fn into_store(self) -> S {
+        self.store
+    }
+
+    fn carry_out(&mut self, request: &BlockInFlight, to: &mut [u8]) -> Result<(), StoreError> {
+        let (offset, length) = (request.offset, u64::from(request.length));
+        match request.op {
+            BlockOp::Read => return self.store.read_at(offset, to),
+            BlockOp::Flush => return self.store.flush(),
+            BlockOp::Write => {
+                let mut at = offset;
+                for run in request.payload.runs() {
+                    self.store.write_at(at, run)?;
+                    at += run.len() as u64;
+                }
+            }
+            BlockOp::Discard => self.store.discard(offset, length)?,
+            BlockOp::WriteZeroes => self.store.write_zeroes(offset, length)?,
+        }
+        if request.is_durable { self.store.flush() } else { Ok(()) }
+    }
+}
+
+impl<S: BlockStore> BlockDevice for StoreDevice<S> {
+    fn info(&self) -> &BlockInfo {
+        &self.info
+    }
+
+    fn submit(&mut self, _now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        if let Err(error) = self.info.check(&request) {
+            done.push(request.fail(error));
+            return;
+        }
+        let is_read = request.op == BlockOp::Read;
+        let mut bytes = if is_read { done.pool.take(request.length as usize) } else { Vec::new() };
+        match self.carry_out(&request, &mut bytes) {
+            Ok(()) => done.push(request.answer(Payload::from(bytes))),
+            Err(error) => {
+                self.is_gone |= error == StoreError::Gone;
+                done.pool.put(bytes);
+                done.push(request.fail(error));
+            }
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+}

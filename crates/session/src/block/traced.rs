@@ -1,0 +1,77 @@
+//! A device whose requests are noted.
+
+use farbus_model::trace::{Ring, Stage};
+use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Readiness};
+
+use super::below::Below;
+
+/// The device below, with a ring of what was asked of it and when it was answered; the key is the request's.
+#[derive(Debug)]
+pub struct Traced<D> {
+    below: Below<D>,
+    ring: Ring,
+}
+
+/// What stands in a tap where a URB has its endpoint.
+pub const fn op_code(op: BlockOp) -> u8 {
+    match op {
+        BlockOp::Read => 0,
+        BlockOp::Write => 1,
+        BlockOp::Flush => 2,
+        BlockOp::Discard => 3,
+        BlockOp::WriteZeroes => 4,
+    }
+}
+
+impl<D: BlockDevice> Traced<D> {
+    /// Over `device`, remembering the last `taps` stages.
+    pub fn new(device: D, taps: usize) -> Self {
+        Self { below: Below::new(device), ring: Ring::new(taps) }
+    }
+
+    /// What was noted.
+    pub fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    fn with(
+        &mut self,
+        now: Instant,
+        done: &mut Completions<BlockDone>,
+        act: impl FnOnce(&mut D, &mut Completions<BlockDone>),
+    ) {
+        let ring = &mut self.ring;
+        self.below.with(done, act, |answer| ring.tap(answer.id.0, op_code(answer.op), Stage::Completed, now));
+    }
+}
+
+impl<D: BlockDevice> BlockDevice for Traced<D> {
+    fn info(&self) -> &BlockInfo {
+        self.below.device.info()
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        self.ring.tap(request.id.0, op_code(request.op), Stage::Submitted, now);
+        self.with(now, done, |device, done| device.submit(now, request, done));
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.below.device.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(now, done, |device, done| device.handle_timeout(now, done));
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.below.device.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(now, done, |device, done| device.handle_ready(now, done));
+    }
+
+    fn is_gone(&self) -> bool {
+        self.below.device.is_gone()
+    }
+}

@@ -1,0 +1,210 @@
+//! The importer's end of a session.
+
+use std::time::Duration;
+
+use farbus_model::{BufferPool, Instant};
+use farbus_wire::Runs;
+use farbus_wire::native::control::{Cause, End};
+use farbus_wire::native::{
+    Arrived, Hello, Kind, Lane, LaneLimits, Message, Options, Outcome, Part, SessionId, Standing, Welcome,
+};
+
+use crate::Reject;
+
+/// What came of a greeting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The session goes on over this link, or begins.
+    Linked,
+    /// A new session has begun, and the one before is forgotten: what is attached has to be opened again.
+    Renewed,
+    /// The exporter knows no such session any more: greet again, over a new link, and a new one begins.
+    Again,
+    /// It will not have us: the session is over.
+    Refused(Outcome),
+}
+
+/// Where an attachment stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It was asked for.
+    Opening,
+    /// It is there.
+    Open,
+    /// It is not, or not any more.
+    Ended(End),
+}
+
+/// One attachment, as its session's end here sees it. What it finished is left in its own `done`.
+pub trait Attached {
+    /// What it leaves there.
+    type Done;
+
+    /// A frame for it arrived.
+    ///
+    /// # Errors
+    /// [`Reject`]: the exporter broke the protocol; the session is over.
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject>;
+
+    /// The exporter has forgotten the session: everything is to be said anew.
+    fn handle_renewed(&mut self, now: Instant, done: &mut Self::Done);
+
+    /// The session is over, and why; nothing is asked of it any more.
+    fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done);
+
+    /// What it has to say.
+    fn poll_message(&mut self) -> Option<Message>;
+
+    /// Where it stands.
+    fn state(&self) -> &State;
+
+    /// Gives the device back; its exporter answers with the end.
+    fn close(&mut self);
+}
+
+/// The importer's end: a lane, and the state of the link below it.
+#[derive(Debug)]
+pub struct ImporterSession {
+    lane: Lane,
+    session: SessionId,
+    has_begun: bool,
+    link: u64,
+    incarnation: u64,
+    grace: Duration,
+    /// Since when there is no link.
+    lost_at: Option<Instant>,
+    limits: LaneLimits,
+    pool: BufferPool,
+}
+
+impl ImporterSession {
+    /// A session that is yet to begin. `incarnation` changes whenever this host has lost what it knew; `grace` is how long
+    /// the session is to outlive a link.
+    pub fn new(now: Instant, incarnation: u64, grace: Duration, limits: LaneLimits) -> Self {
+        Self {
+            lane: Lane::new(limits),
+            session: SessionId::NONE,
+            has_begun: false,
+            link: 0,
+            incarnation,
+            grace,
+            lost_at: Some(now),
+            limits,
+            pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
+        }
+    }
+
+    /// What to say first on a new link.
+    pub fn hello(&mut self) -> Hello {
+        self.link += 1;
+        let standing = Standing {
+            session: self.session,
+            lane: 0,
+            link: self.link,
+            received: self.lane.received(),
+            incarnation: self.incarnation,
+        };
+        let grace_ms = Some(u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX));
+        Hello::new(standing, Options { grace_ms, unacknowledged_bytes_max: None })
+    }
+
+    /// What the exporter answered.
+    ///
+    /// # Errors
+    /// [`Reject`]: it cannot be the session's other end.
+    pub fn handle_welcome(&mut self, welcome: &Welcome) -> Result<Progress, Reject> {
+        let theirs = welcome.standing;
+        // Whoever dials may have had to try more than once.
+        self.link = self.link.max(theirs.link);
+        match welcome.outcome {
+            Outcome::Begun => {
+                let had_one = std::mem::replace(&mut self.has_begun, true);
+                self.session = theirs.session;
+                self.lane = Lane::new(self.limits);
+                if let Some(ms) = welcome.options.grace_ms {
+                    self.grace = self.grace.min(Duration::from_millis(ms.into()));
+                }
+                self.lane.handle_linked(theirs.received, &mut self.pool)?;
+                self.lost_at = None;
+                Ok(if had_one { Progress::Renewed } else { Progress::Linked })
+            }
+            Outcome::Resumed => {
+                if theirs.session != self.session {
+                    return Err(Reject::new("session", 0, "a session that goes on is the one that was asked for"));
+                }
+                self.lane.handle_linked(theirs.received, &mut self.pool)?;
+                self.lost_at = None;
+                Ok(Progress::Linked)
+            }
+            Outcome::Unknown if self.session != SessionId::NONE => {
+                self.session = SessionId::NONE;
+                Ok(Progress::Again)
+            }
+            outcome => Ok(Progress::Refused(outcome)),
+        }
+    }
+
+    /// The link is lost.
+    pub fn handle_lost(&mut self, now: Instant) {
+        self.lane.handle_lost();
+        self.lost_at.get_or_insert(now);
+    }
+
+    /// Whether there is a link.
+    pub fn is_linked(&self) -> bool {
+        self.lost_at.is_none()
+    }
+
+    /// When the grace is over, if there is no link.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.lost_at.map(|at| at + self.grace)
+    }
+
+    /// Whether the grace is over.
+    pub fn is_over(&self, now: Instant) -> bool {
+        self.poll_timeout().is_some_and(|at| at <= now)
+    }
+
+    /// Says something.
+    pub fn send(&mut self, message: Message) {
+        self.lane.send(message);
+    }
+
+    /// Says that the session ends on purpose.
+    pub fn goodbye(&mut self) {
+        self.lane.send(Message::control(Kind::Goodbye, 0, 0, Part::empty()));
+    }
+
+    /// Where received bytes go.
+    pub fn receive_space(&mut self) -> &mut [u8] {
+        self.lane.receive_space()
+    }
+
+    /// `count` bytes arrived.
+    pub fn handle_received(&mut self, count: usize) {
+        self.lane.handle_received(count);
+    }
+
+    /// The next frame.
+    ///
+    /// # Errors
+    /// [`Reject`]: the exporter broke the protocol; the session is over.
+    pub fn poll_arrived(&mut self) -> Result<Option<Arrived>, Reject> {
+        self.lane.poll_arrived(&mut self.pool)
+    }
+
+    /// Whether anything waits to be sent that may be.
+    pub fn has_transmit(&self) -> bool {
+        self.lane.has_transmit()
+    }
+
+    /// What to send next.
+    pub fn poll_transmit(&mut self, now: Instant) -> Runs<'_> {
+        self.lane.poll_transmit(now)
+    }
+
+    /// `count` bytes were sent.
+    pub fn handle_transmitted(&mut self, count: usize) {
+        self.lane.handle_transmitted(count);
+    }
+}

@@ -1,0 +1,36 @@
+//! farbus's own protocol, meaning included: sessions that outlive their links (requirements U11, N1 to N6).
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | [`importer`] | the importer's end of a session: greetings, and how long it waits for the next link |
+//! | [`exporter`] | the exporter's end: the same, and the attachments it serves |
+//! | [`served_block`], [`served_usb`] | a device of ours that a session serves |
+//! | [`remote_block`], [`remote_usb`] | a device of theirs that a session brings |
+//! | `slots` | requests in flight, by their tag |
+//!
+//! What becomes of a request when something breaks:
+//!
+//! | what broke | USB | block |
+//! |---|---|---|
+//! | the link | it waits; its frames are sent over the next link | the same |
+//! | the link, for longer than the grace | gone (attribute *network*) | lost (attribute *network*) |
+//! | the exporter forgot the session | a protocol error (attribute *device*); the device is set up again | it is asked again |
+//! | the device | gone | gone |
+
+pub mod exporter;
+pub mod importer;
+pub mod remote_block;
+pub mod remote_usb;
+pub mod served_block;
+pub mod served_usb;
+mod slots;
+
+/// The bytes of it.
+pub use farbus_wire::native::{LaneLimits, control, hello};
+
+pub use exporter::{ExporterSession, Served, Services};
+pub use importer::{Attached, ImporterSession, Progress, State};
+pub use remote_block::RemoteBlock;
+pub use remote_usb::RemoteUsb;
+pub use served_block::ServedBlock;
+pub use served_usb::ServedUsb;

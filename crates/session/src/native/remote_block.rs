@@ -1,0 +1,398 @@
+//! A block device of another host, brought by a session.
+
+use std::collections::VecDeque;
+
+use farbus_model::{
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Payload, StoreError,
+};
+use farbus_wire::native::block::{self, Description};
+use farbus_wire::native::control::{Cause, Credit, End, Open, Opened};
+use farbus_wire::native::frame::{Head, RESIDENCE_BYTES, Residence};
+use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
+
+use super::importer::{Attached, State};
+use super::slots::Slots;
+use crate::Reject;
+
+/// Bytes of an [`Opened`]: far more than a disk's description has.
+const OPENED_BYTES_MAX: usize = 4096;
+/// One request in so many is timed: often enough for a median within a second, too seldom to be seen in a throughput.
+const TIMED_ONE_IN: u32 = 64;
+
+/// A block device on another host. It is opened when it is made; until that is answered requests wait.
+#[derive(Debug)]
+pub struct RemoteBlock {
+    attachment: u16,
+    open: Open,
+    state: State,
+    description: Option<Description>,
+    credit: Credit,
+    slots: Slots<Flight>,
+    bytes: u64,
+    /// Requests without credit, or from before the device was opened.
+    held: VecDeque<BlockInFlight>,
+    outbox: VecDeque<Message>,
+    opened: Vec<Payload>,
+    next_order: u64,
+    /// The order behind the last change.
+    changed: u64,
+    /// Changes of an order before this are durable.
+    flushed: u64,
+    /// Writes that were answered may be lost: the next flush says so.
+    is_undurable: bool,
+    until_timed: u32,
+    residence: Option<Timed>,
+}
+
+/// How long one request took, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timed {
+    /// From its submission here to its end here, ns.
+    pub total_ns: u64,
+    /// What its exporter said.
+    pub residence: Residence,
+}
+
+#[derive(Debug)]
+struct Flight {
+    request: BlockInFlight,
+    /// Its place among all requests: what is asked again is asked in the same order.
+    order: u64,
+    /// A flush: changes of an order before this are durable when it succeeds.
+    covers: u64,
+    data: Vec<Payload>,
+    missing: u32,
+    submitted: Instant,
+    is_timed: bool,
+}
+
+impl RemoteBlock {
+    /// Asks for a device as `attachment`, a number of the session that is not in use.
+    pub fn new(attachment: u16, open: Open) -> Self {
+        let mut remote = Self {
+            attachment,
+            open,
+            state: State::Opening,
+            description: None,
+            credit: Credit { requests: 0, bytes: 0 },
+            slots: Slots::default(),
+            bytes: 0,
+            held: VecDeque::new(),
+            outbox: VecDeque::new(),
+            opened: Vec::new(),
+            next_order: 0,
+            changed: 0,
+            flushed: 0,
+            is_undurable: false,
+            until_timed: 0,
+            residence: None,
+        };
+        remote.ask_to_open();
+        remote
+    }
+
+    /// Requests in flight, those that wait among them.
+    pub fn in_flight(&self) -> usize {
+        self.slots.len() + self.held.len()
+    }
+
+    /// The last request that was timed.
+    pub fn poll_timed(&mut self) -> Option<Timed> {
+        self.residence.take()
+    }
+
+    fn ask_to_open(&mut self) {
+        let part = self.open.encode().into();
+        self.outbox.push_back(Message::control(Kind::Open, self.attachment, 0, part));
+    }
+
+    fn has_credit(&self, cost: u64) -> bool {
+        self.slots.len() < self.credit.requests.into()
+            && (self.bytes == 0 || self.bytes + cost <= u64::from(self.credit.bytes))
+    }
+
+    /// Requests that wait leave as far as there is credit.
+    fn release(&mut self, now: Instant) {
+        while self.state == State::Open
+            && let Some(request) = self.held.front()
+            && self.has_credit(cost(request))
+        {
+            let request = self.held.pop_front().expect("looked at just now");
+            self.start(now, request);
+        }
+    }
+
+    fn start(&mut self, now: Instant, mut request: BlockInFlight) {
+        // It may have to be asked again: its data stays here, shared with the message.
+        request.share_payload();
+        self.bytes += cost(&request);
+        let order = self.next_order;
+        self.next_order += 1;
+        let mut covers = 0;
+        match request.op {
+            BlockOp::Read => {}
+            // It covers what was answered before it was asked.
+            BlockOp::Flush => covers = self.first_change_in_flight().unwrap_or(order),
+            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes => self.changed = self.next_order,
+        }
+        let is_timed = self.until_timed == 0;
+        self.until_timed = if is_timed { TIMED_ONE_IN - 1 } else { self.until_timed - 1 };
+        let missing = if request.op == BlockOp::Read { request.length } else { 0 };
+        let flight = Flight { request, order, covers, data: Vec::new(), missing, submitted: now, is_timed };
+        let tag = self.slots.put(flight);
+        self.say(tag);
+    }
+
+    fn say(&mut self, tag: u16) {
+        let flight = self.slots.get_mut(tag).expect("it was put there");
+        let mut head = Head::new(Kind::Request, self.attachment, tag);
+        head.flags.timed = flight.is_timed;
+        // Reads do not wait behind what is written.
+        let line = if flight.request.payload.is_empty() { 0 } else { 1 };
+        self.outbox.push_back(Message {
+            head,
+            part: block::request_part(&flight.request),
+            payload: flight.request.payload.clone(),
+            urgency: Urgency::Low,
+            flow: Flow(u32::from(self.attachment) << 8 | line),
+            done_at: None,
+        });
+    }
+
+    fn handle_opened(&mut self, now: Instant, arrived: Arrived) -> Result<(), Reject> {
+        self.opened.push(arrived.body);
+        if self.opened.iter().map(Payload::len).sum::<usize>() > OPENED_BYTES_MAX {
+            return Err(Reject::new("opened", OPENED_BYTES_MAX as u64, "a disk's description is shorter"));
+        }
+        if arrived.head.flags.more {
+            return Ok(());
+        }
+        if self.state != State::Opening {
+            return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
+        }
+        let body = Payload::joined(self.opened.drain(..));
+        let opened = Opened::decode(&body.contiguous())?;
+        let description = Description::decode(&opened.info)?;
+        let before = self.description.replace(description);
+        self.open.epoch = opened.epoch;
+        self.credit = opened.credit;
+        self.state = State::Open;
+        if let Some(before) = before {
+            self.come_back(before, description);
+        }
+        self.release(now);
+        Ok(())
+    }
+
+    /// The exporter had forgotten us, and the device is open again: what was in flight is asked again.
+    fn come_back(&mut self, before: Description, now: Description) {
+        if before.info != now.info {
+            let message = format!(
+                "the disk is another one: it had {} bytes and has {}",
+                before.info.size_bytes, now.info.size_bytes
+            );
+            self.state = State::Ended(End { cause: Cause::Gone, message });
+            return;
+        }
+        // A change that is asked again needs no flush of before.
+        let answered = self.first_change_in_flight().unwrap_or(self.changed);
+        self.is_undurable |= before.durability != now.durability && answered > self.flushed;
+        for request in self.take_flights().into_iter().rev() {
+            self.held.push_front(request);
+        }
+    }
+
+    fn first_change_in_flight(&mut self) -> Option<u64> {
+        let changes = |op| matches!(op, BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes);
+        let flights = self.slots.iter_mut();
+        flights.filter(|(_, flight)| changes(flight.request.op)).map(|(_, flight)| flight.order).min()
+    }
+
+    /// Everything in flight, in the order in which it was asked.
+    fn take_flights(&mut self) -> Vec<BlockInFlight> {
+        self.bytes = 0;
+        let mut flights: Vec<Flight> = self.slots.take_all().map(|(_, flight)| flight).collect();
+        flights.sort_unstable_by_key(|flight| flight.order);
+        flights.into_iter().map(|flight| flight.request).collect()
+    }
+
+    fn handle_reply(
+        &mut self,
+        now: Instant,
+        arrived: Arrived,
+        done: &mut Completions<BlockDone>,
+    ) -> Result<(), Reject> {
+        let Head { kind, tag, flags, .. } = arrived.head;
+        let Some(flight) = self.slots.get_mut(tag) else {
+            return Err(Reject::new("tag", tag.into(), "a reply answers a request"));
+        };
+        let mut body = arrived.body;
+        let mut residence = None;
+        if kind == Kind::Reply {
+            if !flight.data.is_empty() || flags.timed != flight.is_timed {
+                return Err(Reject::new("tag", tag.into(), "a request is answered once, and timed if it was to be"));
+            }
+            if flags.timed {
+                let bytes = body.split_front(RESIDENCE_BYTES);
+                let bytes: Result<[u8; RESIDENCE_BYTES], _> = bytes.contiguous().as_ref().try_into();
+                let short = |_| Reject::new("residence", 0, "a timed reply begins with one");
+                residence = Some(Residence::from_bytes(bytes.map_err(short)?));
+            }
+            if !flags.plain {
+                let error = block::decode_reply(&body.contiguous())?;
+                self.end(now, tag, Err(error), residence, done);
+                return Ok(());
+            }
+        } else if flight.data.is_empty() {
+            return Err(Reject::new("tag", tag.into(), "data goes on with what was begun"));
+        }
+        let left = (flight.missing as usize).checked_sub(body.len());
+        let wrong = || Reject::new("data", body.len() as u64, "a read brings as many bytes as were asked for");
+        flight.missing = left.ok_or_else(wrong)? as u32;
+        if flags.more != (flight.missing > 0) {
+            return Err(wrong());
+        }
+        flight.data.push(body);
+        if !flags.more {
+            self.end(now, tag, Ok(()), residence, done);
+        }
+        Ok(())
+    }
+
+    fn end(
+        &mut self,
+        now: Instant,
+        tag: u16,
+        result: Result<(), StoreError>,
+        residence: Option<Residence>,
+        done: &mut Completions<BlockDone>,
+    ) {
+        let Flight { request, data, submitted, covers, .. } = self.slots.remove(tag).expect("it is in flight");
+        self.bytes -= cost(&request);
+        if let Some(residence) = residence {
+            let total_ns = u64::try_from((now - submitted).as_nanos()).unwrap_or(u64::MAX);
+            self.residence = Some(Timed { total_ns, residence });
+        }
+        done.push(match result {
+            Ok(()) if request.op == BlockOp::Flush && std::mem::take(&mut self.is_undurable) => {
+                request.fail(StoreError::Lost)
+            }
+            Ok(()) => {
+                self.flushed = self.flushed.max(covers);
+                request.answer(Payload::joined(data))
+            }
+            Err(error) => request.fail(error),
+        });
+        self.release(now);
+    }
+
+    fn fail_all(&mut self, error: StoreError, done: &mut Completions<BlockDone>) {
+        let flights = self.take_flights();
+        flights.into_iter().chain(self.held.drain(..)).for_each(|request| done.push(request.fail(error)));
+    }
+}
+
+/// What a request takes of a credit, bytes.
+fn cost(request: &BlockInFlight) -> u64 {
+    match request.op {
+        BlockOp::Read | BlockOp::Write => request.length.into(),
+        BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes => 0,
+    }
+}
+
+impl BlockDevice for RemoteBlock {
+    /// # Panics
+    /// If it was not opened yet: its owner waits for that.
+    fn info(&self) -> &BlockInfo {
+        &self.description.as_ref().expect("a device is used once it is open").info
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        match &self.state {
+            State::Ended(end) => done.push(request.fail(error_of(end.cause))),
+            State::Open => match self.info().check(&request) {
+                Err(error) => done.push(request.fail(error)),
+                Ok(()) if self.held.is_empty() && self.has_credit(cost(&request)) => self.start(now, request),
+                Ok(()) => self.hold(request),
+            },
+            State::Opening => self.hold(request),
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        matches!(self.state, State::Ended(_))
+    }
+}
+
+impl RemoteBlock {
+    fn hold(&mut self, mut request: BlockInFlight) {
+        request.share_payload();
+        self.held.push_back(request);
+    }
+}
+
+fn error_of(cause: Cause) -> StoreError {
+    match cause {
+        Cause::Network => StoreError::Lost,
+        Cause::Device => StoreError::Medium,
+        Cause::Asked | Cause::Refused | Cause::Gone | Cause::Busy | Cause::Stale => StoreError::Gone,
+    }
+}
+
+impl Attached for RemoteBlock {
+    type Done = Completions<BlockDone>;
+
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
+        let kind = arrived.head.kind;
+        match kind {
+            Kind::Opened => {
+                self.handle_opened(now, arrived)?;
+                if let State::Ended(end) = &self.state {
+                    let error = error_of(end.cause);
+                    self.fail_all(error, done);
+                }
+                Ok(())
+            }
+            // The description's further frames have no request of their own.
+            Kind::Data if self.state == State::Opening && !self.opened.is_empty() => self.handle_opened(now, arrived),
+            Kind::Reply | Kind::Data => self.handle_reply(now, arrived, done),
+            Kind::Refused | Kind::Closed => {
+                let end = End::decode(&arrived.body.contiguous())?;
+                let error = error_of(end.cause);
+                self.state = State::Ended(end);
+                self.fail_all(error, done);
+                Ok(())
+            }
+            Kind::Event => Ok(()),
+            _ => Err(Reject::new("kind", kind.code().into(), "an exporter does not say that")),
+        }
+    }
+
+    fn handle_renewed(&mut self, _now: Instant, _done: &mut Self::Done) {
+        self.outbox.clear();
+        self.opened.clear();
+        if !matches!(self.state, State::Ended(_)) {
+            self.state = State::Opening;
+            self.ask_to_open();
+        }
+    }
+
+    fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done) {
+        if !matches!(self.state, State::Ended(_)) {
+            self.state = State::Ended(End { cause, message: message.to_owned() });
+        }
+        self.fail_all(error_of(cause), done);
+    }
+
+    fn poll_message(&mut self) -> Option<Message> {
+        self.outbox.pop_front()
+    }
+
+    fn state(&self) -> &State {
+        &self.state
+    }
+
+    fn close(&mut self) {
+        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, Part::empty()));
+    }
+}

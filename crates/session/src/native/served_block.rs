@@ -1,0 +1,214 @@
+//! A block device of ours, served to an importer.
+
+use std::collections::BTreeMap;
+
+use farbus_model::block_device::take_lost;
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Payload, Readiness,
+    StoreError,
+};
+use farbus_wire::native::block::{self, Description, REQUEST_BYTES};
+use farbus_wire::native::control::{Cause, Credit, End};
+use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
+use farbus_wire::native::{Arrived, Flow, Kind, Lane, Message, Part, Urgency};
+
+use super::exporter::Served;
+use crate::Reject;
+
+/// Requests in flight: what a kernel's block layer keeps (Linux: `nr_requests` 128), doubled.
+const REQUESTS_MAX: u16 = 256;
+/// Bytes of data in flight: 32 requests of 1 MiB.
+const BYTES_MAX: u32 = 32 << 20;
+/// Idle buffers that are kept.
+const POOL_BYTES: usize = 8 << 20;
+
+/// A block device and the requests of its importer.
+pub struct ServedBlock<D> {
+    attachment: u16,
+    device: D,
+    durability: u64,
+    done: Completions<BlockDone>,
+    /// By tag. Those with the device, and those whose data is still arriving.
+    flights: BTreeMap<u16, Flight>,
+    bytes: u64,
+    give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
+}
+
+struct Flight {
+    cost: u32,
+    arriving: Option<Arriving>,
+    /// Whether its time is asked for.
+    is_timed: bool,
+    /// When its first byte was seen.
+    arrived: Instant,
+    /// When the device was given it.
+    begun: Instant,
+}
+
+/// A write whose data is not all here.
+struct Arriving {
+    request: BlockRequest,
+    data: Vec<Payload>,
+    missing: u32,
+}
+
+impl<D: BlockDevice> ServedBlock<D> {
+    /// Serves `device` as `attachment`; `durability` is as [`Description::durability`] says, and `give_back` is called with
+    /// the device in the end.
+    pub fn new(
+        attachment: u16,
+        device: D,
+        durability: u64,
+        give_back: impl FnOnce(D, Instant) + Send + 'static,
+    ) -> Self {
+        Self {
+            attachment,
+            device,
+            durability,
+            done: Completions::new(BufferPool::new(POOL_BYTES)),
+            flights: BTreeMap::new(),
+            bytes: 0,
+            give_back: Some(Box::new(give_back)),
+        }
+    }
+
+    fn begin(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+        let Head { tag, flags, .. } = arrived.head;
+        let mut body = arrived.body;
+        let part = body.split_front(REQUEST_BYTES);
+        let request = block::decode_request(BlockId(tag.into()), &part.contiguous())?;
+        let data = if request.op == BlockOp::Write { request.length } else { 0 };
+        let moves = matches!(request.op, BlockOp::Read | BlockOp::Write);
+        // What is longer than a request may be is refused, and reserves nothing.
+        let cost = if moves { request.length.min(self.device.info().request_bytes_max) } else { 0 };
+        if self.flights.len() >= REQUESTS_MAX.into()
+            || (self.bytes > 0 && self.bytes + u64::from(cost) > u64::from(BYTES_MAX))
+        {
+            return Err(Reject::new("credit", self.bytes, "no more is asked than the credit allows"));
+        }
+        if self.flights.contains_key(&tag) {
+            return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
+        }
+        self.bytes += u64::from(cost);
+        let arriving = Some(Arriving { request, data: Vec::new(), missing: data });
+        let flight = Flight { cost, arriving, is_timed: flags.timed, arrived: now, begun: now };
+        self.flights.insert(tag, flight);
+        self.take_in(now, tag, body, flags, lane)
+    }
+
+    fn take_in(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lane: &mut Lane) -> Result<(), Reject> {
+        let flight = self.flights.get_mut(&tag);
+        let Some((flight, mut arriving)) = flight.and_then(|flight| {
+            let arriving = flight.arriving.take()?;
+            Some((flight, arriving))
+        }) else {
+            return Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it"));
+        };
+        let left = (arriving.missing as usize).checked_sub(data.len());
+        let wrong = || Reject::new("data", data.len() as u64, "a write has as many bytes as it says");
+        arriving.missing = left.ok_or_else(wrong)? as u32;
+        if flags.more != (arriving.missing > 0) {
+            return Err(wrong());
+        }
+        if !data.is_empty() {
+            arriving.data.push(data);
+        }
+        if flags.more {
+            flight.arriving = Some(arriving);
+            return Ok(());
+        }
+        let mut request = arriving.request;
+        request.payload = Payload::joined(arriving.data);
+        flight.begun = now;
+        match self.device.info().check(&request) {
+            Ok(()) => self.device.submit(now, request.launch(), &mut self.done),
+            Err(error) => self.done.push(request.launch().fail(error)),
+        }
+        self.collect(now, lane);
+        Ok(())
+    }
+
+    /// What the device has done is said.
+    fn collect(&mut self, now: Instant, lane: &mut Lane) {
+        for lost in take_lost() {
+            self.reply(now, lost, Err(StoreError::Medium), Payload::Empty, lane);
+        }
+        while let Some(done) = self.done.pop() {
+            self.done.pool.recycle(done.spent);
+            self.reply(now, done.id, done.result, done.payload, lane);
+        }
+    }
+
+    fn reply(&mut self, now: Instant, id: BlockId, result: Result<(), StoreError>, payload: Payload, lane: &mut Lane) {
+        let tag = id.0 as u16;
+        let flight = self.flights.remove(&tag).expect("a device has what was in flight");
+        self.bytes -= u64::from(flight.cost);
+        let mut part = Part::empty();
+        if flight.is_timed {
+            let queue_ns = span_ns(flight.begun - flight.arrived);
+            let residence = Residence { queue_ns, device_ns: span_ns(now - flight.begun), reply_ns: 0 };
+            part.put(&residence.to_bytes());
+        }
+        if let Err(error) = result {
+            part.put(&block::reply_part(error));
+        }
+        let mut head = Head::new(Kind::Reply, self.attachment, tag);
+        head.flags.plain = result.is_ok();
+        head.flags.timed = flight.is_timed;
+        lane.send(Message {
+            head,
+            part,
+            payload,
+            urgency: Urgency::Low,
+            flow: Flow(u32::from(self.attachment) << 8),
+            done_at: flight.is_timed.then_some(now),
+        });
+    }
+}
+
+impl<D: BlockDevice> Served for ServedBlock<D> {
+    fn credit(&self) -> Credit {
+        Credit { requests: REQUESTS_MAX, bytes: BYTES_MAX }
+    }
+
+    fn description(&self) -> Vec<u8> {
+        Description { info: *self.device.info(), durability: self.durability }.encode()
+    }
+
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+        match arrived.head.kind {
+            Kind::Request => self.begin(now, arrived, lane),
+            Kind::Data => self.take_in(now, arrived.head.tag, arrived.body, arrived.head.flags, lane),
+            // A block request ends by itself, and soon.
+            _ => Ok(()),
+        }
+    }
+
+    fn handle_ready(&mut self, now: Instant, lane: &mut Lane) {
+        self.device.handle_ready(now, &mut self.done);
+        if self.device.poll_timeout().is_some_and(|at| at <= now) {
+            self.device.handle_timeout(now, &mut self.done);
+        }
+        self.collect(now, lane);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.device.poll_timeout()
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.device.readiness()
+    }
+
+    fn poll_end(&mut self) -> Option<End> {
+        let message = "the disk is gone".to_owned();
+        self.device.is_gone().then_some(End { cause: Cause::Gone, message })
+    }
+
+    /// Requests that are with the device are the device's to end; nobody hears of it.
+    fn finish(mut self: Box<Self>, now: Instant) {
+        if let Some(give_back) = self.give_back.take() {
+            give_back(self.device, now);
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! A USB device of ours, served to an importer.
+
+use std::collections::BTreeMap;
+
+use farbus_model::urb::take_lost;
+use farbus_model::{
+    BufferPool, Command, CommandError, Completions, Device, Direction, Done, EpAddr, Instant, Limits, Payload,
+    Readiness, Status, TransferType, Urb, UrbId,
+};
+use farbus_wire::native::control::{Cause, Credit, End};
+use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
+use farbus_wire::native::usb::{self, Description, Request};
+use farbus_wire::native::{Arrived, Flow, Kind, Lane, Message, Part, Urgency};
+use farbus_wire::usbip::DeviceRecord;
+
+use super::exporter::Served;
+use crate::Reject;
+
+/// Requests in flight: Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64; a receive-ahead many more.
+const REQUESTS_MAX: u16 = 1024;
+
+/// A USB device and the requests of its importer.
+pub struct ServedUsb<D> {
+    attachment: u16,
+    device: D,
+    record: DeviceRecord,
+    limits: Limits,
+    done: Completions,
+    /// By tag. Those with the device, and those whose data is still arriving.
+    flights: BTreeMap<u16, Flight>,
+    bytes: usize,
+    give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
+}
+
+struct Flight {
+    cost: usize,
+    arriving: Option<Arriving>,
+    is_timed: bool,
+    arrived: Instant,
+    begun: Instant,
+    urgency: Urgency,
+    flow: Flow,
+}
+
+/// A request whose data is not all here.
+struct Arriving {
+    request: Request,
+    data: Vec<Payload>,
+    missing: usize,
+    /// Withdrawn before it began.
+    is_cancelled: bool,
+}
+
+impl<D: Device> ServedUsb<D> {
+    /// Serves `device`, which is called what `record` says, as `attachment`; `give_back` is called with it in the end, after a
+    /// reset.
+    pub fn new(
+        attachment: u16,
+        device: D,
+        record: DeviceRecord,
+        limits: Limits,
+        give_back: impl FnOnce(D, Instant) + Send + 'static,
+    ) -> Self {
+        Self {
+            attachment,
+            device,
+            record,
+            limits,
+            done: Completions::new(BufferPool::new(limits.pool_bytes)),
+            flights: BTreeMap::new(),
+            bytes: 0,
+            give_back: Some(Box::new(give_back)),
+        }
+    }
+
+    fn begin(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+        let Head { tag, flags, .. } = arrived.head;
+        let mut body = arrived.body;
+        let (request, part_bytes) = usb::decode_request(UrbId(tag.into()), &body.contiguous())?;
+        body.split_front(part_bytes);
+        let (cost, missing, endpoint) = match &request {
+            Request::Reset => (0, 0, EpAddr::CONTROL),
+            Request::Transfer(urb) => {
+                let length = urb.length as usize;
+                (length, if urb.direction == Direction::Out { length } else { 0 }, urb.endpoint)
+            }
+        };
+        if self.flights.len() >= REQUESTS_MAX.into()
+            || (self.bytes > 0 && self.bytes + cost > self.limits.payload_bytes_max)
+        {
+            return Err(Reject::new("credit", self.bytes as u64, "no more is asked than the credit allows"));
+        }
+        if self.flights.contains_key(&tag) {
+            return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
+        }
+        self.bytes += cost;
+        let (urgency, flow) = self.way_of(endpoint);
+        let arriving = Some(Arriving { request, data: Vec::new(), missing, is_cancelled: false });
+        let is_timed = flags.timed;
+        self.flights.insert(tag, Flight { cost, arriving, is_timed, arrived: now, begun: now, urgency, flow });
+        self.take_in(now, tag, body, flags, lane)
+    }
+
+    /// Replies of one endpoint keep their order; those of bulk endpoints let all others pass.
+    fn way_of(&self, endpoint: EpAddr) -> (Urgency, Flow) {
+        let kind = self.device.selection().endpoint(endpoint).map(|endpoint| endpoint.kind);
+        let urgency = if kind == Some(TransferType::Bulk) { Urgency::Low } else { Urgency::High };
+        (urgency, Flow(u32::from(self.attachment) << 8 | u32::from(endpoint.as_byte())))
+    }
+
+    fn take_in(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lane: &mut Lane) -> Result<(), Reject> {
+        let Some((flight, mut arriving)) = self.flights.get_mut(&tag).and_then(|flight| {
+            let arriving = flight.arriving.take()?;
+            Some((flight, arriving))
+        }) else {
+            return Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it"));
+        };
+        let wrong = || Reject::new("data", data.len() as u64, "a transfer sends as many bytes as it says");
+        arriving.missing = arriving.missing.checked_sub(data.len()).ok_or_else(wrong)?;
+        if flags.more != (arriving.missing > 0) {
+            return Err(wrong());
+        }
+        if !data.is_empty() {
+            arriving.data.push(data);
+        }
+        if flags.more {
+            flight.arriving = Some(arriving);
+            return Ok(());
+        }
+        flight.begun = now;
+        match arriving.request {
+            Request::Reset => {
+                self.device.reset(now, &mut self.done);
+                self.collect(now, lane);
+                self.reply(now, tag, None, Payload::Empty, lane);
+            }
+            Request::Transfer(mut urb) => {
+                urb.payload = Payload::joined(arriving.data);
+                self.submit(now, urb, arriving.is_cancelled);
+            }
+        }
+        self.collect(now, lane);
+        Ok(())
+    }
+
+    fn submit(&mut self, now: Instant, urb: Urb, is_cancelled: bool) {
+        let makes_sense = match urb.endpoint.is_control() {
+            true => urb.setup.length == 0 || urb.setup.direction() == urb.direction,
+            false => self.device.selection().endpoint(urb.endpoint).is_some(),
+        };
+        match (is_cancelled, makes_sense) {
+            (true, _) => self.done.push(urb.launch().fail(Status::Cancelled)),
+            (_, false) => self.done.push(urb.launch().fail(Status::Invalid)),
+            _ => self.device.submit(now, urb.launch(), &mut self.done),
+        }
+    }
+
+    fn withdraw(&mut self, now: Instant, tag: u16, lane: &mut Lane) {
+        // One that was answered meanwhile is not there any more: its answer is on its way.
+        if let Some(flight) = self.flights.get_mut(&tag) {
+            match &mut flight.arriving {
+                Some(arriving) => arriving.is_cancelled = true,
+                None => self.device.cancel(now, UrbId(tag.into()), &mut self.done),
+            }
+            self.collect(now, lane);
+        }
+        // Only now can the tag mean another request.
+        lane.send(Message::control(Kind::Cancel, self.attachment, tag, Part::empty()));
+    }
+
+    fn collect(&mut self, now: Instant, lane: &mut Lane) {
+        for lost in take_lost() {
+            self.done.push(lost.launch().fail(Status::Cancelled));
+        }
+        while let Some(done) = self.done.pop() {
+            let part = usb::reply_part(&done);
+            let Done { id, payload, .. } = done;
+            self.reply(now, id.0 as u16, part, payload, lane);
+        }
+    }
+
+    fn reply(&mut self, now: Instant, tag: u16, outcome: Option<Part>, payload: Payload, lane: &mut Lane) {
+        let flight = self.flights.remove(&tag).expect("a device has what was in flight");
+        self.bytes -= flight.cost;
+        let mut head = Head::new(Kind::Reply, self.attachment, tag);
+        head.flags.plain = outcome.is_none();
+        head.flags.timed = flight.is_timed;
+        let mut part = Part::empty();
+        if flight.is_timed {
+            let queue_ns = span_ns(flight.begun - flight.arrived);
+            let residence = Residence { queue_ns, device_ns: span_ns(now - flight.begun), reply_ns: 0 };
+            part.put(&residence.to_bytes());
+        }
+        if let Some(outcome) = outcome {
+            part.put(&outcome);
+        }
+        let done_at = flight.is_timed.then_some(now);
+        lane.send(Message { head, part, payload, urgency: flight.urgency, flow: flight.flow, done_at });
+    }
+}
+
+impl<D: Device> Served for ServedUsb<D> {
+    fn credit(&self) -> Credit {
+        Credit { requests: REQUESTS_MAX, bytes: u32::try_from(self.limits.payload_bytes_max).unwrap_or(u32::MAX) }
+    }
+
+    fn description(&self) -> Vec<u8> {
+        let all = self.device.descriptors();
+        let selection = self.device.selection();
+        Description {
+            bus_id: self.record.bus_id.clone(),
+            bus: self.record.bus,
+            device: self.record.device,
+            speed: self.device.speed(),
+            descriptor: all.device.to_bytes(),
+            configuration: selection.configuration(),
+            alternates: selection.alternates().to_vec(),
+            configurations: all.configurations.iter().map(|configuration| configuration.bytes.clone()).collect(),
+        }
+        .encode()
+    }
+
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+        let Head { kind, tag, flags, .. } = arrived.head;
+        match kind {
+            Kind::Request => self.begin(now, arrived, lane),
+            Kind::Data => self.take_in(now, tag, arrived.body, flags, lane),
+            Kind::Cancel => {
+                self.withdraw(now, tag, lane);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn handle_ready(&mut self, now: Instant, lane: &mut Lane) {
+        self.device.handle_ready(now, &mut self.done);
+        if self.device.poll_timeout().is_some_and(|at| at <= now) {
+            self.device.handle_timeout(now, &mut self.done);
+        }
+        self.collect(now, lane);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.device.poll_timeout()
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.device.readiness()
+    }
+
+    fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
+        let result = self.device.command(now, command, &mut self.done);
+        self.collect(now, lane);
+        result
+    }
+
+    fn poll_end(&mut self) -> Option<End> {
+        let message = "the device was unplugged".to_owned();
+        self.device.is_gone().then_some(End { cause: Cause::Gone, message })
+    }
+
+    fn finish(mut self: Box<Self>, now: Instant) {
+        self.device.reset(now, &mut self.done);
+        // A device that cannot be made durable says so itself at the next command.
+        let _ = self.device.command(now, &Command::Sync, &mut self.done);
+        while self.done.pop().is_some() {}
+        if let Some(give_back) = self.give_back.take() {
+            give_back(self.device, now);
+        }
+    }
+}

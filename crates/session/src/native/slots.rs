@@ -1,0 +1,76 @@
+//! Requests in flight, by their tag.
+
+/// Things in numbered places. A place that was left is taken again, the last one first: its memory is the warmest.
+#[derive(Debug)]
+pub struct Slots<T> {
+    slots: Vec<Option<T>>,
+    free: Vec<u16>,
+}
+
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Self { slots: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Slots<T> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Puts `thing` into a free place, and says which.
+    ///
+    /// # Panics
+    /// If 65,536 are in use: a credit allows fewer.
+    pub fn put(&mut self, thing: T) -> u16 {
+        if let Some(at) = self.free.pop() {
+            self.slots[usize::from(at)] = Some(thing);
+            return at;
+        }
+        let at = u16::try_from(self.slots.len()).expect("a credit is less than all tags");
+        self.slots.push(Some(thing));
+        at
+    }
+
+    pub fn get_mut(&mut self, at: u16) -> Option<&mut T> {
+        self.slots.get_mut(usize::from(at))?.as_mut()
+    }
+
+    pub fn remove(&mut self, at: u16) -> Option<T> {
+        let thing = self.slots.get_mut(usize::from(at))?.take()?;
+        self.free.push(at);
+        Some(thing)
+    }
+
+    /// Takes everything out, with where it was.
+    pub fn take_all(&mut self) -> impl Iterator<Item = (u16, T)> {
+        self.free.clear();
+        let slots = std::mem::take(&mut self.slots);
+        slots.into_iter().enumerate().filter_map(|(at, thing)| Some((at as u16, thing?)))
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut T)> {
+        self.slots.iter_mut().enumerate().filter_map(|(at, thing)| Some((at as u16, thing.as_mut()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_used_again_and_names_one_thing() {
+        let mut slots = Slots::default();
+        assert_eq!([slots.put('a'), slots.put('b'), slots.put('c')], [0, 1, 2]);
+        assert_eq!((slots.remove(1), slots.remove(1), slots.remove(9)), (Some('b'), None, None));
+        assert_eq!(slots.len(), 2);
+        assert_eq!((slots.put('d'), slots.get_mut(1).copied()), (1, Some('d')));
+        assert_eq!(slots.take_all().collect::<Vec<_>>(), [(0, 'a'), (1, 'd'), (2, 'c')]);
+        assert!(slots.is_empty());
+    }
+}

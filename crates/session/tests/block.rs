@@ -1,0 +1,281 @@
+//! Block devices and the layers on them, against a model of plain bytes, under operations that nobody planned.
+
+#[path = "../../wire/tests/fuzzing/mod.rs"]
+mod fuzzing;
+
+use farbus_model::block::MemoryStore;
+use farbus_model::trace::Stage;
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool,
+    Completions, Instant, Payload, StoreError,
+};
+use farbus_session::block::{Range, ReadOnly, Scratch, SparseMemory, StoreDevice, Traced};
+use fuzzing::{Input, fuzz};
+
+const SIZE: u64 = 64 << 10;
+
+fn device(blocks: u32) -> StoreDevice<MemoryStore> {
+    let bytes = (0..SIZE).map(|at| (at / 5 + at / 512) as u8).collect();
+    StoreDevice::new(MemoryStore::new(bytes)).with_blocks(blocks)
+}
+
+/// Answers when it is told to, in an order of its own.
+struct Late<D> {
+    device: D,
+    held: Vec<BlockInFlight>,
+    order: u64,
+}
+
+impl<D: BlockDevice> BlockDevice for Late<D> {
+    fn info(&self) -> &BlockInfo {
+        self.device.info()
+    }
+
+    fn submit(&mut self, _: Instant, mut request: BlockInFlight, _: &mut Completions<BlockDone>) {
+        request.own_payload();
+        self.held.push(request);
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        while !self.held.is_empty() {
+            self.order = self.order.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let at = (self.order >> 33) as usize % self.held.len();
+            self.device.submit(now, self.held.remove(at), done);
+        }
+    }
+}
+
+fn completions() -> Completions<BlockDone> {
+    Completions::new(BufferPool::new(1 << 20))
+}
+
+/// Asks one thing and waits for it.
+fn ask(device: &mut impl BlockDevice, request: BlockRequest) -> Result<Vec<u8>, StoreError> {
+    let (mut done, id, offset) = (completions(), request.id, request.offset);
+    device.submit(Instant::ZERO, request.launch(), &mut done);
+    device.handle_ready(Instant::ZERO, &mut done);
+    let answer = done.pop().expect("every request is answered");
+    assert_eq!((answer.id, answer.offset), (id, offset), "as it was asked");
+    assert!(done.is_empty(), "once");
+    answer.result.map(|()| answer.payload.into_vec())
+}
+
+fn read(device: &mut impl BlockDevice, offset: u64, length: u32) -> Result<Vec<u8>, StoreError> {
+    ask(device, BlockRequest::read(BlockId(1), offset, length))
+}
+
+fn write(device: &mut impl BlockDevice, offset: u64, bytes: &[u8]) -> Result<Vec<u8>, StoreError> {
+    ask(device, BlockRequest::write(BlockId(2), offset, bytes.into()))
+}
+
+/// A store that counts flushes.
+struct Counting(MemoryStore, u32);
+
+impl BlockStore for Counting {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
+        self.0.read_at(offset, to)
+    }
+
+    fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        self.0.write_at(offset, from)
+    }
+
+    fn flush(&mut self) -> Result<(), StoreError> {
+        self.1 += 1;
+        Ok(())
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.0.discard(offset, len)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.0.write_zeroes(offset, len)
+    }
+}
+
+#[test]
+fn what_is_to_be_durable_is_flushed_before_it_is_answered() {
+    let mut device = StoreDevice::new(Counting(MemoryStore::new(vec![0; 4096]), 0));
+    write(&mut device, 0, &[1; 512]).unwrap();
+    assert_eq!(device.store_mut().1, 0);
+    let durable = BlockRequest::write(BlockId(1), 0, vec![1; 512].into());
+    ask(&mut device, BlockRequest { is_durable: true, ..durable }).unwrap();
+    ask(&mut device, BlockRequest::flush(BlockId(2))).unwrap();
+    let zero = BlockRequest::zero(BlockId(3), BlockOp::Discard, 0, 512);
+    ask(&mut device, BlockRequest { is_durable: true, ..zero }).unwrap();
+    assert_eq!(device.into_store().1, 3);
+}
+
+#[test]
+fn a_buffer_goes_round() {
+    let (mut device, mut done) = (device(1), completions());
+    let mut places = Vec::new();
+    for id in 0..3 {
+        device.submit(Instant::ZERO, BlockRequest::read(BlockId(id), 0, 4096).launch(), &mut done);
+        let answer = done.pop().unwrap();
+        places.push(answer.payload.contiguous().as_ptr());
+        done.pool.recycle(answer.payload);
+    }
+    assert!(places.iter().all(|place| *place == places[0]), "the data path allocates while it warms up and no more");
+}
+
+#[test]
+fn a_read_only_view_is_read_and_nothing_else() {
+    let mut view = ReadOnly::new(device(512));
+    assert!(view.info().is_read_only);
+    let before = read(&mut view, 0, SIZE as u32).unwrap();
+    assert_eq!(write(&mut view, 0, &[0; 512]), Err(StoreError::ReadOnly));
+    for op in [BlockOp::Discard, BlockOp::WriteZeroes] {
+        assert_eq!(ask(&mut view, BlockRequest::zero(BlockId(1), op, 0, 512)), Err(StoreError::ReadOnly));
+    }
+    ask(&mut view, BlockRequest::flush(BlockId(1))).unwrap();
+    assert!(read(&mut view, 0, SIZE as u32).unwrap() == before);
+}
+
+#[test]
+fn a_range_is_a_device_that_ends_where_it_ends() {
+    assert_eq!(Range::new(device(512), 100, 512).err(), Some(StoreError::Invalid), "not on a block");
+    assert_eq!(Range::new(device(512), SIZE, 512).err(), Some(StoreError::Invalid));
+    assert_eq!(Range::new(device(512), 512, u64::MAX - 511).err(), Some(StoreError::Invalid));
+    let whole = read(&mut device(1), 0, SIZE as u32).unwrap();
+    let mut part = Range::new(device(512), 1024, 4096).unwrap();
+    assert!(read(&mut part, 512, 2048).unwrap() == whole[1536..][..2048]);
+    write(&mut part, 0, &[7; 4096]).unwrap();
+    assert_eq!(write(&mut part, 4096, &[7; 512]), Err(StoreError::Invalid));
+    assert_eq!(read(&mut part, 3584, 1024), Err(StoreError::Invalid));
+    assert_eq!(read(&mut part, u64::MAX - 511, 512), Err(StoreError::Invalid));
+    ask(&mut part, BlockRequest::flush(BlockId(1))).unwrap();
+}
+
+#[test]
+fn each_scratch_has_changes_of_its_own() {
+    let before = read(&mut device(1), 0, SIZE as u32).unwrap();
+    let mut views = [
+        Scratch::new(device(1), SparseMemory::new(SIZE, SIZE)),
+        Scratch::new(device(1), SparseMemory::new(SIZE, SIZE)),
+    ];
+    write(&mut views[0], 512, &[1; 1024]).unwrap();
+    write(&mut views[1], 1024, &[2; 512]).unwrap();
+    let [a, b] = [0, 1].map(|at| read(&mut views[at], 0, 2048).unwrap());
+    let expect = |from: usize, to: usize, with: u8| {
+        let mut expected = before[..2048].to_vec();
+        expected[from..to].fill(with);
+        expected
+    };
+    assert!(a == expect(512, 1536, 1) && b == expect(1024, 1536, 2));
+    assert_eq!(views[0].used_bytes(), 4096, "a grain");
+}
+
+#[test]
+fn a_full_scratch_refuses_what_is_new_and_keeps_what_it_has() {
+    let mut view = Scratch::new(device(1), MemoryStore::new(vec![0; 8192]));
+    write(&mut view, 0, &[1; 8192]).unwrap();
+    assert_eq!(write(&mut view, 8192, &[1; 512]), Err(StoreError::NoSpace));
+    write(&mut view, 512, &[2; 512]).unwrap();
+    assert_eq!(read(&mut view, 0, 1024).unwrap(), [[1; 512], [2; 512]].concat());
+    // Zeros take nothing, and give back.
+    ask(&mut view, BlockRequest::zero(BlockId(1), BlockOp::Discard, 0, SIZE as u32)).unwrap();
+    write(&mut view, 20480, &[3; 4096]).unwrap();
+    assert_eq!(read(&mut view, 19968, 1024).unwrap(), [[0; 512], [3; 512]].concat());
+    assert_eq!(view.used_bytes(), 4096);
+}
+
+#[test]
+fn a_traced_device_tells_who_came_and_when_he_left() {
+    let late = Late { device: device(1), held: Vec::new(), order: 1 };
+    let (mut view, mut done) = (Traced::new(late, 16), completions());
+    let (asked, answered) = (Instant::from_nanos(5), Instant::from_nanos(9));
+    view.submit(asked, BlockRequest::read(BlockId(77), 0, 512).launch(), &mut done);
+    view.handle_ready(answered, &mut done);
+    assert!(done.pop().is_some_and(|answer| answer.result.is_ok()));
+    let taps: Vec<_> = view.ring().taps().map(|tap| (tap.key, tap.stage, tap.at)).collect();
+    assert_eq!(taps, [(77, Stage::Submitted, asked), (77, Stage::Completed, answered)]);
+}
+
+/// A stack of layers as the input wants it, and where in the device it begins.
+fn stack(input: &mut Input<'_>) -> (Box<dyn BlockDevice>, u64) {
+    let mut base: Box<dyn BlockDevice> = Box::new(device(input.pick(&[1, 512])));
+    if input.below(2) == 0 {
+        base = Box::new(Late { device: base, held: Vec::new(), order: u64::from(input.byte()) });
+    }
+    let mut start = 0;
+    for _ in 0..input.below(4) {
+        base = match input.below(4) {
+            0 => {
+                let size = base.info().size_bytes;
+                let offset = u64::from(input.below((size / 512) as u32)) * 512;
+                start += offset;
+                let part = Range::new(base, offset, (size - offset) / 512 * 512);
+                Box::new(part.expect("it lies in the device"))
+            }
+            1 => Box::new(Traced::new(base, 8)),
+            2 => Box::new(Scratch::new(base, SparseMemory::new(2 * SIZE, SIZE * 2))),
+            _ => Box::new(Scratch::new(Traced::new(base, 8), MemoryStore::new(vec![0xee; 2 * SIZE as usize]))),
+        };
+    }
+    if input.once_in(8) { (Box::new(ReadOnly::new(base)), start) } else { (base, start) }
+}
+
+#[test]
+fn fuzz_block_layers() {
+    fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_block_layers", |input| {
+        let (mut view, start) = stack(input);
+        let info = *view.info();
+        let whole = read(&mut device(1), 0, SIZE as u32).unwrap();
+        let mut model = whole[start as usize..][..info.size_bytes as usize].to_vec();
+        let mut done = completions();
+        for id in 0.. {
+            if input.is_empty() || id > 200 {
+                break;
+            }
+            let mut length = input.below(16) * 512;
+            let mut offset = u64::from(input.below(SIZE as u32 / 512 + 8)) * 512;
+            if input.once_in(8) {
+                offset += u64::from(input.byte());
+                length += u32::from(input.byte());
+            }
+            let request = match input.below(6) {
+                0 | 1 => BlockRequest::read(BlockId(id), offset, length),
+                2 | 3 => BlockRequest::write(BlockId(id), offset, Payload::from(vec![id as u8; length as usize])),
+                4 => {
+                    let op = input.pick(&[BlockOp::Discard, BlockOp::WriteZeroes]);
+                    BlockRequest::zero(BlockId(id), op, offset, length * input.pick(&[1, 8]))
+                }
+                _ => BlockRequest::flush(BlockId(id)),
+            };
+            let (op, length) = (request.op, request.length as usize);
+            let (offset, expected) = (request.offset as usize, info.check(&request));
+            view.submit(Instant::ZERO, request.launch(), &mut done);
+            view.handle_ready(Instant::ZERO, &mut done);
+            let answer = done.pop().expect("every request is answered");
+            assert!(done.is_empty(), "once");
+            assert_eq!((answer.id, answer.op, answer.offset), (BlockId(id), op, offset as u64));
+            assert_eq!(answer.result, expected, "{op:?} {length} at {offset} of {info:?}");
+            if expected.is_err() {
+                continue;
+            }
+            match op {
+                BlockOp::Read => {
+                    assert!(answer.payload.into_vec() == model[offset..][..length], "{length} at {offset}")
+                }
+                BlockOp::Write => model[offset..][..length].fill(id as u8),
+                BlockOp::Discard | BlockOp::WriteZeroes => model[offset..][..length].fill(0),
+                BlockOp::Flush => {}
+            }
+            done.pool.recycle(answer.spent);
+        }
+        for offset in (0..model.len()).step_by(4096) {
+            let length = (model.len() - offset).min(4096) / 512 * 512;
+            assert!(read(&mut view, offset as u64, length as u32).unwrap() == model[offset..][..length]);
+        }
+    });
+}

@@ -1,0 +1,63 @@
+//! Sessions in a made-up world: links that are cut and delayed, exporters that crash, peers that are slow.
+//!
+//! A seed is a world. Held against it: every request is answered exactly once, what is read is what was written, what a flush
+//! promised survives a crash, a key pressed once arrives once, no credit is exceeded (the exporter would end the session), and a straggler does
+//! not get a session back. `FARBUS_SEEDS` says how many worlds (default 300), `FARBUS_SEED` plays one again.
+
+#[path = "native/disk.rs"]
+mod disk;
+#[path = "native/random.rs"]
+mod random;
+#[path = "native/usb.rs"]
+mod usb;
+#[path = "native/world.rs"]
+mod world;
+
+use random::Random;
+
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    match number("FARBUS_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 1..1 + number("FARBUS_SEEDS").unwrap_or(300),
+    }
+}
+
+fn every_seed(name: &str, play: impl Fn(&mut Random) -> u32) {
+    let mut answered = 0;
+    for seed in seeds() {
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(&mut Random::new(seed))));
+        match result {
+            Ok(count) => answered += u64::from(count),
+            Err(cause) => {
+                eprintln!("{name} broke in the world of FARBUS_SEED={seed}");
+                std::panic::resume_unwind(cause);
+            }
+        }
+    }
+    let worlds = seeds().count() as u64;
+    println!("{name}: {answered} requests in {worlds} worlds");
+    assert!(answered >= 15 * worlds, "{answered} requests in {worlds} worlds prove little");
+}
+
+#[test]
+fn a_disk_keeps_its_promises_through_cuts_and_crashes() {
+    every_seed("the disk", |random| {
+        let mut world = disk::DiskWorld::new(random);
+        for _ in 0..400 {
+            world.step(random);
+        }
+        world.settle(random)
+    });
+}
+
+#[test]
+fn a_usb_device_answers_once_through_cuts_and_crashes() {
+    every_seed("the USB device", |random| {
+        let mut world = usb::UsbWorld::new(random);
+        for _ in 0..400 {
+            world.step(random);
+        }
+        world.settle(random)
+    });
+}

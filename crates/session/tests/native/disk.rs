@@ -1,0 +1,325 @@
+//! A disk in that world.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
+    Payload, StoreError,
+};
+use farbus_session::native::{Attached, RemoteBlock, Served, ServedBlock, Services, State};
+use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
+
+use crate::random::Random;
+use crate::world::World;
+
+const BLOCK: u64 = 512;
+const BLOCKS: u64 = 1024;
+const INFO: BlockInfo = BlockInfo {
+    size_bytes: BLOCK * BLOCKS,
+    block_bytes: BLOCK as u32,
+    preferred_bytes: 4096,
+    request_bytes_max: 256 << 10,
+    is_read_only: false,
+};
+
+/// What the machine of the exporter has: bytes in its cache, and what of them is on the medium.
+#[derive(Clone)]
+struct Medium {
+    cached: Vec<u8>,
+    durable: Vec<u8>,
+    /// Changes when the machine was started anew.
+    boot: u64,
+    is_taken: bool,
+}
+
+/// The disk as its driver has it: requests end in any order, whenever the dice say so.
+struct SlowDisk {
+    medium: Arc<Mutex<Medium>>,
+    queue: Vec<BlockInFlight>,
+    random: Random,
+}
+
+impl BlockDevice for SlowDisk {
+    fn info(&self) -> &BlockInfo {
+        &INFO
+    }
+
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        request.own_payload();
+        self.queue.push(request);
+        self.handle_ready(now, done);
+    }
+
+    fn handle_ready(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+        while !self.queue.is_empty() && !self.random.once_in(3) {
+            let at = self.random.below(self.queue.len() as u64) as usize;
+            let mut request = self.queue.swap_remove(at);
+            let mut medium = self.medium.lock().unwrap();
+            let range = request.offset as usize..request.offset as usize + request.length as usize;
+            match request.op {
+                BlockOp::Read => {
+                    let bytes = medium.cached[range].to_vec();
+                    done.push(request.answer(bytes.into()));
+                    continue;
+                }
+                BlockOp::Write => {
+                    let bytes = request.take_payload().into_vec();
+                    if request.is_durable {
+                        medium.durable[range.clone()].copy_from_slice(&bytes);
+                    }
+                    medium.cached[range].copy_from_slice(&bytes);
+                }
+                BlockOp::Flush => {
+                    let cached = medium.cached.clone();
+                    medium.durable = cached;
+                }
+                BlockOp::Discard | BlockOp::WriteZeroes => medium.cached[range].fill(0),
+            }
+            done.push(request.answer(Payload::Empty));
+        }
+    }
+}
+
+impl Drop for SlowDisk {
+    /// A process that is killed drops nothing; here its requests end unseen.
+    fn drop(&mut self) {
+        for request in self.queue.drain(..) {
+            let _ = request.fail(StoreError::Gone);
+        }
+    }
+}
+
+struct Desk {
+    medium: Arc<Mutex<Medium>>,
+    seed: u64,
+    epoch: u64,
+}
+
+impl Services for Desk {
+    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        assert_eq!((open.class, open.name.as_str()), (Class::BLOCK, "disk"));
+        let mut medium = self.medium.lock().unwrap();
+        if std::mem::replace(&mut medium.is_taken, true) {
+            return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
+        }
+        self.epoch += 1;
+        self.seed += 1;
+        let disk = SlowDisk { medium: Arc::clone(&self.medium), queue: Vec::new(), random: Random::new(self.seed) };
+        let give_back = |disk: SlowDisk, _| disk.medium.lock().unwrap().is_taken = false;
+        Ok((self.epoch, Box::new(ServedBlock::new(number, disk, medium.boot, give_back))))
+    }
+}
+
+/// What may be read of a block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Known {
+    /// This byte, over and over.
+    Byte(u8),
+    /// A change of it ended in an error: any of what it was and what it would be.
+    Anything,
+}
+
+pub struct DiskWorld {
+    world: World<RemoteBlock>,
+    desk: Desk,
+    done: Completions<BlockDone>,
+    asked: BTreeMap<u64, (BlockOp, u64, u64, u8)>,
+    known: Vec<Known>,
+    /// Blocks that a request in flight touches: none touches those of another.
+    busy: Vec<bool>,
+    /// Blocks that changed since the last flush began.
+    unflushed: Vec<bool>,
+    next_id: u64,
+    answered: u32,
+    is_over: bool,
+    /// Writes that were answered are lost: the next flush may say so, or has to.
+    may_fail: bool,
+    must_fail: bool,
+}
+
+impl DiskWorld {
+    pub fn new(random: &mut Random) -> Self {
+        let open =
+            Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: "".into() };
+        let bytes = vec![0; INFO.size_bytes as usize];
+        let medium = Medium { cached: bytes.clone(), durable: bytes, boot: 1, is_taken: false };
+        let medium = Arc::new(Mutex::new(medium));
+        let mut this = Self {
+            world: World::new(RemoteBlock::new(1, open)),
+            desk: Desk { medium, seed: random.next() >> 1, epoch: 0 },
+            done: Completions::new(BufferPool::new(1 << 20)),
+            asked: BTreeMap::new(),
+            known: vec![Known::Byte(0); BLOCKS as usize],
+            busy: vec![false; BLOCKS as usize],
+            unflushed: vec![false; BLOCKS as usize],
+            next_id: 0,
+            answered: 0,
+            is_over: false,
+            may_fail: false,
+            must_fail: false,
+        };
+        this.world.link(random, &mut this.done);
+        while !this.world.is_linked() {
+            this.world.link(random, &mut this.done);
+        }
+        this.world.exchange(&mut this.desk, &mut this.done);
+        assert_eq!(*this.world.remote.state(), State::Open);
+        this
+    }
+
+    pub fn step(&mut self, random: &mut Random) {
+        self.world.now = self.world.now + Duration::from_micros(random.below(1000));
+        match random.below(40) {
+            0..=9 => self.ask(random),
+            10 if random.once_in(4) => self.world.cut(),
+            11 if random.once_in(16) => self.crash(random),
+            12 | 13 if !self.world.is_linked() => self.world.link(random, &mut self.done),
+            14..=18 => {
+                if let Some(session) = &mut self.world.exporter {
+                    session.handle_ready(self.world.now);
+                }
+            }
+            _ => self.world.shuffle(random, &mut self.desk, &mut self.done),
+        }
+        self.check();
+    }
+
+    fn ask(&mut self, random: &mut Random) {
+        let op = random.pick(&[
+            BlockOp::Read,
+            BlockOp::Read,
+            BlockOp::Write,
+            BlockOp::Write,
+            BlockOp::WriteZeroes,
+            BlockOp::Discard,
+            BlockOp::Flush,
+        ]);
+        let mut first = random.below(BLOCKS);
+        let mut count = random.pick(&[1, 1, 8, 8, 100, 300, 512]).min(BLOCKS - first);
+        if op == BlockOp::Flush {
+            if !self.asked.is_empty() {
+                // Only then is it plain what it covers.
+                return;
+            }
+            (first, count) = (0, 0);
+        }
+        let blocks = first as usize..(first + count) as usize;
+        if self.busy[blocks.clone()].iter().any(|&busy| busy)
+            || self.asked.values().any(|asked| asked.0 == BlockOp::Flush)
+        {
+            return;
+        }
+        self.busy[blocks.clone()].fill(true);
+        if !matches!(op, BlockOp::Read | BlockOp::Flush) {
+            self.unflushed[blocks].fill(true);
+        }
+        let (id, byte) = (BlockId(self.next_id), 1 + random.below(255) as u8);
+        self.next_id += 1;
+        let (offset, length) = (first * BLOCK, (count * BLOCK) as u32);
+        let request = match op {
+            BlockOp::Read => BlockRequest::read(id, offset, length),
+            BlockOp::Write => {
+                let data = vec![byte; length as usize];
+                // Some lie in somebody's buffer.
+                let payload = match random.once_in(2) {
+                    true => Payload::shared(&data.into(), 0..length as usize),
+                    false => data.into(),
+                };
+                BlockRequest::write(id, offset, payload)
+            }
+            BlockOp::Flush => BlockRequest::flush(id),
+            BlockOp::Discard | BlockOp::WriteZeroes => BlockRequest::zero(id, op, offset, length),
+        };
+        self.asked.insert(id.0, (op, first, count, byte));
+        self.world.remote.submit(self.world.now, request.launch(), &mut self.done);
+    }
+
+    /// The exporter is killed; sometimes its machine is, and what was not durable is lost in part.
+    fn crash(&mut self, random: &mut Random) {
+        self.world.crash();
+        let mut medium = self.desk.medium.lock().unwrap();
+        medium.is_taken = false;
+        if random.once_in(2) {
+            medium.boot += 1;
+            self.may_fail = true;
+            self.must_fail |= (0..BLOCKS as usize).any(|block| self.unflushed[block] && !self.busy[block]);
+            for block in 0..BLOCKS as usize {
+                if random.once_in(2) {
+                    let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
+                    let Medium { cached, durable, .. } = &mut *medium;
+                    cached[range.clone()].copy_from_slice(&durable[range]);
+                    if self.unflushed[block] {
+                        self.known[block] = Known::Anything;
+                    }
+                }
+            }
+            medium.durable = medium.cached.clone();
+        }
+    }
+
+    fn check(&mut self) {
+        while let Some(done) = self.done.pop() {
+            let (op, first, count, byte) = self.asked.remove(&done.id.0).expect("answered once");
+            self.answered += 1;
+            let blocks = first as usize..(first + count) as usize;
+            self.busy[blocks.clone()].fill(false);
+            if self.is_over {
+                assert!(matches!(done.result, Err(StoreError::Lost)), "{:?}", done.result);
+                continue;
+            }
+            match (op, done.result) {
+                (BlockOp::Read, Ok(())) => self.compare(first, &done.payload.into_vec()),
+                (BlockOp::Write, Ok(())) => self.known[blocks].fill(Known::Byte(byte)),
+                (BlockOp::Discard | BlockOp::WriteZeroes, Ok(())) => self.known[blocks].fill(Known::Byte(0)),
+                (BlockOp::Flush, result) => {
+                    assert!(if self.must_fail { result.is_err() } else { result.is_ok() || self.may_fail });
+                    (self.may_fail, self.must_fail) = (false, false);
+                    if result.is_ok() {
+                        self.unflushed.fill(false);
+                    }
+                }
+                (op, result) => panic!("{op:?}: {result:?}"),
+            }
+        }
+    }
+
+    fn compare(&self, first: u64, bytes: &[u8]) {
+        for (block, bytes) in (first as usize..).zip(bytes.chunks_exact(BLOCK as usize)) {
+            if let Known::Byte(byte) = self.known[block] {
+                assert!(bytes.iter().all(|&other| other == byte), "block {block} is {byte:#x}, not {:#x}", bytes[0]);
+            }
+        }
+    }
+
+    /// A link that stays: everything is answered, and the disk holds what it should. Or no link ever again. How many requests were answered in this world.
+    pub fn settle(mut self, random: &mut Random) -> u32 {
+        if random.once_in(8) {
+            self.is_over = true;
+            self.check_rest();
+            self.world.give_up(&mut self.done);
+            self.check();
+            assert!(self.asked.is_empty(), "nothing hangs");
+            assert!(!self.desk.medium.lock().unwrap().is_taken, "the claim is free");
+            return self.answered;
+        }
+        while !self.world.is_linked() {
+            self.world.link(random, &mut self.done);
+        }
+        for _ in 0..20 {
+            self.world.exchange(&mut self.desk, &mut self.done);
+            self.check();
+        }
+        assert!(self.asked.is_empty(), "nothing hangs: {:?}", self.asked);
+        assert_eq!(self.world.remote.in_flight(), 0);
+        let cached = self.desk.medium.lock().unwrap().cached.clone();
+        self.compare(0, &cached);
+        self.answered
+    }
+
+    /// What was answered before the end was answered well.
+    fn check_rest(&mut self) {
+        assert!(self.done.is_empty());
+    }
+}

@@ -1,0 +1,325 @@
+//! A USB device in that world: what its endpoints send and take tells requests apart.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use farbus_gadgets::emulated::Emulated;
+use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_model::{
+    BufferPool, Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Limits, Payload, Selection,
+    Setup, Speed, Status, Urb, UrbId,
+};
+use farbus_session::DeviceRecord;
+use farbus_session::native::{Attached, RemoteUsb, Served, ServedUsb, Services, State};
+use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
+
+use crate::random::Random;
+use crate::world::World;
+
+const BULK_IN: EpAddr = EpAddr::from_byte(0x81);
+const BULK_OUT: EpAddr = EpAddr::from_byte(0x01);
+const INTERRUPT_IN: EpAddr = EpAddr::from_byte(0x82);
+
+/// What the device in silicon remembers, whoever drives it.
+#[derive(Default)]
+struct Silicon {
+    /// What each IN endpoint sends next.
+    next: BTreeMap<EpAddr, u64>,
+    /// What arrived at the OUT endpoint.
+    arrived: Vec<u64>,
+    resets: u32,
+    is_taken: bool,
+}
+
+/// A source and sink whose data counts, and that takes its time.
+struct Counting {
+    inner: Emulated<SourceSink>,
+    silicon: Arc<Mutex<Silicon>>,
+    queues: BTreeMap<EpAddr, VecDeque<InFlight>>,
+    random: Random,
+}
+
+impl Device for Counting {
+    fn descriptors(&self) -> &Descriptors {
+        self.inner.descriptors()
+    }
+
+    fn speed(&self) -> Speed {
+        self.inner.speed()
+    }
+
+    fn selection(&self) -> &Selection {
+        self.inner.selection()
+    }
+
+    fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+        if urb.endpoint.is_control() {
+            return self.inner.submit(now, urb, done);
+        }
+        urb.own_payload();
+        self.queues.entry(urb.endpoint).or_default().push_back(urb);
+    }
+
+    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
+        for queue in self.queues.values_mut() {
+            if let Some(at) = queue.iter().position(|urb| urb.id == id) {
+                let urb = queue.remove(at).unwrap();
+                done.push(urb.fail(Status::Cancelled));
+            }
+        }
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        self.silicon.lock().unwrap().resets += 1;
+        for urb in self.queues.values_mut().flat_map(|queue| queue.drain(..)) {
+            done.push(urb.fail(Status::Shutdown));
+        }
+        self.inner.reset(now, done);
+    }
+
+    fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
+        let mut silicon = self.silicon.lock().unwrap();
+        for (&endpoint, queue) in &mut self.queues {
+            while !queue.is_empty() && !self.random.once_in(3) {
+                let urb = queue.pop_front().unwrap();
+                if endpoint.direction() == Direction::Out {
+                    let bytes = urb.payload.contiguous()[..8].try_into().unwrap();
+                    silicon.arrived.push(u64::from_le_bytes(bytes));
+                    done.push(urb.accept());
+                } else {
+                    let next = silicon.next.entry(endpoint).or_default();
+                    let mut bytes = next.to_le_bytes().to_vec();
+                    *next += 1;
+                    // Short, full, or anything in between.
+                    bytes.resize(8 + self.random.below(u64::from(urb.length) - 7) as usize, *next as u8);
+                    done.push(urb.answer(bytes.into()));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Counting {
+    /// A process that is killed drops nothing; here its requests end unseen.
+    fn drop(&mut self) {
+        for urb in self.queues.values_mut().flat_map(|queue| queue.drain(..)) {
+            let _ = urb.fail(Status::Gone);
+        }
+    }
+}
+
+struct Desk {
+    silicon: Arc<Mutex<Silicon>>,
+    seed: u64,
+}
+
+impl Services for Desk {
+    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        assert_eq!((open.class, open.name.as_str()), (Class::USB, "zero"));
+        if std::mem::replace(&mut self.silicon.lock().unwrap().is_taken, true) {
+            return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
+        }
+        self.seed += 1;
+        let inner = SourceSink::device(Speed::High, Fill::Zeros, false);
+        let (silicon, random) = (Arc::clone(&self.silicon), Random::new(self.seed));
+        let device = Counting { inner, silicon, queues: BTreeMap::new(), random };
+        let give_back = |device: Counting, _| device.silicon.lock().unwrap().is_taken = false;
+        let served = ServedUsb::new(number, device, record(), Limits::DEFAULT, give_back);
+        Ok((self.seed, Box::new(served)))
+    }
+}
+
+fn record() -> DeviceRecord {
+    DeviceRecord {
+        path: "/farbus/zero".into(),
+        bus_id: "1-1".into(),
+        bus: 1,
+        device: 2,
+        speed: Speed::High,
+        vendor: 0x0525,
+        product: 0xa4a0,
+        device_bcd: 0,
+        class: [0; 3],
+        configuration: 1,
+        configurations: 1,
+        interfaces: vec![[0xff, 0, 0]],
+        interface_count: 1,
+    }
+}
+
+struct Asked {
+    endpoint: EpAddr,
+    /// A configuration is set by it.
+    configures: bool,
+    is_withdrawn: bool,
+}
+
+pub struct UsbWorld {
+    world: World<RemoteUsb>,
+    desk: Desk,
+    done: Completions,
+    asked: BTreeMap<u64, Asked>,
+    next_id: u64,
+    /// The last number that each IN endpoint brought, and the last id that each endpoint answered well.
+    brought: BTreeMap<EpAddr, u64>,
+    answered: BTreeMap<EpAddr, u64>,
+    accepted: Vec<u64>,
+    is_configured: bool,
+    crashes: u32,
+    count: u32,
+}
+
+impl UsbWorld {
+    pub fn new(random: &mut Random) -> Self {
+        let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: "zero".into(), reason: "".into() };
+        let mut this = Self {
+            world: World::new(RemoteUsb::new(1, open)),
+            desk: Desk { silicon: Arc::default(), seed: random.next() >> 1 },
+            done: Completions::new(BufferPool::new(1 << 20)),
+            asked: BTreeMap::new(),
+            next_id: 0,
+            brought: BTreeMap::new(),
+            answered: BTreeMap::new(),
+            accepted: Vec::new(),
+            is_configured: false,
+            crashes: 0,
+            count: 0,
+        };
+        while !this.world.is_linked() {
+            this.world.link(random, &mut this.done);
+        }
+        this.world.exchange(&mut this.desk, &mut this.done);
+        assert_eq!(*this.world.remote.state(), State::Open);
+        assert_eq!(this.world.remote.descriptors().configurations.len(), 1);
+        this
+    }
+
+    pub fn step(&mut self, random: &mut Random) {
+        self.world.now = self.world.now + Duration::from_micros(random.below(1000));
+        match random.below(40) {
+            0..=9 => self.ask(random),
+            10 if random.once_in(4) => self.world.cut(),
+            11 if random.once_in(16) => {
+                self.world.crash();
+                self.crashes += 1;
+                self.desk.silicon.lock().unwrap().is_taken = false;
+            }
+            12 | 13 if !self.world.is_linked() => self.world.link(random, &mut self.done),
+            14..=18 => {
+                if let Some(session) = &mut self.world.exporter {
+                    session.handle_ready(self.world.now);
+                }
+            }
+            19 => {
+                let withdrawn = self.asked.iter_mut().find(|(_, asked)| !asked.is_withdrawn && !asked.configures);
+                if let Some((&id, asked)) = withdrawn {
+                    asked.is_withdrawn = true;
+                    self.world.remote.cancel(self.world.now, UrbId(id), &mut self.done);
+                }
+            }
+            20 if random.once_in(8) => {
+                self.world.remote.reset(self.world.now, &mut self.done);
+                self.is_configured = false;
+                self.check();
+                assert!(self.asked.is_empty(), "a reset ends everything");
+            }
+            _ => self.world.shuffle(random, &mut self.desk, &mut self.done),
+        }
+        self.check();
+    }
+
+    fn ask(&mut self, random: &mut Random) {
+        let id = UrbId(self.next_id);
+        self.next_id += 1;
+        let urb = if !self.is_configured {
+            if self.asked.values().any(|asked| asked.configures) {
+                return;
+            }
+            Urb::control(id, Setup::set_configuration(1), Payload::Empty)
+        } else {
+            let length = random.pick(&[8, 64, 512, 4096, 100_000]);
+            match random.below(4) {
+                0 => Urb::data_in(id, BULK_IN, length),
+                1 => Urb::data_in(id, INTERRUPT_IN, 64),
+                2 => {
+                    let mut bytes = id.0.to_le_bytes().to_vec();
+                    bytes.resize(length as usize, 7);
+                    Urb::data_out(id, BULK_OUT, bytes.into())
+                }
+                _ => Urb::control(id, Setup::get_descriptor(1, 0, 0, 18), Payload::Empty),
+            }
+        };
+        let configures = !self.is_configured;
+        self.asked.insert(id.0, Asked { endpoint: urb.endpoint, configures, is_withdrawn: false });
+        self.world.remote.submit(self.world.now, urb.launch(), &mut self.done);
+    }
+
+    fn check(&mut self) {
+        while let Some(done) = self.done.pop() {
+            let asked = self.asked.remove(&done.id.0).expect("answered once");
+            assert_eq!(asked.endpoint, done.endpoint);
+            self.count += 1;
+            match done.status {
+                Status::Ok => {}
+                Status::Cancelled => {
+                    assert!(asked.is_withdrawn);
+                    continue;
+                }
+                Status::Shutdown => continue,
+                Status::Protocol => {
+                    assert!(self.crashes > 0, "nothing is a device's trouble here but an exporter's that forgot");
+                    continue;
+                }
+                Status::Gone => continue,
+                status => panic!("{:?}: {status:?}", done.endpoint),
+            }
+            if asked.configures {
+                self.is_configured = true;
+            }
+            let last = self.answered.insert(done.endpoint, done.id.0);
+            assert!(last.is_none_or(|last| last < done.id.0), "an endpoint answers in order");
+            if done.endpoint == BULK_OUT {
+                self.accepted.push(done.id.0);
+            } else if !done.endpoint.is_control() {
+                let bytes = done.payload.into_vec();
+                let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+                let last = self.brought.insert(done.endpoint, number);
+                assert!(last.is_none_or(|last| last < number), "what a device sent once arrives once, in order");
+                assert!(bytes[8..].iter().all(|&byte| byte == (number + 1) as u8));
+            } else if !asked.configures {
+                assert_eq!(done.payload.len(), 18);
+            }
+        }
+    }
+
+    /// How many requests were answered in this world.
+    pub fn settle(mut self, random: &mut Random) -> u32 {
+        if random.once_in(8) {
+            self.world.give_up(&mut self.done);
+            self.check();
+            assert!(self.asked.is_empty(), "nothing hangs");
+            assert!(!self.desk.silicon.lock().unwrap().is_taken, "the claim is free");
+            return self.count;
+        }
+        while !self.world.is_linked() {
+            self.world.link(random, &mut self.done);
+        }
+        for _ in 0..20 {
+            self.world.exchange(&mut self.desk, &mut self.done);
+            self.check();
+        }
+        assert!(self.asked.is_empty(), "nothing hangs");
+        assert_eq!(self.world.remote.in_flight(), 0);
+        let silicon = self.desk.silicon.lock().unwrap();
+        let mut arrived = silicon.arrived.iter();
+        for accepted in &self.accepted {
+            assert!(arrived.any(|arrived| arrived == accepted), "what was accepted arrived, in order");
+        }
+        let mut all = silicon.arrived.clone();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), silicon.arrived.len(), "nothing arrived twice");
+        self.count
+    }
+}

@@ -1,0 +1,203 @@
+//! Two ends of a session and what lies between them.
+
+use std::time::Duration;
+
+use farbus_model::Instant;
+use farbus_session::native::{Attached, ExporterSession, ImporterSession, Progress, Services};
+use farbus_wire::native::control::Cause;
+use farbus_wire::native::{LaneLimits, Outcome, SessionId, Welcome};
+
+use crate::random::Random;
+
+pub const GRACE: Duration = Duration::from_secs(20);
+const LIMITS: LaneLimits = LaneLimits { receive_bytes: 8 << 10, unacknowledged_bytes_max: 4 << 20 };
+
+/// The two ends, the bytes between them, and the exporter's process, which can crash.
+pub struct World<A: Attached> {
+    pub now: Instant,
+    pub importer: ImporterSession,
+    pub remote: A,
+    pub exporter: Option<ExporterSession>,
+    /// Of the exporter: changes when it crashes.
+    pub incarnation: u64,
+    to_exporter: Vec<u8>,
+    to_importer: Vec<u8>,
+    /// How often which way was taken.
+    pub links: u32,
+    pub renewals: u32,
+}
+
+impl<A: Attached> World<A> {
+    pub fn new(remote: A) -> Self {
+        let now = Instant::ZERO + Duration::from_secs(1);
+        Self {
+            now,
+            importer: ImporterSession::new(now, 77, GRACE, LIMITS),
+            remote,
+            exporter: None,
+            incarnation: 1,
+            to_exporter: Vec::new(),
+            to_importer: Vec::new(),
+            links: 0,
+            renewals: 0,
+        }
+    }
+
+    pub fn is_linked(&self) -> bool {
+        self.importer.is_linked()
+    }
+
+    /// A new link is made: greetings, all the way.
+    pub fn link(&mut self, random: &mut Random, done: &mut A::Done) {
+        self.cut();
+        for _ in 0..2 {
+            let hello = self.importer.hello();
+            self.links += 1;
+            let welcome = self.greet(&hello, random);
+            if welcome.outcome == Outcome::Resumed && random.once_in(4) {
+                // The greeting is lost with its link: the exporter has let go of the old one all the same.
+                return self.cut();
+            }
+            match self.importer.handle_welcome(&welcome).expect("an honest exporter") {
+                Progress::Linked => return,
+                Progress::Renewed => {
+                    self.renewals += 1;
+                    return self.remote.handle_renewed(self.now, done);
+                }
+                Progress::Again => {}
+                Progress::Refused(outcome) => panic!("refused: {outcome:?}"),
+            }
+        }
+        panic!("an exporter that knows no session begins one");
+    }
+
+    fn greet(&mut self, hello: &farbus_wire::native::Hello, random: &mut Random) -> Welcome {
+        if let Some(session) = &mut self.exporter
+            && session.id() == hello.standing.session
+        {
+            let welcome = session.resume(hello);
+            assert_eq!(welcome.outcome, Outcome::Resumed);
+            let straggler = session.resume(hello);
+            assert_eq!(straggler.outcome, Outcome::Refused, "a link is used once");
+            return welcome;
+        }
+        let id = SessionId(std::array::from_fn(|_| random.next() as u8 | 1));
+        match ExporterSession::begin(hello, id, self.incarnation, GRACE, LIMITS) {
+            Ok((session, welcome)) => {
+                if let Some(old) = self.exporter.replace(session) {
+                    old.finish(self.now);
+                }
+                welcome
+            }
+            Err(welcome) => {
+                assert_eq!(welcome.outcome, Outcome::Unknown);
+                welcome
+            }
+        }
+    }
+
+    /// The link is cut; what was on its way is lost.
+    pub fn cut(&mut self) {
+        self.importer.handle_lost(self.now);
+        if let Some(session) = &mut self.exporter {
+            session.handle_lost(self.now);
+        }
+        self.to_exporter.clear();
+        self.to_importer.clear();
+    }
+
+    /// The exporter's process is killed: it forgets everything. Its devices are whatever the caller makes of them.
+    pub fn crash(&mut self) {
+        self.cut();
+        self.exporter = None;
+        self.incarnation += 1;
+    }
+
+    /// Up to `most` bytes leave the importer.
+    pub fn importer_sends(&mut self, most: usize) {
+        while let Some(message) = self.remote.poll_message() {
+            self.importer.send(message);
+        }
+        if self.importer.has_transmit() {
+            let runs: Vec<u8> = self.importer.poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
+            let count = runs.len().min(most);
+            self.importer.handle_transmitted(count);
+            self.to_exporter.extend(&runs[..count]);
+        }
+    }
+
+    pub fn exporter_sends(&mut self, most: usize) {
+        let Some(session) = &mut self.exporter else { return };
+        if session.has_transmit() {
+            let runs: Vec<u8> = session.poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
+            let count = runs.len().min(most);
+            session.handle_transmitted(count);
+            self.to_importer.extend(&runs[..count]);
+        }
+    }
+
+    pub fn exporter_hears(&mut self, most: usize, services: &mut impl Services) {
+        let Some(session) = &mut self.exporter else { return };
+        let count = most.min(self.to_exporter.len());
+        let mut rest: &[u8] = &self.to_exporter.drain(..count).collect::<Vec<_>>();
+        while !rest.is_empty() {
+            let space = session.receive_space();
+            let count = space.len().min(rest.len());
+            space[..count].copy_from_slice(&rest[..count]);
+            session.handle_received(count);
+            rest = &rest[count..];
+            session.advance(self.now, services).expect("an honest importer, within its credit");
+        }
+    }
+
+    pub fn importer_hears(&mut self, most: usize, done: &mut A::Done) {
+        let count = most.min(self.to_importer.len());
+        let mut rest: &[u8] = &self.to_importer.drain(..count).collect::<Vec<_>>();
+        while !rest.is_empty() {
+            let space = self.importer.receive_space();
+            let count = space.len().min(rest.len());
+            space[..count].copy_from_slice(&rest[..count]);
+            self.importer.handle_received(count);
+            rest = &rest[count..];
+            while let Some(arrived) = self.importer.poll_arrived().expect("an honest exporter") {
+                self.remote.handle_arrived(self.now, arrived, done).expect("an honest exporter");
+            }
+        }
+    }
+
+    /// One of the things that can happen to bytes.
+    pub fn shuffle(&mut self, random: &mut Random, services: &mut impl Services, done: &mut A::Done) {
+        let most = random.pick(&[1, 7, 8, 100, 5000, 70_000, usize::MAX, usize::MAX]);
+        match random.below(4) {
+            0 => self.importer_sends(most),
+            1 => self.exporter_sends(most),
+            2 => self.exporter_hears(most, services),
+            _ => self.importer_hears(most, done),
+        }
+    }
+
+    /// Everything that is on its way arrives, and what it brings about.
+    pub fn exchange(&mut self, services: &mut impl Services, done: &mut A::Done) {
+        for _ in 0..64 {
+            self.importer_sends(usize::MAX);
+            self.exporter_hears(usize::MAX, services);
+            if let Some(session) = &mut self.exporter {
+                session.handle_ready(self.now);
+            }
+            self.exporter_sends(usize::MAX);
+            self.importer_hears(usize::MAX, done);
+        }
+    }
+
+    /// Nobody links again in time.
+    pub fn give_up(&mut self, done: &mut A::Done) {
+        self.cut();
+        self.now = self.now + GRACE;
+        assert!(self.importer.is_over(self.now));
+        self.remote.handle_over(Cause::Network, "no link for 20 s", done);
+        if let Some(session) = self.exporter.take() {
+            assert!(session.is_over(self.now));
+            session.finish(self.now);
+        }
+    }
+}

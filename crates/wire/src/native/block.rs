@@ -1,0 +1,177 @@
+//! The block class: 24 bytes ask, 8 answer, frames' heads included (requirement N4; paper: 28 and 4).
+//!
+//! ```text
+//!   request   0 op  1 flags  2 (0) 2  4 length 4   8 offset 8   then the data to write
+//!   reply     nothing, or 0 error 1; then the data that was read
+//! ```
+
+use farbus_model::{BlockId, BlockInfo, BlockOp, BlockRequest, Payload, StoreError};
+
+use super::message::Part;
+use super::reader::Reader;
+use crate::reject::Reject;
+
+/// Bytes of a request's own part.
+pub const REQUEST_BYTES: usize = 16;
+
+const OPS: [BlockOp; 5] = [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes];
+const DURABLE: u8 = 1;
+const ERRORS: [StoreError; 6] = [
+    StoreError::Medium,
+    StoreError::NoSpace,
+    StoreError::ReadOnly,
+    StoreError::Gone,
+    StoreError::Lost,
+    StoreError::Invalid,
+];
+
+/// A request's own part.
+pub fn request_part(request: &BlockRequest) -> Part {
+    let op = OPS.iter().position(|&op| op == request.op).expect("all are listed") as u8;
+    let mut bytes = [0; REQUEST_BYTES];
+    bytes[0] = op;
+    bytes[1] = if request.is_durable { DURABLE } else { 0 };
+    bytes[4..8].copy_from_slice(&request.length.to_le_bytes());
+    bytes[8..].copy_from_slice(&request.offset.to_le_bytes());
+    bytes.into()
+}
+
+/// A request without its data, from the front of a message. Whether the device may be asked that is not checked here.
+///
+/// # Errors
+/// [`Reject`].
+pub fn decode_request(id: BlockId, bytes: &[u8]) -> Result<BlockRequest, Reject> {
+    let mut reader = Reader::new(bytes);
+    let op = reader.u8("op")?;
+    let flags = reader.u8("block flags")?;
+    reader.u16("reserved")?;
+    let length = reader.u32("length")?;
+    let offset = reader.u64("offset")?;
+    if flags & !DURABLE != 0 {
+        return Err(Reject::new("block flags", flags.into(), "no request has such a flag"));
+    }
+    let known = OPS.get(usize::from(op)).copied();
+    let op = known.ok_or(Reject::new("op", op.into(), "no request is of that kind"))?;
+    Ok(BlockRequest { id, op, offset, length, payload: Payload::Empty, is_durable: flags & DURABLE != 0 })
+}
+
+/// The own part of a reply to a request that failed; one that succeeded has none, and says so by its flag.
+pub fn reply_part(error: StoreError) -> Part {
+    let code = ERRORS.iter().position(|&other| other == error).expect("all are listed");
+    [code as u8].into()
+}
+
+/// The error of a reply that has one.
+///
+/// # Errors
+/// [`Reject`].
+pub fn decode_reply(bytes: &[u8]) -> Result<StoreError, Reject> {
+    let mut reader = Reader::new(bytes);
+    let code = reader.u8("error")?;
+    reader.end("reply")?;
+    let known = ERRORS.get(usize::from(code)).copied();
+    known.ok_or(Reject::new("error", code.into(), "a block device has no such error"))
+}
+
+/// What a block device is, as [`super::control::Opened`] carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// What it is.
+    pub info: BlockInfo,
+    /// Changes when writes that were answered and not flushed may have been lost: its host was started anew.
+    pub durability: u64,
+}
+
+const READ_ONLY: u8 = 1;
+
+impl Description {
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.info.size_bytes.to_le_bytes().to_vec();
+        for field in [self.info.block_bytes, self.info.preferred_bytes, self.info.request_bytes_max] {
+            bytes.extend(field.to_le_bytes());
+        }
+        bytes.push(if self.info.is_read_only { READ_ONLY } else { 0 });
+        bytes.extend(self.durability.to_le_bytes());
+        bytes
+    }
+
+    /// As it travelled.
+    ///
+    /// # Errors
+    /// [`Reject`]: there is no such device.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+        let mut reader = Reader::new(bytes);
+        let size_bytes = reader.u64("size")?;
+        let (block_bytes, preferred_bytes) = (reader.u32("block size")?, reader.u32("preferred size")?);
+        let request_bytes_max = reader.u32("request size")?;
+        let flags = reader.u8("device flags")?;
+        let durability = reader.u64("durability")?;
+        reader.end("description")?;
+        for (field, bytes) in [("block size", block_bytes), ("preferred size", preferred_bytes)] {
+            if !bytes.is_power_of_two() || bytes > request_bytes_max {
+                return Err(Reject::new(field, bytes.into(), "it is a power of two that a request can have"));
+            }
+        }
+        if preferred_bytes < block_bytes {
+            return Err(Reject::new("preferred size", preferred_bytes.into(), "it is a block or more"));
+        }
+        if !size_bytes.is_multiple_of(block_bytes.into()) {
+            return Err(Reject::new("size", size_bytes, "a device is made of blocks"));
+        }
+        let is_read_only = flags & READ_ONLY != 0;
+        let info = BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max, is_read_only };
+        Ok(Self { info, durability })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_survives_the_way() {
+        for op in OPS {
+            for is_durable in [false, true] {
+                let payload = Payload::Empty;
+                let request =
+                    BlockRequest { id: BlockId(3), op, offset: 5 << 40, length: u32::MAX, payload, is_durable };
+                let part = request_part(&request);
+                assert_eq!(part.len(), REQUEST_BYTES);
+                let again = decode_request(BlockId(3), &part).unwrap();
+                assert_eq!(
+                    (again.op, again.offset, again.length, again.is_durable),
+                    (op, 5 << 40, u32::MAX, is_durable)
+                );
+                assert!(decode_request(BlockId(3), &part[..15]).is_err());
+            }
+        }
+        assert_eq!(decode_request(BlockId(3), &[5; 16]).unwrap_err().field, "block flags");
+        assert_eq!(
+            decode_request(BlockId(3), &[5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap_err().field,
+            "op"
+        );
+        for error in ERRORS {
+            assert_eq!(decode_reply(&reply_part(error)), Ok(error));
+        }
+        assert!(decode_reply(&[6]).is_err() && decode_reply(&[]).is_err() && decode_reply(&[0, 0]).is_err());
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_is_refused() {
+        let info = BlockInfo {
+            size_bytes: 16 << 40,
+            block_bytes: 512,
+            preferred_bytes: 4096,
+            request_bytes_max: 1 << 20,
+            is_read_only: true,
+        };
+        let description = Description { info, durability: 9 };
+        assert_eq!(Description::decode(&description.encode()), Ok(description));
+        let refused = |info| Description::decode(&Description { info, durability: 9 }.encode()).unwrap_err().field;
+        assert_eq!(refused(BlockInfo { size_bytes: 513, ..info }), "size");
+        assert_eq!(refused(BlockInfo { block_bytes: 0, ..info }), "block size");
+        assert_eq!(refused(BlockInfo { block_bytes: 8192, ..info }), "preferred size");
+        assert_eq!(refused(BlockInfo { request_bytes_max: 2048, ..info }), "preferred size");
+    }
+}

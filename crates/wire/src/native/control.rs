@@ -1,0 +1,220 @@
+//! What opens and closes an attachment.
+
+use super::reader::{Reader, put_text};
+use crate::reject::Reject;
+
+/// Bytes of a device's name, a reason, a refusal: what people read in one line or two.
+pub const TEXT_BYTES_MAX: usize = 1024;
+
+/// What a device is asked in: which requests there are, and what they look like (requirement N1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Class(pub u8);
+
+impl Class {
+    /// Requests are URBs ([`super::usb`]).
+    pub const USB: Class = Class(1);
+    /// Requests are for blocks ([`super::block`]).
+    pub const BLOCK: Class = Class(2);
+    /// Requests are for bytes of a stream, and have no place.
+    pub const STREAM: Class = Class(3);
+    /// The first of those that nobody gives a meaning but their users.
+    pub const PRIVATE_FIRST: Class = Class(128);
+}
+
+/// How a device is used (requirement N9).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// By one, who may do everything.
+    #[default]
+    Exclusive,
+    /// By many who change nothing.
+    Read,
+    /// Beside its user: copies of what the device sends.
+    Observe,
+}
+
+impl Mode {
+    const ALL: [Mode; 3] = [Mode::Exclusive, Mode::Read, Mode::Observe];
+
+    fn from_code(code: u8) -> Result<Self, Reject> {
+        let known = Self::ALL.get(usize::from(code)).copied();
+        known.ok_or(Reject::new("mode", code.into(), "a device is used exclusively, by readers, or observed"))
+    }
+}
+
+/// Importer: I want this device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// In which class.
+    pub class: Class,
+    /// How.
+    pub mode: Mode,
+    /// The lease that it had before, 0 for none: whoever presents an older one than the device's last is refused.
+    pub epoch: u64,
+    /// Its name at the exporter.
+    pub name: String,
+    /// What for, for people; may be empty.
+    pub reason: String,
+}
+
+impl Open {
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![self.class.0, self.mode as u8];
+        bytes.extend(self.epoch.to_le_bytes());
+        put_text(&mut bytes, &self.name, TEXT_BYTES_MAX);
+        put_text(&mut bytes, &self.reason, TEXT_BYTES_MAX);
+        bytes
+    }
+
+    /// As it travelled.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+        let mut reader = Reader::new(bytes);
+        let open = Self {
+            class: Class(reader.u8("class")?),
+            mode: Mode::from_code(reader.u8("mode")?)?,
+            epoch: reader.u64("epoch")?,
+            name: reader.text("name")?,
+            reason: reader.text("reason")?,
+        };
+        reader.end("open").map(|()| open)
+    }
+}
+
+/// What an importer may have in flight on an attachment. A credit is taken by a request and comes back with its reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credit {
+    /// Requests.
+    pub requests: u16,
+    /// Bytes of data: sent, or asked for. One request may exceed it, if it is alone.
+    pub bytes: u32,
+}
+
+/// Exporter: here it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// The lease.
+    pub epoch: u64,
+    /// What may be in flight.
+    pub credit: Credit,
+    /// What the device is, in its class's words.
+    pub info: Vec<u8>,
+}
+
+impl Opened {
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.epoch.to_le_bytes().to_vec();
+        bytes.extend(self.credit.requests.to_le_bytes());
+        bytes.extend(self.credit.bytes.to_le_bytes());
+        bytes.extend(&self.info);
+        bytes
+    }
+
+    /// As it travelled.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+        let mut reader = Reader::new(bytes);
+        let epoch = reader.u64("epoch")?;
+        let credit = Credit { requests: reader.u16("requests")?, bytes: reader.u32("bytes")? };
+        if credit.requests == 0 {
+            return Err(Reject::new("requests", 0, "who may ask nothing has not been given the device"));
+        }
+        Ok(Self { epoch, credit, info: reader.rest().to_vec() })
+    }
+}
+
+/// Whose trouble an end is (requirement N10).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// It was asked for.
+    Asked,
+    /// The device failed.
+    Device,
+    /// The way to it failed.
+    Network,
+    /// It was refused, or taken away by whoever may.
+    Refused,
+    /// It is not there, or not any more.
+    Gone,
+    /// Somebody else has it.
+    Busy,
+    /// A later lease exists: whoever has it has the device.
+    Stale,
+}
+
+impl Cause {
+    const ALL: [Cause; 7] =
+        [Self::Asked, Self::Device, Self::Network, Self::Refused, Self::Gone, Self::Busy, Self::Stale];
+}
+
+/// Exporter: you do not get it, or it is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Whose trouble it is.
+    pub cause: Cause,
+    /// A sentence for a person.
+    pub message: String,
+}
+
+impl End {
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        let code = Cause::ALL.iter().position(|&cause| cause == self.cause).expect("all are listed");
+        let mut bytes = vec![code as u8];
+        put_text(&mut bytes, &self.message, TEXT_BYTES_MAX);
+        bytes
+    }
+
+    /// As it travelled.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+        let mut reader = Reader::new(bytes);
+        let code = reader.u8("cause")?;
+        let known = Cause::ALL.get(usize::from(code)).copied();
+        let cause = known.ok_or(Reject::new("cause", code.into(), "an end has no such cause"))?;
+        let message = reader.text("message")?;
+        reader.end("end").map(|()| Self { cause, message })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_message_survives_the_way_and_none_without_its_end() {
+        let open = Open { class: Class::BLOCK, mode: Mode::Read, epoch: 7, name: "disk".into(), reason: "näh".into() };
+        let bytes = open.encode();
+        assert_eq!(Open::decode(&bytes), Ok(open));
+        for end in 0..bytes.len() {
+            assert!(Open::decode(&bytes[..end]).is_err(), "{end} bytes");
+        }
+        assert!(Open::decode(&[&bytes[..], &[0]].concat()).is_err());
+        let credit = Credit { requests: 64, bytes: 1 << 20 };
+        let opened = Opened { epoch: 8, credit, info: vec![1, 2, 3] };
+        assert_eq!(Opened::decode(&opened.encode()), Ok(opened.clone()));
+        let nothing = Opened { credit: Credit { requests: 0, bytes: 0 }, ..opened };
+        assert_eq!(Opened::decode(&nothing.encode()).unwrap_err().field, "requests");
+        for cause in Cause::ALL {
+            let end = End { cause, message: "because".into() };
+            assert_eq!(End::decode(&end.encode()), Ok(end));
+        }
+        assert_eq!(End::decode(&[7, 0, 0]).unwrap_err().field, "cause");
+        assert_eq!(End::decode(&[0, 1, 0, 0xff]).unwrap_err().rule, "a text is UTF-8");
+    }
+
+    #[test]
+    fn a_long_text_is_cut_at_a_character() {
+        let message = "ä".repeat(TEXT_BYTES_MAX);
+        let end = End::decode(&End { cause: Cause::Busy, message }.encode()).unwrap();
+        assert_eq!(end.message, "ä".repeat(TEXT_BYTES_MAX / 2));
+    }
+}

@@ -1,0 +1,269 @@
+//! The eight bytes before everything that travels in a session.
+//!
+//! ```text
+//!  0       1       2               4               6               8
+//!  +-------+-------+---------------+---------------+---------------+----------
+//!  | kind  | flags |  attachment   |      tag      |  body length  |  body …
+//!  +-------+-------+---------------+---------------+---------------+----------
+//! ```
+//!
+//! Little-endian. A message that is longer than a frame goes on in [`Kind::Data`] frames of the same attachment and tag, and
+//! frames of other messages may come in between: that is what lets an interrupt pass a disk.
+
+use core::time::Duration;
+
+use crate::reject::Reject;
+
+/// Bytes of a frame's head.
+pub const HEAD_BYTES: usize = 8;
+/// Bytes of a frame, head included.
+pub const FRAME_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a frame's body.
+pub const BODY_BYTES_MAX: usize = FRAME_BYTES_MAX - HEAD_BYTES;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Of the link: are you there? Not counted, as all up to [`Kind::Ack`].
+    Ping,
+    /// Of the link: I am.
+    Pong,
+    /// Of the link: so many counted frames arrived (8 bytes).
+    Ack,
+    /// Of the session: it ends, on purpose; what is attached is given back.
+    Goodbye,
+    /// Importer: I want this device.
+    Open,
+    /// Exporter: here it is.
+    Opened,
+    /// Exporter: you do not get it.
+    Refused,
+    /// Importer: I am done with it.
+    Close,
+    /// Exporter: it is over, asked for or not.
+    Closed,
+    /// Importer: so many more events may be sent.
+    Grant,
+    /// Importer: do this.
+    Request,
+    /// Exporter: it ended so.
+    Reply,
+    /// The message of this tag goes on.
+    Data,
+    /// Importer: withdraw the request of this tag. Exporter: that was seen, whatever it met; the tag is free once the request is
+    /// answered as well.
+    Cancel,
+    /// Exporter: something happened that nobody asked for.
+    Event,
+    /// A counted kind that a later version knows; to be passed over.
+    Later(u8),
+}
+
+/// Kinds from here on may be passed over by whoever does not know them.
+const LATER_FIRST: u8 = 0x80;
+
+impl Kind {
+    /// The wire's number.
+    pub const fn code(self) -> u8 {
+        match self {
+            Kind::Ping => 0,
+            Kind::Pong => 1,
+            Kind::Ack => 2,
+            Kind::Goodbye => 8,
+            Kind::Open => 16,
+            Kind::Opened => 17,
+            Kind::Refused => 18,
+            Kind::Close => 19,
+            Kind::Closed => 20,
+            Kind::Grant => 21,
+            Kind::Request => 32,
+            Kind::Reply => 33,
+            Kind::Data => 34,
+            Kind::Cancel => 35,
+            Kind::Event => 36,
+            Kind::Later(code) => code,
+        }
+    }
+
+    /// From the wire's number.
+    ///
+    /// # Errors
+    /// [`Reject`]: a number that means nothing and may not be passed over.
+    pub const fn from_code(code: u8) -> Result<Self, Reject> {
+        Ok(match code {
+            0 => Kind::Ping,
+            1 => Kind::Pong,
+            2 => Kind::Ack,
+            8 => Kind::Goodbye,
+            16 => Kind::Open,
+            17 => Kind::Opened,
+            18 => Kind::Refused,
+            19 => Kind::Close,
+            20 => Kind::Closed,
+            21 => Kind::Grant,
+            32 => Kind::Request,
+            33 => Kind::Reply,
+            34 => Kind::Data,
+            35 => Kind::Cancel,
+            36 => Kind::Event,
+            LATER_FIRST.. => Kind::Later(code),
+            _ => return Err(Reject::new("kind", code as u64, "no frame is of that kind")),
+        })
+    }
+
+    /// Whether the frame is one of those that are counted, acknowledged and sent again over the next link.
+    pub const fn is_counted(self) -> bool {
+        !matches!(self, Kind::Ping | Kind::Pong | Kind::Ack)
+    }
+}
+
+/// What a frame's flags say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// The message goes on in a [`Kind::Data`] frame.
+    pub more: bool,
+    /// The device's own part is left out: all of it is as usual, and the body is data.
+    pub plain: bool,
+    /// A request: say how long it stayed where. A reply: the body begins with that ([`Residence`]).
+    pub timed: bool,
+}
+
+impl Flags {
+    const MORE: u8 = 1;
+    const PLAIN: u8 = 2;
+    const TIMED: u8 = 4;
+
+    /// The wire's bits.
+    pub const fn bits(self) -> u8 {
+        self.more as u8 * Self::MORE + self.plain as u8 * Self::PLAIN + self.timed as u8 * Self::TIMED
+    }
+
+    /// From the wire's bits.
+    ///
+    /// # Errors
+    /// [`Reject`]: a bit that means nothing.
+    pub const fn from_bits(bits: u8) -> Result<Self, Reject> {
+        if bits > Self::MORE + Self::PLAIN + Self::TIMED {
+            return Err(Reject::new("flags", bits as u64, "no frame has such a flag"));
+        }
+        Ok(Self { more: bits & Self::MORE != 0, plain: bits & Self::PLAIN != 0, timed: bits & Self::TIMED != 0 })
+    }
+}
+
+/// A frame's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// What it is.
+    pub kind: Kind,
+    /// How.
+    pub flags: Flags,
+    /// Which attachment of the session, chosen by the importer; 0 where none is meant.
+    pub attachment: u16,
+    /// Which request of the attachment, chosen by the importer among those not in flight; 0 where none is meant.
+    pub tag: u16,
+    /// Bytes that follow.
+    pub length: u16,
+}
+
+impl Head {
+    /// A head without flags and without a body yet.
+    pub const fn new(kind: Kind, attachment: u16, tag: u16) -> Self {
+        Self { kind, flags: Flags { more: false, plain: false, timed: false }, attachment, tag, length: 0 }
+    }
+
+    /// As it travels.
+    pub const fn to_bytes(self) -> [u8; HEAD_BYTES] {
+        let [a0, a1] = self.attachment.to_le_bytes();
+        let [t0, t1] = self.tag.to_le_bytes();
+        let [l0, l1] = self.length.to_le_bytes();
+        [self.kind.code(), self.flags.bits(), a0, a1, t0, t1, l0, l1]
+    }
+
+    /// As it travelled.
+    ///
+    /// # Errors
+    /// [`Reject`]: no such frame exists.
+    pub fn from_bytes([kind, flags, a0, a1, t0, t1, l0, l1]: [u8; HEAD_BYTES]) -> Result<Self, Reject> {
+        let length = u16::from_le_bytes([l0, l1]);
+        if usize::from(length) > BODY_BYTES_MAX {
+            return Err(Reject::new("body length", length.into(), "a frame has 65536 bytes at most"));
+        }
+        Ok(Self {
+            kind: Kind::from_code(kind)?,
+            flags: Flags::from_bits(flags)?,
+            attachment: u16::from_le_bytes([a0, a1]),
+            tag: u16::from_le_bytes([t0, t1]),
+            length,
+        })
+    }
+}
+
+/// Bytes of a [`Residence`].
+pub const RESIDENCE_BYTES: usize = 12;
+
+/// How long a request stayed where at its exporter, ns (4 s at most): latency by stage without comparing clocks (requirement N13).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Residence {
+    /// From its first byte's arrival to the device: the frames of its data are waited for.
+    pub queue_ns: u32,
+    /// With the device.
+    pub device_ns: u32,
+    /// From the device to the link.
+    pub reply_ns: u32,
+}
+
+impl Residence {
+    /// As it travels, at the front of a reply.
+    pub fn to_bytes(self) -> [u8; RESIDENCE_BYTES] {
+        let mut bytes = [0; RESIDENCE_BYTES];
+        for (field, ns) in bytes.chunks_exact_mut(4).zip([self.queue_ns, self.device_ns, self.reply_ns]) {
+            field.copy_from_slice(&ns.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Puts the last field into a residence that is about to travel.
+    pub(super) fn put_reply(bytes: &mut [u8], span: Duration) {
+        bytes[8..RESIDENCE_BYTES].copy_from_slice(&span_ns(span).to_le_bytes());
+    }
+
+    /// As it travelled.
+    pub fn from_bytes(bytes: [u8; RESIDENCE_BYTES]) -> Self {
+        let ns = |at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        Self { queue_ns: ns(0), device_ns: ns(4), reply_ns: ns(8) }
+    }
+}
+
+/// A span as [`Residence`] counts it; what does not fit is the longest that does.
+pub fn span_ns(span: Duration) -> u32 {
+    u32::try_from(span.as_nanos()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_head_that_can_be_said_is_understood_and_no_other() {
+        let mut understood = 0;
+        for kind in 0..=u8::MAX {
+            for flags in 0..=u8::MAX {
+                let bytes = [kind, flags, 1, 2, 3, 4, 5, 6];
+                if let Ok(head) = Head::from_bytes(bytes) {
+                    assert_eq!((head.attachment, head.tag, head.length), (0x201, 0x403, 0x605));
+                    assert_eq!(head.to_bytes(), bytes);
+                    understood += 1;
+                }
+            }
+        }
+        assert_eq!(understood, (15 + 128) * 8);
+        assert!(Head::from_bytes([0, 0, 0, 0, 0, 0, 0xf8, 0xff]).is_ok());
+        assert_eq!(Head::from_bytes([0, 0, 0, 0, 0, 0, 0xf9, 0xff]).unwrap_err().field, "body length");
+    }
+
+    #[test]
+    fn a_residence_survives_the_way() {
+        let residence = Residence { queue_ns: 1, device_ns: u32::MAX, reply_ns: 0x01020304 };
+        assert_eq!(Residence::from_bytes(residence.to_bytes()), residence);
+    }
+}

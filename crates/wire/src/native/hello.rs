@@ -1,0 +1,302 @@
+//! The first bytes of every link: which session it belongs to, and where that stands.
+//!
+//! ```text
+//!   0  magic "farbus\r\n"                              8 bytes
+//!   8  hello: lowest version      welcome: version     1
+//!   9  hello: highest version     welcome: outcome     1
+//!  10  lane                                            2
+//!  12  length of the options                           4
+//!  16  session, 0: a new one                          16
+//!  32  link: how many this lane has had, with this     8
+//!  40  counted frames that arrived on this lane        8
+//!  48  incarnation of the sender                       8
+//!  56  options: (kind 2, length 2, bytes) …
+//! ```
+//!
+//! Little-endian. The importer speaks first. An option that is not known is passed over.
+
+use crate::reject::Reject;
+
+/// What comes first. A link that changes line ends, or is none of ours, is noticed.
+pub const MAGIC: [u8; 8] = *b"farbus\r\n";
+/// The version that is described here.
+pub const VERSION: u8 = 1;
+/// Bytes before the options.
+pub const GREETING_BYTES: usize = 56;
+/// Bytes of all options: what is read of a stranger before it is known.
+pub const OPTIONS_BYTES_MAX: usize = 1024;
+
+/// Names a session: random, 128 bits. Over a link without encryption it is all that protects a session from others.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub [u8; 16]);
+
+impl SessionId {
+    /// None yet.
+    pub const NONE: SessionId = SessionId([0; 16]);
+}
+
+impl core::fmt::Debug for SessionId {
+    /// Its first bytes: who reads a log shall not be able to take a session over.
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let [a, b, c, ..] = self.0;
+        write!(f, "SessionId({a:02x}{b:02x}{c:02x}…)")
+    }
+}
+
+/// Where a session stands on one lane, as one of its ends sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Which session.
+    pub session: SessionId,
+    /// Which of its lanes.
+    pub lane: u16,
+    /// How many links this lane has had, this one included: an older one is refused.
+    pub link: u64,
+    /// Counted frames that arrived.
+    pub received: u64,
+    /// Changes whenever the sender has lost what it knew.
+    pub incarnation: u64,
+}
+
+/// What may be agreed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// How long the session outlives its link, ms: wished for, then granted.
+    pub grace_ms: Option<u32>,
+    /// Bytes that the sender of this lets the other have unacknowledged.
+    pub unacknowledged_bytes_max: Option<u32>,
+}
+
+mod option {
+    pub const GRACE_MS: u16 = 1;
+    pub const UNACKNOWLEDGED_BYTES_MAX: u16 = 2;
+}
+
+impl Options {
+    fn encode(self, to: &mut Vec<u8>) {
+        let known =
+            [(option::GRACE_MS, self.grace_ms), (option::UNACKNOWLEDGED_BYTES_MAX, self.unacknowledged_bytes_max)];
+        for (kind, value) in known {
+            if let Some(value) = value {
+                to.extend(kind.to_le_bytes());
+                to.extend(4u16.to_le_bytes());
+                to.extend(value.to_le_bytes());
+            }
+        }
+    }
+
+    fn decode(mut bytes: &[u8]) -> Result<Self, Reject> {
+        let mut options = Self::default();
+        while let Some((head, rest)) = bytes.split_first_chunk::<4>() {
+            let kind = u16::from_le_bytes([head[0], head[1]]);
+            let length = u16::from_le_bytes([head[2], head[3]]);
+            let Some((value, rest)) = rest.split_at_checked(length.into()) else {
+                return Err(Reject::new("option length", length.into(), "options end with the greeting"));
+            };
+            let place = match kind {
+                option::GRACE_MS => Some(&mut options.grace_ms),
+                option::UNACKNOWLEDGED_BYTES_MAX => Some(&mut options.unacknowledged_bytes_max),
+                _ => None,
+            };
+            if let Some(place) = place {
+                let value: [u8; 4] = value
+                    .try_into()
+                    .map_err(|_| Reject::new("option length", length.into(), "this option has 4 bytes"))?;
+                *place = Some(u32::from_le_bytes(value));
+            }
+            bytes = rest;
+        }
+        if !bytes.is_empty() {
+            return Err(Reject::new("options", bytes.len() as u64, "an option has 4 bytes and its value"));
+        }
+        Ok(options)
+    }
+}
+
+/// The importer's first word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The lowest version that it speaks.
+    pub version_min: u8,
+    /// The highest.
+    pub version_max: u8,
+    /// Which session, and where it stands.
+    pub standing: Standing,
+    /// What it wishes.
+    pub options: Options,
+}
+
+/// The exporter's first word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The version that is spoken; where none is shared, the highest that the exporter knows.
+    pub version: u8,
+    /// What becomes of the link.
+    pub outcome: Outcome,
+    /// Which session, and where it stands.
+    pub standing: Standing,
+    /// What it grants.
+    pub options: Options,
+}
+
+/// What becomes of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// A new session begins.
+    Begun,
+    /// The session goes on.
+    Resumed,
+    /// There is no such session (any more): begin a new one.
+    Unknown,
+    /// No version is shared.
+    Version,
+    /// The session is another host's, or a later link has it.
+    Refused,
+    /// There are too many sessions.
+    Full,
+}
+
+impl Outcome {
+    const ALL: [Outcome; 6] = [Self::Begun, Self::Resumed, Self::Unknown, Self::Version, Self::Refused, Self::Full];
+
+    /// The wire's number.
+    pub fn code(self) -> u8 {
+        Self::ALL.iter().position(|&other| other == self).expect("all are listed") as u8
+    }
+
+    /// From the wire's number.
+    ///
+    /// # Errors
+    /// [`Reject`]: an unknown one.
+    pub fn from_code(code: u8) -> Result<Self, Reject> {
+        let known = Self::ALL.get(usize::from(code)).copied();
+        known.ok_or(Reject::new("outcome", code.into(), "a link has no such outcome"))
+    }
+}
+
+impl Hello {
+    /// Of this version.
+    pub fn new(standing: Standing, options: Options) -> Self {
+        Self { version_min: VERSION, version_max: VERSION, standing, options }
+    }
+
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        encode([self.version_min, self.version_max], self.standing, self.options)
+    }
+
+    /// From the bytes at the front, and how many they were; `None` while some are missing.
+    ///
+    /// # Errors
+    /// [`Reject`]: this is no hello.
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Reject> {
+        let Some(([version_min, version_max], standing, options, count)) = decode(bytes)? else { return Ok(None) };
+        if version_min > version_max {
+            return Err(Reject::new("version", version_min.into(), "the lowest is not above the highest"));
+        }
+        Ok(Some((Self { version_min, version_max, standing, options }, count)))
+    }
+}
+
+impl Welcome {
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        encode([self.version, self.outcome.code()], self.standing, self.options)
+    }
+
+    /// From the bytes at the front, and how many they were; `None` while some are missing.
+    ///
+    /// # Errors
+    /// [`Reject`]: this is no welcome.
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Reject> {
+        let Some(([version, outcome], standing, options, count)) = decode(bytes)? else { return Ok(None) };
+        Ok(Some((Self { version, outcome: Outcome::from_code(outcome)?, standing, options }, count)))
+    }
+}
+
+fn encode(two: [u8; 2], standing: Standing, options: Options) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(GREETING_BYTES + 16);
+    bytes.extend(MAGIC);
+    bytes.extend(two);
+    bytes.extend(standing.lane.to_le_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend(standing.session.0);
+    bytes.extend(standing.link.to_le_bytes());
+    bytes.extend(standing.received.to_le_bytes());
+    bytes.extend(standing.incarnation.to_le_bytes());
+    options.encode(&mut bytes);
+    let length = (bytes.len() - GREETING_BYTES) as u32;
+    bytes[12..16].copy_from_slice(&length.to_le_bytes());
+    bytes
+}
+
+type Decoded = ([u8; 2], Standing, Options, usize);
+
+fn decode(bytes: &[u8]) -> Result<Option<Decoded>, Reject> {
+    let begun = bytes.len().min(MAGIC.len());
+    if bytes[..begun] != MAGIC[..begun] {
+        return Err(Reject::new("magic", bytes[0].into(), "a session begins with farbus and a line's end"));
+    }
+    let Some((head, rest)) = bytes.split_first_chunk::<GREETING_BYTES>() else { return Ok(None) };
+    let u64_at = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
+    let length = u32::from_le_bytes(head[12..16].try_into().expect("four bytes")) as usize;
+    if length > OPTIONS_BYTES_MAX {
+        return Err(Reject::new("options length", length as u64, "options have 1024 bytes at most"));
+    }
+    let Some(options) = rest.get(..length) else { return Ok(None) };
+    let standing = Standing {
+        session: SessionId(head[16..32].try_into().expect("sixteen bytes")),
+        lane: u16::from_le_bytes([head[10], head[11]]),
+        link: u64_at(32),
+        received: u64_at(40),
+        incarnation: u64_at(48),
+    };
+    Ok(Some(([head[8], head[9]], standing, Options::decode(options)?, GREETING_BYTES + length)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STANDING: Standing =
+        Standing { session: SessionId([7; 16]), lane: 1, link: 2, received: 3 << 40, incarnation: u64::MAX };
+
+    #[test]
+    fn a_greeting_survives_the_way_in_whatever_pieces() {
+        let options = Options { grace_ms: Some(20_000), unacknowledged_bytes_max: None };
+        let hello = Hello::new(STANDING, options);
+        let bytes = hello.encode();
+        assert_eq!(bytes.len(), GREETING_BYTES + 8);
+        for end in 0..bytes.len() {
+            assert_eq!(Hello::decode(&bytes[..end]), Ok(None), "{end} bytes");
+        }
+        let more = [&bytes[..], b"next"].concat();
+        assert_eq!(Hello::decode(&more), Ok(Some((hello, bytes.len()))));
+        for outcome in Outcome::ALL {
+            let options = Options { grace_ms: None, unacknowledged_bytes_max: Some(9) };
+            let welcome = Welcome { version: 1, outcome, standing: STANDING, options };
+            let bytes = welcome.encode();
+            assert_eq!(Welcome::decode(&bytes), Ok(Some((welcome, bytes.len()))));
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_passed_over_and_what_is_wrong_is_refused() {
+        let mut bytes = Hello::new(STANDING, Options::default()).encode();
+        bytes.extend([0xff, 0xff, 3, 0, 1, 2, 3]);
+        bytes[12] = 7;
+        let (hello, count) = Hello::decode(&bytes).unwrap().unwrap();
+        assert_eq!((hello.options, count), (Options::default(), bytes.len()));
+        let refused = |at: usize, byte: u8| {
+            let mut bytes = bytes.clone();
+            bytes[at] = byte;
+            Hello::decode(&bytes).unwrap_err().field
+        };
+        assert_eq!(refused(6, b'\n'), "magic");
+        assert_eq!(refused(8, 2), "version");
+        assert_eq!(refused(13, 0xff), "options length");
+        assert_eq!(refused(58, 9), "option length");
+        (bytes[56], bytes[57]) = (1, 0);
+        assert_eq!(Hello::decode(&bytes).unwrap_err().field, "option length", "a grace has 4 bytes");
+    }
+}

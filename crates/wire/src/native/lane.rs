@@ -1,0 +1,384 @@
+//! One ordered stream of frames that outlives the links it runs over.
+//!
+//! Every counted frame has a number, its place in the stream; it is not written down, both ends count. A frame stays with its
+//! sender until the receiver has said that it arrived. When a link is lost, whoever makes the next one says how many frames
+//! it has, and the other goes on with the next: each frame is understood exactly once, whatever was cut where.
+//!
+//! | at the moment of the cut the frame was | its receiver has counted it | what happens |
+//! |---|---|---|
+//! | waiting, or cut and unsent | no | it is sent over the next link |
+//! | partly sent, or sent and lost | no | it is sent again, from its first byte |
+//! | partly received | no | the part is forgotten; it is sent again |
+//! | received, its acknowledgement unsent or lost | yes | the greeting acknowledges it |
+//! | acknowledged | yes | its sender has forgotten it |
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use arrayvec::ArrayVec;
+use farbus_model::{BufferPool, Instant, Payload};
+
+use super::frame::{HEAD_BYTES, Head, Kind};
+use super::message::{Message, Part};
+use super::queue::{Carried, Cut, Queue};
+use crate::buffer::{Incoming, RUNS_MAX, Runs};
+use crate::reject::Reject;
+
+/// Bytes that may arrive before their arrival is acknowledged along with whatever is sent next: one acknowledgement for eight
+/// requests of 4 KiB.
+const ACKNOWLEDGE_BYTES: usize = 32 << 10;
+/// Bytes that may arrive before it is acknowledged even if there is nothing else to send.
+const ACKNOWLEDGE_BYTES_MAX: usize = 128 << 10;
+/// Bytes that are cut ahead of the link: one system call's worth. What is cut cannot be passed any more.
+const CUT_AHEAD_BYTES: usize = 256 << 10;
+
+/// What a lane may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneLimits {
+    /// Receive buffer.
+    pub receive_bytes: usize,
+    /// Bytes sent and not acknowledged, beyond which nothing is cut any more.
+    pub unacknowledged_bytes_max: usize,
+}
+
+impl LaneLimits {
+    /// The default.
+    pub const DEFAULT: LaneLimits = LaneLimits { receive_bytes: 256 << 10, unacknowledged_bytes_max: 16 << 20 };
+}
+
+/// A lane's two directions.
+#[derive(Debug)]
+pub struct Lane {
+    limits: LaneLimits,
+    is_linked: bool,
+    incoming: Incoming,
+    /// Counted frames that arrived.
+    received: u64,
+    /// Bytes that arrived since the last acknowledgement.
+    unthanked_bytes: usize,
+    waiting: Queue,
+    sent: Sent,
+    /// What a ping asked to be said back.
+    pongs: VecDeque<u64>,
+    /// What the other end said back.
+    pong: Option<u64>,
+}
+
+/// Pings that are answered at a time; of more the oldest are forgotten.
+const PONGS_MAX: usize = 4;
+
+/// Frames that were cut: acknowledged ones are gone, the others may be needed again.
+#[derive(Debug, Default)]
+struct Sent {
+    frames: VecDeque<Frame>,
+    /// Counted frames that the receiver has acknowledged.
+    acknowledged: u64,
+    /// Counted frames in `frames`.
+    counted: u64,
+    /// The first frame that the link has not taken whole.
+    next: usize,
+    /// What of that frame it has taken, bytes.
+    next_taken: usize,
+    /// Counted frames that some link took whole: no more can have arrived.
+    taken: u64,
+    /// Bytes that the link has not taken.
+    untaken_bytes: usize,
+    /// Bytes of all counted frames.
+    kept_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Frame {
+    head: [u8; HEAD_BYTES],
+    is_counted: bool,
+    part: Part,
+    carried: Carried,
+}
+
+impl Frame {
+    fn len(&self) -> usize {
+        HEAD_BYTES + self.part.len() + self.carried.len()
+    }
+}
+
+/// A frame that arrived.
+#[derive(Clone, Debug)]
+pub struct Arrived {
+    /// Its head.
+    pub head: Head,
+    /// Its body: a window on the receive buffer.
+    pub body: Payload,
+}
+
+impl Lane {
+    /// A lane without a link.
+    pub fn new(limits: LaneLimits) -> Self {
+        Self {
+            limits,
+            is_linked: false,
+            incoming: Incoming::new(limits.receive_bytes).ahead(),
+            received: 0,
+            unthanked_bytes: 0,
+            waiting: Queue::default(),
+            sent: Sent::default(),
+            pongs: VecDeque::new(),
+            pong: None,
+        }
+    }
+
+    /// Counted frames that arrived: what a greeting says.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Whether there is a link.
+    pub fn is_linked(&self) -> bool {
+        self.is_linked
+    }
+
+    /// There is a link, and a greeting on it said how many frames its other end has.
+    ///
+    /// # Errors
+    /// [`Reject`]: it cannot have so many, or had more before. It is not the other end of this lane.
+    pub fn handle_linked(&mut self, their_received: u64, pool: &mut BufferPool) -> Result<(), Reject> {
+        self.handle_lost();
+        self.sent.acknowledge(their_received, self.sent.taken, pool)?;
+        self.is_linked = true;
+        Ok(())
+    }
+
+    /// The link is lost. What arrived whole stays, what did not will be sent again.
+    pub fn handle_lost(&mut self) {
+        self.is_linked = false;
+        self.incoming.clear();
+        self.unthanked_bytes = 0;
+        self.pongs.clear();
+        self.pong = None;
+        self.sent.rewind();
+    }
+
+    /// Where received bytes go.
+    pub fn receive_space(&mut self) -> &mut [u8] {
+        self.incoming.space(HEAD_BYTES)
+    }
+
+    /// `count` bytes arrived; ask [`Lane::poll_arrived`] until there is nothing.
+    pub fn handle_received(&mut self, count: usize) {
+        self.incoming.received(count);
+    }
+
+    /// The next frame that arrived whole.
+    ///
+    /// # Errors
+    /// [`Reject`]: the peer broke the protocol; the session is over.
+    pub fn poll_arrived(&mut self, pool: &mut BufferPool) -> Result<Option<Arrived>, Reject> {
+        loop {
+            let Some(head) = self.incoming.bytes().first_chunk::<HEAD_BYTES>() else { return Ok(None) };
+            let head = Head::from_bytes(*head)?;
+            let bytes = HEAD_BYTES + usize::from(head.length);
+            if self.incoming.bytes().len() < bytes {
+                self.incoming.want(bytes);
+                return Ok(None);
+            }
+            let body = self.incoming.window(HEAD_BYTES..bytes);
+            self.incoming.consume(bytes);
+            if head.kind.is_counted() {
+                self.received += 1;
+                self.unthanked_bytes += bytes;
+            }
+            match head.kind {
+                Kind::Ping => {
+                    if self.pongs.len() == PONGS_MAX {
+                        self.pongs.pop_front();
+                    }
+                    self.pongs.push_back(number(&body)?);
+                }
+                Kind::Pong => self.pong = Some(number(&body)?),
+                Kind::Ack => self.sent.acknowledge(number(&body)?, self.sent.taken_here(), pool)?,
+                Kind::Later(_) => {}
+                _ => return Ok(Some(Arrived { head, body })),
+            }
+        }
+    }
+
+    /// Says something, as soon as its turn comes, over this link or the next.
+    pub fn send(&mut self, message: Message) {
+        self.waiting.push(message);
+    }
+
+    /// Takes a request back that no frame was cut of; its data, if there was one.
+    pub fn recall(&mut self, attachment: u16, tag: u16) -> Option<Payload> {
+        self.waiting.recall(attachment, tag)
+    }
+
+    /// Asks the other end to say a number back; for measuring, and to find out whether anybody is there.
+    pub fn ping(&mut self, number: u64) {
+        if self.is_linked {
+            self.sent.put_uncounted(Kind::Ping, number);
+        }
+    }
+
+    /// The number that the other end said back last.
+    pub fn poll_pong(&mut self) -> Option<u64> {
+        self.pong.take()
+    }
+
+    /// Bytes that wait to be cut, heads apart: what grows while the link is slow.
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting.bytes()
+    }
+
+    /// Bytes sent and not acknowledged.
+    pub fn unacknowledged_bytes(&self) -> usize {
+        self.sent.kept_bytes
+    }
+
+    /// Whether everything was said, and its arrival is known.
+    pub fn is_settled(&self) -> bool {
+        self.waiting.is_empty() && self.sent.counted == 0
+    }
+
+    /// Whether anything waits to be sent that may be.
+    pub fn has_transmit(&self) -> bool {
+        self.is_linked
+            && (self.sent.untaken_bytes > 0
+                || !self.pongs.is_empty()
+                || self.unthanked_bytes >= ACKNOWLEDGE_BYTES_MAX
+                || (!self.waiting.is_empty() && self.may_cut()))
+    }
+
+    fn may_cut(&self) -> bool {
+        self.sent.kept_bytes < self.limits.unacknowledged_bytes_max
+    }
+
+    /// What to send next.
+    pub fn poll_transmit(&mut self, now: Instant) -> Runs<'_> {
+        if self.is_linked {
+            self.cut_ahead(now);
+        }
+        self.sent.runs()
+    }
+
+    /// Cuts as much as a system call takes, most urgent first.
+    fn cut_ahead(&mut self, now: Instant) {
+        while let Some(number) = self.pongs.pop_front() {
+            self.sent.put_uncounted(Kind::Pong, number);
+        }
+        if self.unthanked_bytes >= ACKNOWLEDGE_BYTES {
+            self.unthanked_bytes = 0;
+            self.sent.put_uncounted(Kind::Ack, self.received);
+        }
+        while self.sent.untaken_bytes < CUT_AHEAD_BYTES && self.may_cut() {
+            let Some(cut) = self.waiting.cut(now) else { break };
+            self.sent.put(cut);
+        }
+    }
+
+    /// `count` bytes were sent.
+    pub fn handle_transmitted(&mut self, count: usize) {
+        self.sent.took(count);
+    }
+}
+
+impl Sent {
+    fn put(&mut self, Cut { head, part, carried }: Cut) {
+        let frame = Frame { head: head.to_bytes(), is_counted: true, part, carried };
+        self.counted += 1;
+        self.kept_bytes += frame.len();
+        self.untaken_bytes += frame.len();
+        self.frames.push_back(frame);
+    }
+
+    fn put_uncounted(&mut self, kind: Kind, number: u64) {
+        let head = Head { length: 8, ..Head::new(kind, 0, 0) }.to_bytes();
+        let part = number.to_le_bytes().into();
+        let frame = Frame { head, is_counted: false, part, carried: Carried::Whole(Payload::Empty) };
+        self.untaken_bytes += frame.len();
+        self.frames.push_back(frame);
+    }
+
+    fn runs(&self) -> Runs<'_> {
+        let mut runs = Runs::new();
+        let mut skip = self.next_taken;
+        for frame in self.frames.range(self.next..) {
+            for run in [&frame.head[..], &frame.part] {
+                let from = skip.min(run.len());
+                skip -= from;
+                push(&mut runs, &run[from..]);
+            }
+            frame.carried.runs_from(skip).for_each(|run| push(&mut runs, run));
+            skip = 0;
+            if runs.len() == RUNS_MAX {
+                break;
+            }
+        }
+        runs
+    }
+
+    fn took(&mut self, mut count: usize) {
+        assert!(count <= self.untaken_bytes, "no more was sent than was there");
+        self.untaken_bytes -= count;
+        count += self.next_taken;
+        while let Some(frame) = self.frames.get(self.next)
+            && frame.len() <= count
+        {
+            count -= frame.len();
+            if frame.is_counted {
+                self.next += 1;
+                self.taken = self.taken.max(self.taken_here());
+            } else {
+                // Near the front of what is kept, and rare.
+                self.frames.remove(self.next);
+            }
+        }
+        self.next_taken = count;
+    }
+
+    /// Counted frames that this link took whole, or that had arrived before. What lies before the next one is counted.
+    fn taken_here(&self) -> u64 {
+        self.acknowledged + self.next as u64
+    }
+
+    /// The receiver has `count` frames, of `count_max` that it can have.
+    fn acknowledge(&mut self, count: u64, count_max: u64, pool: &mut BufferPool) -> Result<(), Reject> {
+        if count < self.acknowledged || count > count_max {
+            return Err(Reject::new("received", count, "one end has what the other sent, and no less than before"));
+        }
+        while self.acknowledged < count {
+            let frame = self.frames.pop_front().expect("what was taken and not acknowledged is kept");
+            let bytes = frame.len();
+            if self.next > 0 {
+                self.next -= 1;
+            } else {
+                // A new link has not taken it, an older one has.
+                self.untaken_bytes -= bytes;
+            }
+            self.acknowledged += 1;
+            self.counted -= 1;
+            self.kept_bytes -= bytes;
+            if let Some(payload) = frame.carried.into_payload() {
+                pool.recycle(payload);
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything that is kept is to be sent from the start.
+    fn rewind(&mut self) {
+        self.frames.retain(|frame| frame.is_counted);
+        self.next = 0;
+        self.next_taken = 0;
+        self.untaken_bytes = self.kept_bytes;
+    }
+}
+
+fn push<'a>(runs: &mut ArrayVec<IoSlice<'a>, RUNS_MAX>, run: &'a [u8]) {
+    if !run.is_empty() {
+        let _ = runs.try_push(IoSlice::new(run));
+    }
+}
+
+fn number(body: &Payload) -> Result<u64, Reject> {
+    let bytes: Result<[u8; 8], _> = body.contiguous().as_ref().try_into();
+    bytes.map(u64::from_le_bytes).map_err(|_| Reject::new("body length", body.len() as u64, "a number has 8 bytes"))
+}

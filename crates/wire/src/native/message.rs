@@ -1,0 +1,128 @@
+//! What is to be said, before it is cut into frames.
+
+use arrayvec::ArrayVec;
+use farbus_model::{Instant, Payload};
+
+use super::frame::{Head, Kind};
+
+/// Bytes of a device's own part that need no memory of their own: all but an isochronous schedule's and a description's.
+const PART_INLINE_BYTES: usize = 32;
+/// Bytes of a device's own part at most: it lies in the first frame of its message, whatever follows.
+pub const PART_BYTES_MAX: usize = 32 << 10;
+
+/// How soon a message is to leave. The more urgent one goes first, frame by frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Urgency {
+    /// What the session itself says, control transfers, interrupts, isochronous data.
+    High,
+    /// Bulk data and blocks.
+    Low,
+}
+
+impl Urgency {
+    pub(super) const COUNT: usize = 2;
+}
+
+/// What keeps its order: messages of one flow leave one after the other; those of several take turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Flow(pub u32);
+
+/// A message of a session.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Its first frame's head; the length is made when it is cut.
+    pub head: Head,
+    /// The device's own part, or the whole of a message that has no data.
+    pub part: Part,
+    /// Data.
+    pub payload: Payload,
+    /// How soon.
+    pub urgency: Urgency,
+    /// With which others it keeps its order.
+    pub flow: Flow,
+    /// A timed reply: when the device had it done. Its part begins with a [`super::frame::Residence`], whose last field is made when it is
+    /// cut.
+    pub done_at: Option<Instant>,
+}
+
+impl Message {
+    /// One without data that goes ahead of all data.
+    pub fn control(kind: Kind, attachment: u16, tag: u16, part: Part) -> Self {
+        Self {
+            head: Head::new(kind, attachment, tag),
+            part,
+            payload: Payload::Empty,
+            urgency: Urgency::High,
+            flow: Flow::default(),
+            done_at: None,
+        }
+    }
+}
+
+/// A device's own part of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part(Bytes);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Bytes {
+    Inline(ArrayVec<u8, PART_INLINE_BYTES>),
+    Long(Vec<u8>),
+}
+
+impl Part {
+    /// None.
+    pub const fn empty() -> Self {
+        Self(Bytes::Inline(ArrayVec::new_const()))
+    }
+
+    /// Its bytes, to be changed.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Bytes::Inline(bytes) => bytes,
+            Bytes::Long(bytes) => bytes,
+        }
+    }
+
+    /// Appends bytes.
+    pub fn put(&mut self, bytes: &[u8]) {
+        match &mut self.0 {
+            Bytes::Long(long) => long.extend_from_slice(bytes),
+            Bytes::Inline(inline) => {
+                if inline.try_extend_from_slice(bytes).is_err() {
+                    self.0 = Bytes::Long([inline, bytes].concat());
+                }
+            }
+        }
+    }
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl core::ops::Deref for Part {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Bytes::Inline(bytes) => bytes,
+            Bytes::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl<const N: usize> From<[u8; N]> for Part {
+    fn from(bytes: [u8; N]) -> Self {
+        let mut part = Self::empty();
+        part.put(&bytes);
+        part
+    }
+}
+
+impl From<Vec<u8>> for Part {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Bytes::Long(bytes))
+    }
+}

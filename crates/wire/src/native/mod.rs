@@ -1,0 +1,28 @@
+//! farbus's own tongue: a session joins two hosts, outlives its links, and carries any number of devices (requirements N1 to N6).
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | [`hello`] | the first bytes of a link: which session, and where it stands |
+//! | [`frame`] | the eight bytes before everything else |
+//! | [`message`] | what is to be said, before it is cut into frames |
+//! | `queue` | who may send the next frame |
+//! | [`lane`] | an ordered stream of frames that outlives its links |
+//! | [`control`] | what opens and closes an attachment |
+//! | [`usb`], [`block`] | what is asked of devices of these classes, and answered |
+//!
+//! `docs/protocol.md` says it byte by byte.
+
+pub mod block;
+pub mod control;
+pub mod frame;
+pub mod hello;
+pub mod lane;
+pub mod message;
+mod queue;
+mod reader;
+pub mod usb;
+
+pub use frame::{Head, Kind};
+pub use hello::{Hello, Options, Outcome, SessionId, Standing, Welcome};
+pub use lane::{Arrived, Lane, LaneLimits};
+pub use message::{Flow, Message, Part, Urgency};

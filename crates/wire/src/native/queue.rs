@@ -1,0 +1,264 @@
+//! Who may send the next frame.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use farbus_model::{Instant, Payload};
+
+use super::frame::{BODY_BYTES_MAX, Head, Kind, Residence};
+use super::message::{Flow, Message, PART_BYTES_MAX, Part, Urgency};
+
+/// Frames of a long message are cut on this grid, so that a store finds whole pages in them.
+const CUT_BYTES: usize = 4 << 10;
+
+/// Messages that wait for the link, by urgency and flow.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    lines: [Line; Urgency::COUNT],
+    bytes: usize,
+}
+
+/// Flows of one urgency, in the order of their turns; none of them is empty.
+#[derive(Debug, Default)]
+struct Line {
+    flows: VecDeque<(Flow, VecDeque<Waiting>)>,
+    /// Queues of flows that have nothing to say, kept for their memory.
+    spare: Vec<VecDeque<Waiting>>,
+}
+
+/// Queues kept for their memory: as many flows as take turns at the same time, more or less.
+const SPARE_MAX: usize = 16;
+
+#[derive(Debug)]
+struct Waiting {
+    head: Head,
+    /// Empty once the first frame was cut.
+    part: Part,
+    data: Data,
+    done_at: Option<Instant>,
+}
+
+/// Data of a message, or what of it was not cut yet.
+#[derive(Debug)]
+enum Data {
+    Whole(Payload),
+    Rest(Arc<Payload>, Range<usize>),
+}
+
+/// What a frame carries behind its head and its part.
+#[derive(Debug)]
+pub(super) enum Carried {
+    Whole(Payload),
+    Cut(Arc<Payload>, Range<usize>),
+}
+
+impl Carried {
+    pub fn len(&self) -> usize {
+        match self {
+            Carried::Whole(payload) => payload.len(),
+            Carried::Cut(_, range) => range.len(),
+        }
+    }
+
+    /// Its runs of memory from `from` on.
+    pub fn runs_from(&self, from: usize) -> impl Iterator<Item = &[u8]> {
+        let (payload, range) = match self {
+            Carried::Whole(payload) => (payload, from..payload.len()),
+            Carried::Cut(payload, range) => (&**payload, range.start + from..range.end),
+        };
+        payload.runs_within(range)
+    }
+
+    /// The payload, if nobody else carries a part of it.
+    pub fn into_payload(self) -> Option<Payload> {
+        match self {
+            Carried::Whole(payload) => Some(payload),
+            Carried::Cut(payload, _) => Arc::try_unwrap(payload).ok(),
+        }
+    }
+}
+
+/// A frame, cut.
+#[derive(Debug)]
+pub(super) struct Cut {
+    pub head: Head,
+    pub part: Part,
+    pub carried: Carried,
+}
+
+impl Queue {
+    /// Adds a message behind those of its flow.
+    ///
+    /// # Panics
+    /// If the device's part is longer than a part may be: our own bug.
+    pub fn push(&mut self, message: Message) {
+        assert!(message.part.len() <= PART_BYTES_MAX, "a part fits the first frame");
+        self.bytes += message.part.len() + message.payload.len();
+        let Message { head, part, payload, urgency, flow, done_at } = message;
+        let line = &mut self.lines[urgency as usize];
+        let waiting = Waiting { head, part, data: Data::Whole(payload), done_at };
+        match line.flows.iter_mut().find(|(other, _)| *other == flow) {
+            Some((_, queue)) => queue.push_back(waiting),
+            None => {
+                let mut queue = line.spare.pop().unwrap_or_default();
+                queue.push_back(waiting);
+                line.flows.push_back((flow, queue));
+            }
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.lines.iter().all(|line| line.flows.is_empty())
+    }
+
+    /// Bytes of messages that wait, heads apart.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The next frame: of the most urgent flow whose turn it is.
+    pub fn cut(&mut self, now: Instant) -> Option<Cut> {
+        let line = self.lines.iter_mut().find(|line| !line.flows.is_empty())?;
+        let (flow, mut queue) = line.flows.pop_front().expect("a line with a flow");
+        let waiting = queue.front_mut().expect("no flow is empty");
+        let cut = waiting.cut(now);
+        self.bytes -= cut.part.len() + cut.carried.len();
+        if !cut.head.flags.more {
+            queue.pop_front();
+        }
+        if !queue.is_empty() {
+            line.flows.push_back((flow, queue));
+        } else if line.spare.len() < SPARE_MAX {
+            line.spare.push(queue);
+        }
+        Some(cut)
+    }
+
+    /// Removes a request that was not begun to be sent; whether there was one.
+    pub fn recall(&mut self, attachment: u16, tag: u16) -> Option<Payload> {
+        for line in &mut self.lines {
+            for at in 0..line.flows.len() {
+                let queue = &mut line.flows[at].1;
+                let is_it = |waiting: &Waiting| {
+                    let Head { kind, attachment: of, tag: named, .. } = waiting.head;
+                    (kind, of, named) == (Kind::Request, attachment, tag)
+                };
+                let Some(found) = queue.iter().position(is_it) else { continue };
+                let waiting = queue.remove(found).expect("found just now");
+                if queue.is_empty() {
+                    line.flows.remove(at);
+                }
+                let Data::Whole(payload) = waiting.data else {
+                    unreachable!("what was begun goes on as data and is no request any more")
+                };
+                self.bytes -= waiting.part.len() + payload.len();
+                return Some(payload);
+            }
+        }
+        None
+    }
+}
+
+impl Waiting {
+    fn cut(&mut self, now: Instant) -> Cut {
+        let mut part = std::mem::take(&mut self.part);
+        if let Some(done_at) = self.done_at.take() {
+            Residence::put_reply(part.bytes_mut(), now - done_at);
+        }
+        let mut head = self.head;
+        let carried = match std::mem::replace(&mut self.data, Data::Whole(Payload::Empty)) {
+            Data::Whole(payload) if part.len() + payload.len() <= BODY_BYTES_MAX => Carried::Whole(payload),
+            Data::Whole(payload) => {
+                let all = 0..payload.len();
+                self.cut_long(Arc::new(payload), all, part.len())
+            }
+            Data::Rest(payload, range) => self.cut_long(payload, range, 0),
+        };
+        head.flags.more = matches!(self.data, Data::Rest(..));
+        head.length = (part.len() + carried.len()) as u16;
+        self.head = Head::new(Kind::Data, head.attachment, head.tag);
+        Cut { head, part, carried }
+    }
+
+    /// As many frames as it takes, each about as long as the others.
+    fn cut_long(&mut self, payload: Arc<Payload>, range: Range<usize>, part_bytes: usize) -> Carried {
+        let room = (BODY_BYTES_MAX - part_bytes) / CUT_BYTES * CUT_BYTES;
+        let frames = range.len().div_ceil(room);
+        let bytes = range.len().div_ceil(frames).next_multiple_of(CUT_BYTES).min(range.len());
+        let end = range.start + bytes;
+        if end < range.end {
+            self.data = Data::Rest(Arc::clone(&payload), end..range.end);
+        }
+        Carried::Cut(payload, range.start..end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(urgency: Urgency, flow: u32, tag: u16, bytes: usize) -> Message {
+        Message {
+            head: Head::new(Kind::Request, 1, tag),
+            part: [1; 12].into(),
+            payload: vec![tag as u8; bytes].into(),
+            urgency,
+            flow: Flow(flow),
+            done_at: None,
+        }
+    }
+
+    fn tags(queue: &mut Queue) -> Vec<(u16, bool)> {
+        std::iter::from_fn(|| queue.cut(Instant::ZERO)).map(|cut| (cut.head.tag, cut.head.flags.more)).collect()
+    }
+
+    #[test]
+    fn the_urgent_one_passes_and_flows_take_turns() {
+        let mut queue = Queue::default();
+        queue.push(message(Urgency::Low, 1, 1, 200 << 10));
+        queue.push(message(Urgency::Low, 1, 2, 10));
+        queue.push(message(Urgency::Low, 2, 3, 100 << 10));
+        assert_eq!(queue.cut(Instant::ZERO).map(|cut| cut.head.tag), Some(1));
+        queue.push(message(Urgency::High, 3, 4, 8));
+        let rest = tags(&mut queue);
+        let expected = [(4, false), (3, true), (1, true), (3, false), (1, true), (1, false), (2, false)];
+        assert_eq!(rest, expected);
+        assert!(queue.is_empty());
+        assert_eq!(queue.bytes(), 0);
+    }
+
+    #[test]
+    fn frames_are_whole_pages_and_together_the_message() {
+        for bytes in [0, 1, BODY_BYTES_MAX - 12, BODY_BYTES_MAX - 11, 128 << 10, (1 << 20) + 1] {
+            let mut queue = Queue::default();
+            let payload: Vec<u8> = (0..bytes).map(|at| (at / 7) as u8).collect();
+            queue.push(Message { payload: payload.clone().into(), ..message(Urgency::Low, 1, 9, 0) });
+            let mut got: Vec<u8> = Vec::new();
+            let mut frames = 0;
+            while let Some(cut) = queue.cut(Instant::ZERO) {
+                assert_eq!(cut.head.kind, if frames == 0 { Kind::Request } else { Kind::Data });
+                assert_eq!(cut.part.len(), if frames == 0 { 12 } else { 0 });
+                assert_eq!(usize::from(cut.head.length), cut.part.len() + cut.carried.len());
+                assert!(!cut.head.flags.more || cut.carried.len().is_multiple_of(CUT_BYTES));
+                got.extend(cut.carried.runs_from(0).flatten());
+                frames += 1;
+            }
+            assert_eq!(got, payload);
+            assert!(frames <= 1 + bytes / (56 << 10), "{bytes} bytes in {frames} frames");
+        }
+    }
+
+    #[test]
+    fn what_was_not_begun_can_be_recalled() {
+        let mut queue = Queue::default();
+        queue.push(message(Urgency::Low, 1, 1, 100 << 10));
+        queue.push(message(Urgency::Low, 1, 2, 10));
+        queue.cut(Instant::ZERO);
+        assert!(queue.recall(1, 1).is_none(), "it is on its way");
+        assert_eq!(queue.recall(1, 2).map(|payload| payload.len()), Some(10));
+        assert!(queue.recall(1, 2).is_none());
+        assert_eq!(tags(&mut queue), [(1, false)]);
+        assert_eq!(queue.bytes(), 0);
+    }
+}

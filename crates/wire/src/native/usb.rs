@@ -1,0 +1,528 @@
+//! The USB class: 16 bytes ask for a bulk or interrupt transfer, 8 answer, frames' heads included (requirement N5; paper: 16 and 16).
+//!
+//! ```text
+//!   request   0 endpoint 1   1 bits 1   2 stream, or polling interval 2   4 length 4
+//!             control:      8 setup 8
+//!             isochronous:  8 start frame 4  12 packets 2  14 shape 2, then as the shape says
+//!             then the data to send
+//!   reply     nothing if all went well and all bytes moved (IN: those that follow), or
+//!             0 status 1   1 shape 1   2 packets 2   4 bytes moved 4
+//!             isochronous:  8 start frame 4, then as the shape says
+//!             then the data that came in
+//! ```
+//!
+//! Bits: 0 and 1 the transfer type as in `bmAttributes`, 2 a short packet is an error, 3 end with a zero-length packet, 4
+//! as soon as possible, 5 reset the device instead (all else is 0). Endpoint 0x80 is a control transfer whose data comes in.
+
+use farbus_model::limits::{ISO_PACKETS_MAX, URB_BYTES_MAX};
+use farbus_model::{
+    Direction, Done, EpAddr, IsoPacket, Payload, Setup, Speed, Status, TransferType, Urb, UrbFlags, UrbId,
+};
+
+use super::message::Part;
+use super::reader::{Reader, put_text};
+use crate::reject::Reject;
+
+/// Bytes of a request's own part, control and isochronous transfers apart.
+pub const REQUEST_BYTES: usize = 8;
+
+mod bit {
+    pub const TYPE: u8 = 0b11;
+    pub const SHORT_NOT_OK: u8 = 1 << 2;
+    pub const ZERO_PACKET: u8 = 1 << 3;
+    pub const ISO_ASAP: u8 = 1 << 4;
+    pub const RESET: u8 = 1 << 5;
+}
+
+/// How an isochronous schedule is written down.
+mod shape {
+    /// All packets have one length, one behind the other: length 4.
+    pub const UNIFORM: u16 = 0;
+    /// One behind the other: a length 4 for each.
+    pub const PACKED: u16 = 1;
+    /// An offset 4 and a length 4 for each.
+    pub const SCATTERED: u16 = 2;
+}
+
+/// What an importer asks.
+#[derive(Clone, Debug)]
+pub enum Request {
+    /// A transfer, without the data it sends.
+    Transfer(Urb),
+    /// A port reset (USB 2.0 §7.1.7.5): every request ends, configuration, settings and halts are forgotten.
+    Reset,
+}
+
+/// A reset's own part.
+pub fn reset_part() -> Part {
+    [0, bit::RESET, 0, 0, 0, 0, 0, 0].into()
+}
+
+/// A transfer's own part.
+pub fn request_part(urb: &Urb, kind: TransferType) -> Part {
+    let mut bits = kind.as_attributes();
+    let wishes = [
+        (urb.flags.short_not_ok, bit::SHORT_NOT_OK),
+        (urb.flags.zero_packet, bit::ZERO_PACKET),
+        (urb.flags.iso_asap, bit::ISO_ASAP),
+    ];
+    bits |= wishes.iter().map(|&(is_wished, bit)| if is_wished { bit } else { 0 }).sum::<u8>();
+    let qualifier = match kind {
+        TransferType::Bulk => urb.stream,
+        TransferType::Interrupt | TransferType::Isochronous => u16::try_from(urb.interval).unwrap_or(u16::MAX),
+        TransferType::Control => 0,
+    };
+    let endpoint = match (kind, urb.direction) {
+        (TransferType::Control, Direction::In) => 0x80,
+        (TransferType::Control, Direction::Out) => 0,
+        _ => urb.endpoint.as_byte(),
+    };
+    let mut part = Part::empty();
+    part.put(&[endpoint, bits]);
+    part.put(&qualifier.to_le_bytes());
+    part.put(&urb.length.to_le_bytes());
+    match kind {
+        TransferType::Control => part.put(&urb.setup.to_bytes()),
+        TransferType::Isochronous => put_schedule(&mut part, urb),
+        TransferType::Bulk | TransferType::Interrupt => {}
+    }
+    part
+}
+
+fn put_schedule(part: &mut Part, urb: &Urb) {
+    let packed = |(expected, all), packet: &IsoPacket| (expected + packet.length, all && packet.offset == expected);
+    let (_, is_packed) = urb.iso.iter().fold((0u32, true), packed);
+    let first = urb.iso.first().map_or(0, |packet| packet.length);
+    let shape = match is_packed {
+        true if urb.iso.iter().all(|packet| packet.length == first) => shape::UNIFORM,
+        true => shape::PACKED,
+        false => shape::SCATTERED,
+    };
+    part.put(&urb.start_frame.to_le_bytes());
+    part.put(&(urb.iso.len() as u16).to_le_bytes());
+    part.put(&shape.to_le_bytes());
+    if shape == shape::UNIFORM {
+        return part.put(&first.to_le_bytes());
+    }
+    for packet in &urb.iso {
+        if shape == shape::SCATTERED {
+            part.put(&packet.offset.to_le_bytes());
+        }
+        part.put(&packet.length.to_le_bytes());
+    }
+}
+
+/// A request from the front of a message, and how many bytes its own part had. The data is not counted yet.
+///
+/// # Errors
+/// [`Reject`].
+pub fn decode_request(id: UrbId, bytes: &[u8]) -> Result<(Request, usize), Reject> {
+    let mut reader = Reader::new(bytes);
+    let endpoint = reader.u8("endpoint")?;
+    let bits = reader.u8("bits")?;
+    let qualifier = reader.u16("qualifier")?;
+    let length = reader.u32("length")?;
+    if bits & bit::RESET != 0 {
+        if bits != bit::RESET || endpoint != 0 || qualifier != 0 || length != 0 {
+            return Err(Reject::new("bits", bits.into(), "a reset is nothing else"));
+        }
+        return Ok((Request::Reset, reader.read()));
+    }
+    if bits >= bit::RESET << 1 {
+        return Err(Reject::new("bits", bits.into(), "no request has such a bit"));
+    }
+    if length > URB_BYTES_MAX {
+        return Err(Reject::new("length", length.into(), "a transfer has 16 MiB at most"));
+    }
+    if endpoint & 0x70 != 0 {
+        return Err(Reject::new("endpoint", endpoint.into(), "an endpoint's number is below 16"));
+    }
+    let kind = TransferType::from_attributes(bits & bit::TYPE);
+    if (kind == TransferType::Control) != (endpoint & 0x0f == 0) {
+        return Err(Reject::new("endpoint", endpoint.into(), "endpoint 0 and no other carries control transfers"));
+    }
+    let direction = if endpoint & 0x80 != 0 { Direction::In } else { Direction::Out };
+    let mut urb = Urb::data_in(id, EpAddr::from_byte(endpoint), length);
+    urb.direction = direction;
+    urb.flags = UrbFlags {
+        short_not_ok: bits & bit::SHORT_NOT_OK != 0,
+        zero_packet: bits & bit::ZERO_PACKET != 0,
+        iso_asap: bits & bit::ISO_ASAP != 0,
+    };
+    match kind {
+        TransferType::Control => {
+            let setup = reader.take(8, "setup")?;
+            urb.setup = Setup::from_bytes(setup.try_into().expect("eight bytes"));
+            urb.endpoint = EpAddr::CONTROL;
+            if u32::from(urb.setup.length) != length {
+                return Err(Reject::new("length", length.into(), "a control transfer's is that of its setup packet"));
+            }
+        }
+        TransferType::Bulk => urb.stream = qualifier,
+        TransferType::Interrupt => urb.interval = qualifier.into(),
+        TransferType::Isochronous => {
+            urb.interval = qualifier.into();
+            read_schedule(&mut reader, &mut urb)?;
+        }
+    }
+    Ok((Request::Transfer(urb), reader.read()))
+}
+
+fn read_schedule(reader: &mut Reader<'_>, urb: &mut Urb) -> Result<(), Reject> {
+    urb.start_frame = reader.u32("start frame")?;
+    let count = reader.u16("packets")?;
+    if u32::from(count) > ISO_PACKETS_MAX || count == 0 {
+        return Err(Reject::new("packets", count.into(), "an isochronous transfer has 1 to 1024"));
+    }
+    let shape = reader.u16("shape")?;
+    if shape > shape::SCATTERED {
+        return Err(Reject::new("shape", shape.into(), "no schedule has that shape"));
+    }
+    let uniform = if shape == shape::UNIFORM { Some(reader.u32("packet length")?) } else { None };
+    let mut next = 0u32;
+    for _ in 0..count {
+        let offset = if shape == shape::SCATTERED { reader.u32("packet offset")? } else { next };
+        let length = match uniform {
+            Some(length) => length,
+            None => reader.u32("packet length")?,
+        };
+        let end = offset.checked_add(length).filter(|&end| end <= urb.length);
+        next = end.ok_or(Reject::new("packet length", length.into(), "a packet lies in its transfer"))?;
+        urb.iso.push(IsoPacket { offset, length, ..IsoPacket::default() });
+    }
+    Ok(())
+}
+
+/// The wire's numbers of outcomes: an outcome's place in the list.
+const STATUSES: [Status; 15] = [
+    Status::Ok,
+    Status::Stall,
+    Status::Short,
+    Status::Overflow,
+    Status::Protocol,
+    Status::Crc,
+    Status::DataRate,
+    Status::TimedOut,
+    Status::Cancelled,
+    Status::Shutdown,
+    Status::Gone,
+    Status::Invalid,
+    Status::NoCredit,
+    Status::IsoMissed,
+    Status::Other,
+];
+
+fn status_code(status: Status) -> u8 {
+    STATUSES.iter().position(|&other| other == status).expect("all are listed") as u8
+}
+
+fn status_of(code: u8) -> Result<Status, Reject> {
+    STATUSES.get(usize::from(code)).copied().ok_or(Reject::new("status", code.into(), "no transfer ends so"))
+}
+
+/// How an isochronous outcome is written down.
+mod outcome {
+    /// Not isochronous.
+    pub const NONE: u8 = 0;
+    /// Every packet moved all its bytes.
+    pub const FULL: u8 = 1;
+    /// For each packet its bytes 3 and its status 1.
+    pub const EACH: u8 = 2;
+}
+
+/// A reply's own part; `None` if it needs none.
+pub fn reply_part(done: &Done) -> Option<Part> {
+    let has_all = match done.direction {
+        Direction::In => true,
+        Direction::Out => done.actual == done.length,
+    };
+    if done.status == Status::Ok && has_all && done.iso.is_empty() {
+        return None;
+    }
+    let is_full = |packet: &IsoPacket| packet.actual == packet.length && packet.status == Status::Ok;
+    let shape = match done.iso.is_empty() {
+        true => outcome::NONE,
+        false if done.iso.iter().all(is_full) => outcome::FULL,
+        false => outcome::EACH,
+    };
+    let mut part = Part::empty();
+    part.put(&[status_code(done.status), shape]);
+    part.put(&(done.iso.len() as u16).to_le_bytes());
+    part.put(&done.actual.to_le_bytes());
+    if shape != outcome::NONE {
+        part.put(&done.start_frame.to_le_bytes());
+    }
+    if shape == outcome::EACH {
+        for packet in &done.iso {
+            let [a, b, c, _] = packet.actual.to_le_bytes();
+            part.put(&[a, b, c, status_code(packet.status)]);
+        }
+    }
+    Some(part)
+}
+
+/// How a transfer ended, read from a reply that has a part of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reply {
+    /// How.
+    pub status: Status,
+    /// Bytes moved.
+    pub actual: u32,
+    /// Isochronous: the frame it started in.
+    pub start_frame: u32,
+    /// Isochronous: its packets.
+    pub iso: Vec<IsoPacket>,
+}
+
+/// A reply's own part from the front of a message, held against the transfer it answers, and how many bytes it had.
+///
+/// # Errors
+/// [`Reject`]: that transfer cannot have ended so.
+pub fn decode_reply(urb: &Urb, bytes: &[u8]) -> Result<(Reply, usize), Reject> {
+    let mut reader = Reader::new(bytes);
+    let status = status_of(reader.u8("status")?)?;
+    let shape = reader.u8("outcome")?;
+    let count = reader.u16("packets")?;
+    let actual = reader.u32("bytes moved")?;
+    if actual > urb.length {
+        return Err(Reject::new("bytes moved", actual.into(), "no more moves than was asked for"));
+    }
+    let packets = if shape == outcome::NONE { 0 } else { urb.iso.len() };
+    if usize::from(count) != packets || shape > outcome::EACH {
+        return Err(Reject::new("packets", count.into(), "as many come back as were sent"));
+    }
+    let mut reply = Reply { status, actual, start_frame: 0, iso: Vec::new() };
+    if shape != outcome::NONE {
+        reply.start_frame = reader.u32("start frame")?;
+    }
+    for packet in &urb.iso[..packets] {
+        let (actual, status) = match shape {
+            outcome::FULL => (packet.length, Status::Ok),
+            _ => {
+                let field = reader.u32("packet")?;
+                (field & 0xff_ffff, status_of((field >> 24) as u8)?)
+            }
+        };
+        if actual > packet.length {
+            return Err(Reject::new("packet", actual.into(), "no more moves than was asked for"));
+        }
+        reply.iso.push(IsoPacket { actual, status, ..*packet });
+    }
+    let sum: u64 = reply.iso.iter().map(|packet| u64::from(packet.actual)).sum();
+    if packets > 0 && sum != u64::from(actual) {
+        return Err(Reject::new("bytes moved", actual.into(), "it is the sum of the packets'"));
+    }
+    Ok((reply, reader.read()))
+}
+
+/// What a USB device is, as [`super::control::Opened`] carries it: enough to show it without asking it anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Its name at the exporter: its bus id on a plain connection.
+    pub bus_id: String,
+    /// Bus number there.
+    pub bus: u32,
+    /// Device number there.
+    pub device: u32,
+    /// The speed it runs at.
+    pub speed: Speed,
+    /// The device descriptor.
+    pub descriptor: [u8; 18],
+    /// The active configuration.
+    pub configuration: u8,
+    /// The alternate settings that are active and not 0: interface, setting.
+    pub alternates: Vec<(u8, u8)>,
+    /// All configuration descriptors, whole.
+    pub configurations: Vec<Vec<u8>>,
+}
+
+/// Bytes of a bus id.
+const BUS_ID_BYTES_MAX: usize = 31;
+const SPEEDS: [Speed; 5] = [Speed::Low, Speed::Full, Speed::High, Speed::Super, Speed::SuperPlus];
+
+impl Description {
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        put_text(&mut bytes, &self.bus_id, BUS_ID_BYTES_MAX);
+        bytes.extend(self.bus.to_le_bytes());
+        bytes.extend(self.device.to_le_bytes());
+        bytes.push(SPEEDS.iter().position(|&speed| speed == self.speed).expect("all are listed") as u8);
+        bytes.extend(self.descriptor);
+        bytes.extend([self.configuration, self.alternates.len() as u8]);
+        bytes.extend(self.alternates.iter().flat_map(|&(interface, setting)| [interface, setting]));
+        bytes.push(self.configurations.len() as u8);
+        for configuration in &self.configurations {
+            bytes.extend((configuration.len() as u16).to_le_bytes());
+            bytes.extend(configuration);
+        }
+        bytes
+    }
+
+    /// As it travelled. Descriptors are passed on as they are: whoever parses them judges them.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+        let mut reader = Reader::new(bytes);
+        let bus_id = reader.text("bus id")?;
+        if bus_id.is_empty() || bus_id.len() > BUS_ID_BYTES_MAX || bus_id.contains(|c: char| !c.is_ascii_graphic()) {
+            return Err(Reject::new("bus id", bus_id.len() as u64, "it has 1 to 31 visible characters"));
+        }
+        let (bus, device) = (reader.u32("bus")?, reader.u32("device")?);
+        let code = reader.u8("speed")?;
+        let speed = SPEEDS.get(usize::from(code)).copied();
+        let speed = speed.ok_or(Reject::new("speed", code.into(), "there is no such speed"))?;
+        let descriptor = reader.take(18, "device descriptor")?.try_into().expect("eighteen bytes");
+        let configuration = reader.u8("configuration")?;
+        let alternates = reader.u8("alternate settings")?;
+        let alternates = reader.take(2 * usize::from(alternates), "alternate settings")?;
+        let alternates = alternates.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+        let mut configurations = Vec::new();
+        for _ in 0..reader.u8("configurations")? {
+            let length = reader.u16("configuration")?;
+            configurations.push(reader.take(length.into(), "configuration")?.to_vec());
+        }
+        reader.end("description")?;
+        Ok(Self { bus_id, bus, device, speed, descriptor, configuration, alternates, configurations })
+    }
+}
+
+/// The bytes of an IN transfer's data that the outcome allows: all of what follows.
+///
+/// # Errors
+/// [`Reject`]: as many follow as moved.
+pub fn check_data(urb: &Urb, reply: &Reply, data: &Payload) -> Result<(), Reject> {
+    let expected = if urb.direction == Direction::In { reply.actual as usize } else { 0 };
+    if data.len() != expected {
+        return Err(Reject::new("data", data.len() as u64, "as many bytes follow as moved in"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn iso(packets: &[(u32, u32)]) -> Urb {
+        let mut urb = Urb::data_in(UrbId(1), EpAddr::from_byte(0x83), 3000);
+        urb.interval = 8;
+        urb.start_frame = 77;
+        urb.iso =
+            packets.iter().map(|&(offset, length)| IsoPacket { offset, length, ..IsoPacket::default() }).collect();
+        urb
+    }
+
+    fn survives(urb: &Urb, kind: TransferType) -> usize {
+        let part = request_part(urb, kind);
+        let more = [&part[..], b"data"].concat();
+        let (Request::Transfer(again), count) = decode_request(urb.id, &more).unwrap() else { panic!("a transfer") };
+        assert_eq!(count, part.len());
+        assert_eq!(format!("{again:?}"), format!("{urb:?}"));
+        for end in 0..part.len() {
+            assert!(decode_request(urb.id, &part[..end]).is_err(), "{end} bytes");
+        }
+        count
+    }
+
+    #[test]
+    fn every_transfer_survives_the_way() {
+        let mut bulk = Urb::data_in(UrbId(1), EpAddr::from_byte(0x81), 1 << 20);
+        bulk.stream = 3;
+        bulk.flags.short_not_ok = true;
+        assert_eq!(survives(&bulk, TransferType::Bulk), REQUEST_BYTES);
+        let mut out = Urb::data_in(UrbId(1), EpAddr::from_byte(0x02), 512);
+        out.direction = Direction::Out;
+        out.flags.zero_packet = true;
+        survives(&out, TransferType::Bulk);
+        let mut interrupt = Urb::data_in(UrbId(1), EpAddr::from_byte(0x84), 8);
+        interrupt.interval = 4;
+        survives(&interrupt, TransferType::Interrupt);
+        for setup in [Setup::set_configuration(1), Setup::get_descriptor(1, 0, 0, 18)] {
+            survives(&Urb::control(UrbId(1), setup, Payload::Empty), TransferType::Control);
+        }
+        assert_eq!(survives(&iso(&[(0, 1000), (1000, 1000), (2000, 1000)]), TransferType::Isochronous), 20);
+        assert_eq!(survives(&iso(&[(0, 1000), (1000, 900)]), TransferType::Isochronous), 24);
+        assert_eq!(survives(&iso(&[(0, 1000), (1024, 900)]), TransferType::Isochronous), 32);
+    }
+
+    #[test]
+    fn what_no_device_can_be_asked_is_refused() {
+        let refused = |bytes: &[u8]| decode_request(UrbId(1), bytes).unwrap_err().field;
+        assert_eq!(refused(&[0x81, 0x42, 0, 0, 0, 0, 0, 0]), "bits");
+        assert_eq!(refused(&[0x81, 0x22, 0, 0, 0, 0, 0, 0]), "bits");
+        assert_eq!(refused(&[0x91, 2, 0, 0, 0, 0, 0, 0]), "endpoint");
+        assert_eq!(refused(&[0x80, 2, 0, 0, 0, 0, 0, 0]), "endpoint");
+        assert_eq!(refused(&[0x81, 0, 0, 0, 0, 0, 0, 0]), "endpoint");
+        assert_eq!(refused(&[0x81, 2, 0, 0, 1, 0, 0, 1]), "length");
+        assert_eq!(refused(&[0x80, 0, 0, 0, 9, 0, 0, 0, 0x80, 6, 0, 1, 0, 0, 8, 0]), "length");
+        let schedule = |packets: u16, shape: u16, length: u32| {
+            let mut bytes = vec![0x83, 1, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0];
+            bytes.extend(packets.to_le_bytes());
+            bytes.extend(shape.to_le_bytes());
+            bytes.extend(length.to_le_bytes());
+            bytes
+        };
+        assert!(decode_request(UrbId(1), &schedule(2, 0, 50)).is_ok());
+        assert_eq!(refused(&schedule(2, 0, 51)), "packet length");
+        assert_eq!(refused(&schedule(2, 0, u32::MAX)), "packet length");
+        assert_eq!(refused(&schedule(1025, 0, 0)), "packets");
+        assert_eq!(refused(&schedule(0, 0, 0)), "packets");
+        assert_eq!(refused(&schedule(1, 3, 0)), "shape");
+        assert!(matches!(decode_request(UrbId(1), &reset_part()), Ok((Request::Reset, 8))));
+    }
+
+    #[test]
+    fn every_outcome_survives_the_way() {
+        let bulk = Urb::data_in(UrbId(1), EpAddr::from_byte(0x81), 512);
+        assert_eq!(reply_part(&bulk.clone().launch().answer(vec![1; 100].into())), None, "short is as usual");
+        for status in STATUSES {
+            let done = bulk.clone().launch().done(status, 0, Payload::Empty);
+            let Some(part) = reply_part(&done) else {
+                assert_eq!(status, Status::Ok);
+                continue;
+            };
+            let (reply, count) = decode_reply(&bulk, &part).unwrap();
+            assert_eq!((reply.status, reply.actual, count), (status, 0, 8));
+        }
+        let mut urb = iso(&[(0, 1000), (1000, 1000)]);
+        urb.length = 2000;
+        for actual in [[1000, 1000], [10, 1000]] {
+            let packets: Vec<_> =
+                urb.iso.iter().zip(actual).map(|(packet, actual)| IsoPacket { actual, ..*packet }).collect();
+            let data = vec![0; actual.iter().sum::<u32>() as usize];
+            let done = urb.clone().launch().done_iso(packets.clone(), data.into());
+            let part = reply_part(&done).unwrap();
+            assert_eq!(part.len(), if actual[0] == 1000 { 12 } else { 20 });
+            let (reply, count) = decode_reply(&urb, &part).unwrap();
+            assert_eq!((reply.iso.clone(), reply.start_frame, count), (packets, 77, part.len()));
+            assert_eq!(check_data(&urb, &reply, &done.payload), Ok(()));
+            assert_eq!(check_data(&urb, &reply, &Payload::Empty).unwrap_err().field, "data");
+        }
+        let refused = |bytes: &[u8]| decode_reply(&urb, bytes).unwrap_err().field;
+        assert_eq!(refused(&[15, 0, 0, 0, 0, 0, 0, 0]), "status");
+        assert_eq!(refused(&[0, 0, 0, 0, 0xd1, 7, 0, 0]), "bytes moved");
+        assert_eq!(refused(&[0, 1, 1, 0, 0, 0, 0, 0]), "packets");
+        assert_eq!(refused(&[0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0]), "bytes moved");
+        assert_eq!(refused(&[0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xe9, 3, 0, 0]), "packet");
+    }
+
+    #[test]
+    fn a_description_survives_the_way() {
+        let description = Description {
+            bus_id: "1-1.4".into(),
+            bus: 1,
+            device: 9,
+            speed: Speed::SuperPlus,
+            descriptor: [7; 18],
+            configuration: 1,
+            alternates: vec![(0, 1), (3, 2)],
+            configurations: vec![vec![9; 300], vec![]],
+        };
+        let bytes = description.encode();
+        assert_eq!(Description::decode(&bytes), Ok(description));
+        for end in 0..bytes.len() {
+            assert!(Description::decode(&bytes[..end]).is_err(), "{end} bytes");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The handshake: what a client may ask before it uses an export, and what it is answered.
+//!
+//! | the client says | the answer |
+//! |---|---|
+//! | `EXPORT_NAME` | the export, or the end of the connection: the protocol has no way to refuse |
+//! | `LIST` | all exports by name, then ACK |
+//! | `INFO`, `GO` | what the export is, always with its block sizes, then ACK; `ERR_UNKNOWN` |
+//! | `STRUCTURED_REPLY` | ACK |
+//! | `LIST_META_CONTEXT`, `SET_META_CONTEXT` | ACK: none of them is known here, and none was selected |
+//! | `ABORT` | ACK, and the end |
+//! | `STARTTLS`, `EXTENDED_HEADERS`, anything else | `ERR_UNSUP`, upon which a client goes on without |
+//! | data where there is none, or too little of it | `ERR_INVALID` |
+//! | more data than any option needs | `ERR_TOO_BIG`; what follows is skipped, not kept |
+
+use farbus_model::BlockInfo;
+use farbus_model::limits::NBD_REQUEST_BYTES_MAX;
+
+use super::export::Export;
+use super::message::{self, NAME_BYTES_MAX, info, option, reply};
+use crate::buffer::Outgoing;
+
+/// What became of an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Haggled {
+    /// The client may go on.
+    On,
+    /// It uses this export from now on.
+    Begin(usize),
+    /// It may use structured replies from now on.
+    Structured,
+    /// The connection ends once what is to be said was said.
+    End,
+    /// It ends at once: the client named an export that there is not, and cannot be told.
+    HangUp,
+}
+
+/// The fields of an option's data, read from its front.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (front, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(front)
+    }
+
+    fn word(&mut self) -> Option<u32> {
+        Some(u32::from_be_bytes(*self.take(4)?.first_chunk()?))
+    }
+
+    fn half(&mut self) -> Option<u16> {
+        Some(u16::from_be_bytes(*self.take(2)?.first_chunk()?))
+    }
+
+    fn text(&mut self) -> Option<&'a str> {
+        let length = self.word()? as usize;
+        if length > NAME_BYTES_MAX {
+            return None;
+        }
+        std::str::from_utf8(self.take(length)?).ok()
+    }
+}
+
+/// What `INFO` and `GO` ask: an export's name, and what is to be told besides.
+fn read_info_request(data: &[u8]) -> Option<(&str, Vec<u16>)> {
+    let mut fields = Fields(data);
+    let name = fields.text()?;
+    let count = fields.half()?;
+    let asked = (0..count).map(|_| fields.half()).collect::<Option<Vec<u16>>>()?;
+    fields.0.is_empty().then_some((name, asked))
+}
+
+/// Whether the data of `LIST_META_CONTEXT` or `SET_META_CONTEXT` is well formed, and the name in it.
+fn read_meta_request(data: &[u8]) -> Option<&str> {
+    let mut fields = Fields(data);
+    let name = fields.text()?;
+    let count = fields.word()?;
+    for _ in 0..count {
+        fields.text()?;
+    }
+    fields.0.is_empty().then_some(name)
+}
+
+fn find(exports: &[Export], name: &str) -> Option<usize> {
+    // The empty name is the default export: the first.
+    if name.is_empty() && !exports.is_empty() {
+        return Some(exports.iter().position(|export| export.name.is_empty()).unwrap_or(0));
+    }
+    exports.iter().position(|export| export.name == name)
+}
+
+/// Answers one option. `is_structured` says whether structured replies were agreed on before.
+pub(crate) fn haggle(
+    kind: u32,
+    data: &[u8],
+    exports: &[Export],
+    is_structured: bool,
+    is_padded: bool,
+    to: &mut Outgoing,
+) -> Haggled {
+    match kind {
+        option::EXPORT_NAME => {
+            let Some(at) = std::str::from_utf8(data).ok().and_then(|name| find(exports, name)) else {
+                return Haggled::HangUp;
+            };
+            to.put(&exports[at].info.size_bytes.to_be_bytes());
+            to.put(&message::transmission_flags(&exports[at].info, is_structured).to_be_bytes());
+            if is_padded {
+                to.put(&[0; 124]);
+            }
+            return Haggled::Begin(at);
+        }
+        option::ABORT => {
+            answer(to, kind, reply::ACK, &[]);
+            return Haggled::End;
+        }
+        option::LIST if data.is_empty() => {
+            for export in exports {
+                let name = export.name.as_bytes();
+                let length = (name.len() as u32).to_be_bytes();
+                let told = [&length, name, export.description.as_bytes()].concat();
+                answer(to, kind, reply::SERVER, &told);
+            }
+            answer(to, kind, reply::ACK, &[]);
+        }
+        option::INFO | option::GO => return tell(kind, data, exports, is_structured, to),
+        option::STRUCTURED_REPLY if data.is_empty() => {
+            answer(to, kind, reply::ACK, &[]);
+            return Haggled::Structured;
+        }
+        option::LIST_META_CONTEXT | option::SET_META_CONTEXT if is_structured => match read_meta_request(data) {
+            Some(name) if find(exports, name).is_some() => answer(to, kind, reply::ACK, &[]),
+            Some(_) => answer(to, kind, reply::ERR_UNKNOWN, b"there is no such export"),
+            None => answer(to, kind, reply::ERR_INVALID, b"its data does not add up"),
+        },
+        option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+            answer(to, kind, reply::ERR_INVALID, b"structured replies come first");
+        }
+        option::LIST | option::STRUCTURED_REPLY => answer(to, kind, reply::ERR_INVALID, b"it has no data"),
+        _ => answer(to, kind, reply::ERR_UNSUP, b"this server does not know that"),
+    }
+    Haggled::On
+}
+
+fn tell(kind: u32, data: &[u8], exports: &[Export], is_structured: bool, to: &mut Outgoing) -> Haggled {
+    let Some((name, asked)) = read_info_request(data) else {
+        answer(to, kind, reply::ERR_INVALID, b"its data does not add up");
+        return Haggled::On;
+    };
+    let Some(at) = find(exports, name) else {
+        answer(to, kind, reply::ERR_UNKNOWN, b"there is no such export");
+        return Haggled::On;
+    };
+    let export = &exports[at];
+    let mut told = info::EXPORT.to_be_bytes().to_vec();
+    told.extend(export.info.size_bytes.to_be_bytes());
+    told.extend(message::transmission_flags(&export.info, is_structured).to_be_bytes());
+    answer(to, kind, reply::INFO, &told);
+    // Told unasked too, as the specification allows: a client that listens asks for what fits.
+    answer(to, kind, reply::INFO, &block_sizes(&export.info));
+    for (wanted, text) in [(info::NAME, &export.name), (info::DESCRIPTION, &export.description)] {
+        if asked.contains(&wanted) {
+            answer(to, kind, reply::INFO, &[&wanted.to_be_bytes(), text.as_bytes()].concat());
+        }
+    }
+    answer(to, kind, reply::ACK, &[]);
+    if kind == option::GO { Haggled::Begin(at) } else { Haggled::On }
+}
+
+/// "Block size constraints": minimum, preferred, and the most bytes of a payload.
+fn block_sizes(info: &BlockInfo) -> Vec<u8> {
+    let mut told = info::BLOCK_SIZE.to_be_bytes().to_vec();
+    let preferred = info.preferred_bytes.max(512).max(info.block_bytes);
+    for size in [info.block_bytes, preferred, NBD_REQUEST_BYTES_MAX] {
+        told.extend(size.to_be_bytes());
+    }
+    told
+}
+
+/// One answer, whole.
+pub(crate) fn answer(to: &mut Outgoing, option: u32, kind: u32, data: &[u8]) {
+    to.put(&message::option_reply(option, kind, data.len()));
+    to.put(data);
+}

@@ -1,0 +1,325 @@
+//! The bytes of NBD: checked views of what a client sent, and encoders that cannot fail. Big-endian throughout.
+
+use farbus_model::{BlockInfo, StoreError};
+
+pub use crate::usbip::message::Reject;
+
+/// What a server says first ("Newstyle negotiation").
+pub const SERVER_MAGIC: &[u8; 8] = b"NBDMAGIC";
+/// What it says next, and what every option of a client begins with.
+pub const OPTION_MAGIC: &[u8; 8] = b"IHAVEOPT";
+/// What every answer to an option begins with.
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+/// What every request begins with.
+pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// What a reply without structure begins with.
+pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// What every chunk of a structured reply begins with.
+pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
+
+/// Bytes of an option's header: magic, option, length.
+pub const OPTION_HEADER_BYTES: usize = 16;
+/// Bytes of a request's header.
+pub const REQUEST_BYTES: usize = 28;
+/// Bytes of a name at most ("Values": strings).
+pub const NAME_BYTES_MAX: usize = 4096;
+
+/// Flags of the handshake, the server's and the client's alike.
+pub mod handshake_flag {
+    /// Fixed newstyle.
+    pub const FIXED_NEWSTYLE: u16 = 1;
+    /// No padding behind the answer to `EXPORT_NAME`.
+    pub const NO_ZEROES: u16 = 2;
+}
+
+/// What a client haggles with ("Option types").
+pub mod option {
+    /// Use this export; there is no way to refuse but to hang up.
+    pub const EXPORT_NAME: u32 = 1;
+    /// Farewell.
+    pub const ABORT: u32 = 2;
+    /// Which exports are there?
+    pub const LIST: u32 = 3;
+    /// Encrypt.
+    pub const STARTTLS: u32 = 5;
+    /// What is this export?
+    pub const INFO: u32 = 6;
+    /// Use this export.
+    pub const GO: u32 = 7;
+    /// Structured replies.
+    pub const STRUCTURED_REPLY: u32 = 8;
+    /// Which metadata contexts are there?
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// Use these metadata contexts.
+    pub const SET_META_CONTEXT: u32 = 10;
+    /// Headers with 64-bit lengths.
+    pub const EXTENDED_HEADERS: u32 = 11;
+}
+
+/// Answers to options ("Option reply types").
+pub mod reply {
+    /// Yes, or the end of a list.
+    pub const ACK: u32 = 1;
+    /// An export.
+    pub const SERVER: u32 = 2;
+    /// Something about an export.
+    pub const INFO: u32 = 3;
+    const ERROR: u32 = 1 << 31;
+    /// Not known here.
+    pub const ERR_UNSUP: u32 = ERROR + 1;
+    /// Malformed.
+    pub const ERR_INVALID: u32 = ERROR + 3;
+    /// No such export.
+    pub const ERR_UNKNOWN: u32 = ERROR + 6;
+    /// Too long.
+    pub const ERR_TOO_BIG: u32 = ERROR + 9;
+}
+
+/// What is said about an export.
+pub mod info {
+    /// Size and flags.
+    pub const EXPORT: u16 = 0;
+    /// Its name.
+    pub const NAME: u16 = 1;
+    /// A sentence for a person.
+    pub const DESCRIPTION: u16 = 2;
+    /// The sizes of requests.
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// "Transmission flags".
+pub mod flag {
+    /// Always.
+    pub const HAS_FLAGS: u16 = 1;
+    /// Changes are refused.
+    pub const READ_ONLY: u16 = 1 << 1;
+    /// FLUSH is known.
+    pub const SEND_FLUSH: u16 = 1 << 2;
+    /// FUA is known.
+    pub const SEND_FUA: u16 = 1 << 3;
+    /// TRIM is known.
+    pub const SEND_TRIM: u16 = 1 << 5;
+    /// WRITE_ZEROES is known.
+    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    /// DF is known.
+    pub const SEND_DF: u16 = 1 << 7;
+    /// A flush on one connection covers what was answered on all.
+    pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    /// FAST_ZERO is known.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+}
+
+/// "Request types".
+pub mod command {
+    /// Bytes from there.
+    pub const READ: u16 = 0;
+    /// Bytes to there.
+    pub const WRITE: u16 = 1;
+    /// Farewell.
+    pub const DISC: u16 = 2;
+    /// Make durable.
+    pub const FLUSH: u16 = 3;
+    /// Not needed any more.
+    pub const TRIM: u16 = 4;
+    /// Make zeros.
+    pub const WRITE_ZEROES: u16 = 6;
+}
+
+/// "Command flags".
+pub mod command_flag {
+    /// Durable before it is answered.
+    pub const FUA: u16 = 1;
+    /// Keep the space.
+    pub const NO_HOLE: u16 = 1 << 1;
+    /// Answer in one piece.
+    pub const DF: u16 = 1 << 2;
+    /// Fail rather than be slow.
+    pub const FAST_ZERO: u16 = 1 << 4;
+}
+
+/// "Structured reply types".
+pub mod chunk {
+    /// The last one.
+    pub const FLAG_DONE: u16 = 1;
+    /// Nothing more.
+    pub const NONE: u16 = 0;
+    /// Bytes.
+    pub const OFFSET_DATA: u16 = 1;
+    /// It failed.
+    pub const ERROR: u16 = (1 << 15) + 1;
+    /// It failed there.
+    pub const ERROR_OFFSET: u16 = (1 << 15) + 2;
+}
+
+/// Why a request failed, as the protocol numbers it ("Error values").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Not permitted: it is read-only.
+    NotPermitted,
+    /// The medium failed.
+    Medium,
+    /// Malformed, out of range, or not known here.
+    Invalid,
+    /// No space, or past the end.
+    NoSpace,
+    /// It could not be done fast.
+    NotSupported,
+    /// The server is going away.
+    ShuttingDown,
+}
+
+impl Failure {
+    /// The wire's number.
+    pub const fn code(self) -> u32 {
+        match self {
+            Failure::NotPermitted => 1,
+            Failure::Medium => 5,
+            Failure::Invalid => 22,
+            Failure::NoSpace => 28,
+            Failure::NotSupported => 95,
+            Failure::ShuttingDown => 108,
+        }
+    }
+
+    /// What a medium's trouble is called here. A medium that is gone, or out of reach, is not the server's end: others of its
+    /// exports go on.
+    pub const fn of(error: StoreError) -> Self {
+        match error {
+            StoreError::Medium | StoreError::Gone | StoreError::Lost => Failure::Medium,
+            StoreError::NoSpace => Failure::NoSpace,
+            StoreError::ReadOnly => Failure::NotPermitted,
+            StoreError::Invalid => Failure::Invalid,
+        }
+    }
+}
+
+/// A request's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// [`command_flag`].
+    pub flags: u16,
+    /// [`command`].
+    pub command: u16,
+    /// The client's name for it, echoed.
+    pub cookie: u64,
+    /// Where, bytes.
+    pub offset: u64,
+    /// How many bytes.
+    pub length: u32,
+}
+
+impl Request {
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// [`Reject`] for a wrong magic: behind it nothing can be found.
+    pub fn decode(b: &[u8; REQUEST_BYTES]) -> Result<Self, Reject> {
+        let magic = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
+        if magic != REQUEST_MAGIC {
+            return Err(Reject::new("request magic", u64::from(magic), "a request begins with 0x25609513"));
+        }
+        let long = |at: usize| u64::from_be_bytes(std::array::from_fn(|i| b[at + i]));
+        Ok(Self {
+            flags: u16::from_be_bytes([b[4], b[5]]),
+            command: u16::from_be_bytes([b[6], b[7]]),
+            cookie: long(8),
+            offset: long(16),
+            length: u32::from_be_bytes([b[24], b[25], b[26], b[27]]),
+        })
+    }
+
+    /// The header's bytes, as a client sends them.
+    pub fn to_bytes(&self) -> [u8; REQUEST_BYTES] {
+        let mut b = [0; REQUEST_BYTES];
+        b[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        b[4..6].copy_from_slice(&self.flags.to_be_bytes());
+        b[6..8].copy_from_slice(&self.command.to_be_bytes());
+        b[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        b[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        b[24..].copy_from_slice(&self.length.to_be_bytes());
+        b
+    }
+}
+
+/// An option's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionHeader {
+    /// [`option`].
+    pub option: u32,
+    /// Bytes that follow.
+    pub length: u32,
+}
+
+impl OptionHeader {
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// [`Reject`] for a wrong magic.
+    pub fn decode(b: &[u8; OPTION_HEADER_BYTES]) -> Result<Self, Reject> {
+        if &b[..8] != OPTION_MAGIC {
+            let magic = u64::from_be_bytes(std::array::from_fn(|i| b[i]));
+            return Err(Reject::new("option magic", magic, "an option begins with IHAVEOPT"));
+        }
+        let word = |at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+        Ok(Self { option: word(8), length: word(12) })
+    }
+}
+
+/// What a server says first.
+pub fn greeting() -> [u8; 18] {
+    let mut b = [0; 18];
+    b[..8].copy_from_slice(SERVER_MAGIC);
+    b[8..16].copy_from_slice(OPTION_MAGIC);
+    let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
+    b[16..].copy_from_slice(&flags.to_be_bytes());
+    b
+}
+
+/// The header of an answer to an option; `length` bytes follow.
+pub fn option_reply(option: u32, kind: u32, length: usize) -> [u8; 20] {
+    let mut b = [0; 20];
+    b[..8].copy_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+    b[8..12].copy_from_slice(&option.to_be_bytes());
+    b[12..16].copy_from_slice(&kind.to_be_bytes());
+    b[16..].copy_from_slice(&(length as u32).to_be_bytes());
+    b
+}
+
+/// A reply without structure; 0 is success, after which a read's bytes follow.
+pub fn simple_reply(cookie: u64, error: u32) -> [u8; 16] {
+    let mut b = [0; 16];
+    b[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
+    b[4..8].copy_from_slice(&error.to_be_bytes());
+    b[8..].copy_from_slice(&cookie.to_be_bytes());
+    b
+}
+
+/// The header of a chunk; `length` bytes follow.
+pub fn chunk_header(cookie: u64, flags: u16, kind: u16, length: usize) -> [u8; 20] {
+    let mut b = [0; 20];
+    b[..4].copy_from_slice(&CHUNK_MAGIC.to_be_bytes());
+    b[4..6].copy_from_slice(&flags.to_be_bytes());
+    b[6..8].copy_from_slice(&kind.to_be_bytes());
+    b[8..16].copy_from_slice(&cookie.to_be_bytes());
+    b[16..].copy_from_slice(&(length as u32).to_be_bytes());
+    b
+}
+
+/// The header of a chunk of data with the offset that belongs to it; `length` bytes of data follow.
+pub fn data_chunk(cookie: u64, flags: u16, offset: u64, length: usize) -> [u8; 28] {
+    let mut b = [0; 28];
+    b[..20].copy_from_slice(&chunk_header(cookie, flags, chunk::OFFSET_DATA, length + 8));
+    b[20..].copy_from_slice(&offset.to_be_bytes());
+    b
+}
+
+/// What is said of a device with every use of it ("Transmission flags").
+pub const fn transmission_flags(info: &BlockInfo, is_structured: bool) -> u16 {
+    let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::CAN_MULTI_CONN;
+    flags |= if info.is_read_only {
+        flag::READ_ONLY
+    } else {
+        flag::SEND_FUA | flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO
+    };
+    if is_structured { flags | flag::SEND_DF } else { flags }
+}

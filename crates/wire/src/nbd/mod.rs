@@ -1,0 +1,20 @@
+//! NBD, fixed newstyle, the server's end: how programs, virtual machines and kernels use a block device that is not theirs.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | [`message`] | bytes ↔ typed messages: the numbers of the protocol and what a client may send |
+//! | [`export`] | what is offered |
+//! | [`haggle`] | the handshake: options and their answers |
+//! | [`server`] | a connection: credits, pieces, replies |
+//!
+//! Source: the NBD project's `doc/proto.md`, whose sections are named beside the code that meets them. Extended headers and TLS
+//! are refused as it asks: a client goes on without.
+
+pub mod export;
+pub mod haggle;
+pub mod message;
+pub mod server;
+
+pub use export::Export;
+pub use message::Reject;
+pub use server::ServerConn;

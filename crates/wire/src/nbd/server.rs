@@ -1,0 +1,543 @@
+//! The server's end of an NBD connection.
+//!
+//! A request for more than a device takes at once, or than [`NBD_PIECE_BYTES_MAX`], is asked of it in pieces, which travel while
+//! the rest of a long write still arrives:
+//!
+//! | the request | its pieces come back |
+//! |---|---|
+//! | a read with structured replies | each as a chunk as soon as it is there, in any order |
+//! | a read that must not be cut (DF), or without structured replies | held until all are there, then sent in order, uncopied |
+//! | anything else | one answer after the last; the first failure is the one that is told |
+//!
+//! Out of credit ([`NBD_REQUESTS_MAX`], [`NBD_PAYLOAD_BYTES_MAX`]) nothing more is parsed and nothing more is to be received: the
+//! client waits in its socket.
+
+use std::sync::Arc;
+
+use farbus_model::limits::{
+    NBD_OPTION_BYTES_MAX, NBD_OPTIONS_MAX, NBD_PAYLOAD_BYTES_MAX, NBD_PIECE_BYTES_MAX, NBD_REQUEST_BYTES_MAX,
+    NBD_REQUESTS_MAX,
+};
+use farbus_model::{BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Limits, Payload, StoreError};
+
+use super::export::Export;
+use super::haggle::{self, Haggled};
+use super::message::{
+    self, Failure, OPTION_HEADER_BYTES, OptionHeader, REQUEST_BYTES, Reject, Request, chunk, command, command_flag,
+    handshake_flag, reply,
+};
+use crate::buffer::{Incoming, Outgoing, Runs};
+
+/// A connection, the server's end.
+#[derive(Debug)]
+pub struct ServerConn {
+    number: u16,
+    exports: Arc<[Export]>,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    phase: Phase,
+    is_structured: bool,
+    options: u32,
+    /// Bytes to come that nobody wants: an option too long, the data of a write that was refused.
+    skip: u64,
+    /// What is answered once they came.
+    after_skip: Option<Refusal>,
+    /// The request whose pieces are being handed out.
+    issue: Option<Issue>,
+    flights: Vec<Option<Flight>>,
+    free: Vec<u32>,
+    /// Payload bytes asked of the device, or held until the rest of them is there.
+    held_bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waiting for the client's flags.
+    Flags,
+    /// Haggling.
+    Options { is_padded: bool },
+    /// Requests to this export.
+    Transmission { export: usize },
+    /// Nothing more is heard; what is owed is still said.
+    Closing,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Refusal {
+    Option(u32),
+    Request(Request, Failure),
+}
+
+/// A request that owes an answer.
+#[derive(Debug)]
+struct Flight {
+    cookie: u64,
+    command: u16,
+    /// A read that is answered in chunks.
+    is_chunked: bool,
+    /// A read that is answered by one chunk.
+    is_whole_chunk: bool,
+    offset: u64,
+    length: u32,
+    /// Pieces with the device.
+    asked: u32,
+    /// Whether all pieces were handed out.
+    is_issued: bool,
+    failed: Option<StoreError>,
+    /// The pieces of a read that is answered whole.
+    parts: Vec<Payload>,
+}
+
+/// The rest of a request that is handed out piece by piece.
+#[derive(Clone, Copy, Debug)]
+struct Issue {
+    slot: u32,
+    op: BlockOp,
+    piece: u32,
+    offset: u64,
+    left: u32,
+    piece_bytes_max: u32,
+    is_durable: bool,
+}
+
+const SLOT_SHIFT: u32 = 24;
+const NUMBER_SHIFT: u32 = 48;
+const FIELD: u64 = (1 << SLOT_SHIFT) - 1;
+
+impl ServerConn {
+    /// A fresh connection to a client that may use `exports`. `number` is what it has to itself among the connections of one
+    /// device: the names of its requests carry it.
+    pub fn new(number: u16, exports: Arc<[Export]>, limits: &Limits) -> Self {
+        let mut outgoing = Outgoing::default();
+        outgoing.put(&message::greeting());
+        Self {
+            number,
+            exports,
+            incoming: Incoming::new(limits.receive_bytes),
+            outgoing,
+            phase: Phase::Flags,
+            is_structured: false,
+            options: 0,
+            skip: 0,
+            after_skip: None,
+            issue: None,
+            flights: Vec::new(),
+            free: Vec::new(),
+            held_bytes: 0,
+        }
+    }
+
+    /// The connection that a request belongs to.
+    pub fn number_of(id: BlockId) -> u16 {
+        (id.0 >> NUMBER_SHIFT) as u16
+    }
+
+    /// Which export is used, once the handshake has ended with one.
+    pub fn export(&self) -> Option<usize> {
+        match self.phase {
+            Phase::Transmission { export } => Some(export),
+            _ => None,
+        }
+    }
+
+    /// Where received bytes go; never empty.
+    pub fn receive_space(&mut self) -> &mut [u8] {
+        self.incoming.space(REQUEST_BYTES)
+    }
+
+    /// `count` bytes arrived.
+    pub fn handle_received(&mut self, count: usize) {
+        self.incoming.received(count);
+    }
+
+    /// Whether more should be received: not while it is out of credit.
+    pub fn wants_input(&self) -> bool {
+        match self.phase {
+            Phase::Flags | Phase::Options { .. } | Phase::Closing => true,
+            Phase::Transmission { .. } => self.skip > 0 || self.has_credit(),
+        }
+    }
+
+    /// The next thing to ask of the device, if its bytes are there and there is credit for it.
+    ///
+    /// # Errors
+    /// [`Reject`]: the bytes are no message of this protocol, and the connection is at its end.
+    pub fn poll_request(&mut self) -> Result<Option<BlockRequest>, Reject> {
+        loop {
+            if self.skip > 0 && !self.skip_on() {
+                return Ok(None);
+            }
+            if let Some(refusal) = self.after_skip.take() {
+                self.refuse(refusal);
+            }
+            if let Some(issue) = self.issue {
+                return Ok(self.poll_piece(issue));
+            }
+            let has_moved = match self.phase {
+                Phase::Flags => self.poll_flags()?,
+                Phase::Options { is_padded } => self.poll_option(is_padded)?,
+                Phase::Transmission { export } => self.poll_header(export)?,
+                Phase::Closing => {
+                    // Not heard, and not kept either: there is always room to receive.
+                    self.incoming.consume(self.incoming.bytes().len());
+                    false
+                }
+            };
+            if !has_moved {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Drops bytes that nobody wants; whether all came.
+    fn skip_on(&mut self) -> bool {
+        let count = self.skip.min(self.incoming.bytes().len() as u64);
+        self.incoming.consume(count as usize);
+        self.skip -= count;
+        self.skip == 0
+    }
+
+    fn poll_flags(&mut self) -> Result<bool, Reject> {
+        let Some(bytes) = self.incoming.bytes().first_chunk::<4>() else { return Ok(false) };
+        let flags = u32::from_be_bytes(*bytes);
+        if flags & !u32::from(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES) != 0 {
+            return Err(Reject::new("client flags", u64::from(flags), "only fixed newstyle and no zeroes are known"));
+        }
+        self.incoming.consume(4);
+        self.phase = Phase::Options { is_padded: flags & u32::from(handshake_flag::NO_ZEROES) == 0 };
+        Ok(true)
+    }
+
+    fn poll_option(&mut self, is_padded: bool) -> Result<bool, Reject> {
+        let Some(bytes) = self.incoming.bytes().first_chunk::<OPTION_HEADER_BYTES>() else { return Ok(false) };
+        let header = OptionHeader::decode(bytes)?;
+        if header.length > NBD_OPTION_BYTES_MAX {
+            self.incoming.consume(OPTION_HEADER_BYTES);
+            self.count_option()?;
+            self.skip = u64::from(header.length);
+            self.after_skip = Some(Refusal::Option(header.option));
+            return Ok(true);
+        }
+        let total = OPTION_HEADER_BYTES + header.length as usize;
+        if self.incoming.bytes().len() < total {
+            self.incoming.want(total);
+            return Ok(false);
+        }
+        self.count_option()?;
+        let data = &self.incoming.bytes()[OPTION_HEADER_BYTES..total];
+        let (exports, to) = (&self.exports, &mut self.outgoing);
+        let haggled = haggle::haggle(header.option, data, exports, self.is_structured, is_padded, to);
+        self.incoming.consume(total);
+        match haggled {
+            Haggled::On => {}
+            Haggled::Structured => self.is_structured = true,
+            Haggled::Begin(export) => self.phase = Phase::Transmission { export },
+            Haggled::End => self.phase = Phase::Closing,
+            Haggled::HangUp => {
+                return Err(Reject::new("export name", u64::from(header.length), "it names an export that there is"));
+            }
+        }
+        Ok(true)
+    }
+
+    fn count_option(&mut self) -> Result<(), Reject> {
+        self.options += 1;
+        if self.options > NBD_OPTIONS_MAX {
+            return Err(Reject::new("options", u64::from(self.options), "a client comes to the point within 32"));
+        }
+        Ok(())
+    }
+
+    fn has_credit(&self) -> bool {
+        self.in_flight() < NBD_REQUESTS_MAX && self.held_bytes + self.outgoing.len() < NBD_PAYLOAD_BYTES_MAX
+    }
+
+    fn poll_header(&mut self, export: usize) -> Result<bool, Reject> {
+        if !self.has_credit() {
+            return Ok(false);
+        }
+        let Some(bytes) = self.incoming.bytes().first_chunk::<REQUEST_BYTES>() else { return Ok(false) };
+        let request = Request::decode(bytes)?;
+        self.incoming.consume(REQUEST_BYTES);
+        if request.command == command::DISC {
+            self.phase = Phase::Closing;
+            return Ok(true);
+        }
+        match self.check(export, &request) {
+            Ok(_) if request.length == 0 && request.command != command::FLUSH => self.answer_nothing(&request),
+            Ok(op) => self.begin(export, &request, op),
+            Err(failure) => {
+                // The data of a write comes whatever is thought of it.
+                self.skip = if request.command == command::WRITE { u64::from(request.length) } else { 0 };
+                self.after_skip = Some(Refusal::Request(request, failure));
+            }
+        }
+        Ok(true)
+    }
+
+    /// What a request comes to, or what it is refused with ("Request types", "Error values", "Block size constraints").
+    fn check(&self, export: usize, request: &Request) -> Result<BlockOp, Failure> {
+        let export = &self.exports[export];
+        let (info, flags) = (&export.info, request.flags);
+        let (op, known) = match request.command {
+            command::READ if self.is_structured => (BlockOp::Read, command_flag::DF),
+            command::READ => (BlockOp::Read, 0),
+            command::WRITE => (BlockOp::Write, 0),
+            command::FLUSH => (BlockOp::Flush, 0),
+            command::TRIM => (BlockOp::Discard, 0),
+            command::WRITE_ZEROES => {
+                let op = if flags & command_flag::NO_HOLE == 0 { BlockOp::Discard } else { BlockOp::WriteZeroes };
+                (op, command_flag::NO_HOLE | command_flag::FAST_ZERO)
+            }
+            _ => return Err(Failure::Invalid),
+        };
+        if flags & !(known | command_flag::FUA) != 0 {
+            return Err(Failure::Invalid);
+        }
+        if op == BlockOp::Flush {
+            return if (request.offset, request.length) == (0, 0) { Ok(op) } else { Err(Failure::Invalid) };
+        }
+        if op != BlockOp::Read && info.is_read_only {
+            return Err(Failure::NotPermitted);
+        }
+        let end = request.offset.checked_add(u64::from(request.length));
+        if end.is_none_or(|end| end > info.size_bytes) {
+            let grows = matches!(request.command, command::WRITE | command::WRITE_ZEROES);
+            return Err(if grows { Failure::NoSpace } else { Failure::Invalid });
+        }
+        let block = u64::from(info.block_bytes);
+        let is_aligned = request.offset.is_multiple_of(block) && u64::from(request.length).is_multiple_of(block);
+        let moves = matches!(op, BlockOp::Read | BlockOp::Write);
+        if !is_aligned || moves && request.length > NBD_REQUEST_BYTES_MAX {
+            return Err(Failure::Invalid);
+        }
+        if flags & command_flag::FAST_ZERO != 0 && !export.zeroes_fast {
+            return Err(Failure::NotSupported);
+        }
+        Ok(op)
+    }
+
+    fn begin(&mut self, export: usize, request: &Request, op: BlockOp) {
+        let is_read = op == BlockOp::Read;
+        let is_chunked = is_read && self.is_structured && request.flags & command_flag::DF == 0;
+        let flight = Flight {
+            cookie: request.cookie,
+            command: request.command,
+            is_chunked,
+            is_whole_chunk: is_read && self.is_structured && !is_chunked,
+            offset: request.offset,
+            length: request.length,
+            asked: 0,
+            is_issued: false,
+            failed: None,
+            parts: Vec::new(),
+        };
+        let slot = self.free.pop().unwrap_or(self.flights.len() as u32);
+        match self.flights.get_mut(slot as usize) {
+            Some(place) => *place = Some(flight),
+            None => self.flights.push(Some(flight)),
+        }
+        let moves = matches!(op, BlockOp::Read | BlockOp::Write);
+        let piece_bytes_max = self.exports[export].info.request_bytes_max.min(NBD_PIECE_BYTES_MAX);
+        self.issue = Some(Issue {
+            slot,
+            op,
+            piece: 0,
+            offset: request.offset,
+            left: request.length,
+            piece_bytes_max: if moves { piece_bytes_max } else { request.length },
+            is_durable: request.flags & command_flag::FUA != 0,
+        });
+    }
+
+    /// The next piece of the request that is being handed out.
+    fn poll_piece(&mut self, issue: Issue) -> Option<BlockRequest> {
+        let length = issue.left.min(issue.piece_bytes_max);
+        let flight = self.flights[issue.slot as usize].as_ref().expect("what is issued is in flight");
+        // A read that is answered whole was let in whole: its first pieces give nothing back before its last.
+        let is_let_in = issue.piece == 0 || issue.op == BlockOp::Read && !flight.is_chunked;
+        if !is_let_in && !self.has_credit() {
+            return None;
+        }
+        let mut payload = Payload::Empty;
+        if issue.op == BlockOp::Write {
+            let count = length as usize;
+            if self.incoming.bytes().len() < count {
+                self.incoming.want(count);
+                return None;
+            }
+            payload = self.incoming.window(0..count);
+            self.incoming.consume(count);
+        }
+        if matches!(issue.op, BlockOp::Read | BlockOp::Write) {
+            self.held_bytes += length as usize;
+        }
+        let left = issue.left - length;
+        let flight = self.flights[issue.slot as usize].as_mut().expect("what is issued is in flight");
+        flight.asked += 1;
+        flight.is_issued = left == 0;
+        let next = Issue { piece: issue.piece + 1, offset: issue.offset + u64::from(length), left, ..issue };
+        self.issue = (left > 0).then_some(next);
+        Some(BlockRequest {
+            id: self.id(issue.slot, issue.piece),
+            op: issue.op,
+            offset: issue.offset,
+            length,
+            payload,
+            is_durable: issue.is_durable,
+        })
+    }
+
+    fn id(&self, slot: u32, piece: u32) -> BlockId {
+        BlockId(u64::from(self.number) << NUMBER_SHIFT | u64::from(slot) << SLOT_SHIFT | u64::from(piece))
+    }
+
+    /// What [`ServerConn::poll_request`] asked was answered.
+    ///
+    /// # Panics
+    /// If that is not in flight.
+    pub fn complete(&mut self, done: BlockDone, pool: &mut BufferPool) {
+        assert_eq!(Self::number_of(done.id), self.number, "an answer goes to whoever asked");
+        let (slot, piece) = (done.id.0 >> SLOT_SHIFT & FIELD, (done.id.0 & FIELD) as usize);
+        let flight = self.flights[slot as usize].as_mut().expect("a request is answered once");
+        flight.asked -= 1;
+        let is_last = flight.asked == 0 && flight.is_issued;
+        pool.recycle(done.spent);
+        if matches!(done.op, BlockOp::Read | BlockOp::Write) && (flight.is_chunked || done.op == BlockOp::Write) {
+            self.held_bytes -= done.length as usize;
+        }
+        match done.result {
+            Err(error) => {
+                flight.failed.get_or_insert(error);
+                pool.recycle(done.payload);
+            }
+            Ok(()) if flight.is_chunked => {
+                let flags = if is_last && flight.failed.is_none() { chunk::FLAG_DONE } else { 0 };
+                let header = message::data_chunk(flight.cookie, flags, done.offset, done.payload.len());
+                self.outgoing.put(&header);
+                self.outgoing.put_payload(done.payload, pool);
+                if is_last && flight.failed.is_none() {
+                    return self.end(slot as u32);
+                }
+            }
+            Ok(()) if flight.command == command::READ => {
+                if flight.parts.len() <= piece {
+                    flight.parts.resize(piece + 1, Payload::Empty);
+                }
+                flight.parts[piece] = done.payload;
+            }
+            Ok(()) => {}
+        }
+        if is_last {
+            self.answer(slot as u32, pool);
+        }
+    }
+
+    /// The answer of a request whose pieces are all back.
+    fn answer(&mut self, slot: u32, pool: &mut BufferPool) {
+        let flight = self.flights[slot as usize].take().expect("a request is answered once");
+        self.free.push(slot);
+        let is_read = flight.command == command::READ;
+        if is_read && !flight.is_chunked {
+            self.held_bytes -= flight.length as usize;
+        }
+        match flight.failed {
+            Some(error) => {
+                self.put_failure(flight.cookie, is_read, Failure::of(error), &error.to_string());
+                flight.parts.into_iter().for_each(|part| pool.recycle(part));
+            }
+            None => {
+                if flight.is_whole_chunk {
+                    let length = flight.length as usize;
+                    self.outgoing.put(&message::data_chunk(flight.cookie, chunk::FLAG_DONE, flight.offset, length));
+                } else {
+                    self.outgoing.put(&message::simple_reply(flight.cookie, 0));
+                }
+                flight.parts.into_iter().for_each(|part| self.outgoing.put_payload(part, pool));
+            }
+        }
+    }
+
+    fn end(&mut self, slot: u32) {
+        self.flights[slot as usize] = None;
+        self.free.push(slot);
+    }
+
+    /// A request for no bytes at all is done.
+    fn answer_nothing(&mut self, request: &Request) {
+        if request.command == command::READ && self.is_structured {
+            self.outgoing.put(&message::chunk_header(request.cookie, chunk::FLAG_DONE, chunk::NONE, 0));
+        } else {
+            self.outgoing.put(&message::simple_reply(request.cookie, 0));
+        }
+    }
+
+    fn refuse(&mut self, refusal: Refusal) {
+        match refusal {
+            Refusal::Option(option) => {
+                haggle::answer(&mut self.outgoing, option, reply::ERR_TOO_BIG, b"no option needs so much data");
+            }
+            Refusal::Request(request, failure) => {
+                let why = match failure {
+                    Failure::NotPermitted => "the export is read-only",
+                    Failure::NoSpace => "the range ends past the end",
+                    Failure::NotSupported => "zeros are not made fast here",
+                    _ => "the request is unknown, out of range, unaligned or too long",
+                };
+                self.put_failure(request.cookie, request.command == command::READ, failure, why);
+            }
+        }
+    }
+
+    fn put_failure(&mut self, cookie: u64, is_read: bool, failure: Failure, why: &str) {
+        if !is_read || !self.is_structured {
+            self.outgoing.put(&message::simple_reply(cookie, failure.code()));
+            return;
+        }
+        let why = why.as_bytes();
+        self.outgoing.put(&message::chunk_header(cookie, chunk::FLAG_DONE, chunk::ERROR, 6 + why.len()));
+        self.outgoing.put(&failure.code().to_be_bytes());
+        self.outgoing.put(&(why.len() as u16).to_be_bytes());
+        self.outgoing.put(why);
+    }
+
+    /// Ends the conversation from this side: nothing more is heard, what is owed is still said.
+    pub fn close(&mut self) {
+        self.phase = Phase::Closing;
+        if let Some(issue) = self.issue.take() {
+            // Its rest is not asked any more; what was is answered as failed.
+            let flight = self.flights[issue.slot as usize].as_mut().expect("what is issued is in flight");
+            flight.is_issued = true;
+            flight.failed.get_or_insert(StoreError::Gone);
+            if flight.asked == 0 {
+                self.answer(issue.slot, &mut BufferPool::new(0));
+            }
+        }
+        (self.skip, self.after_skip) = (0, None);
+    }
+
+    /// Requests that owe an answer.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len() - self.free.len()
+    }
+
+    /// Bytes waiting to be sent.
+    pub fn backlog_bytes(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    /// The runs of memory to send next, in order; empty when there is nothing.
+    pub fn poll_transmit(&self) -> Runs<'_> {
+        self.outgoing.runs()
+    }
+
+    /// `count` bytes of [`ServerConn::poll_transmit`] were sent.
+    pub fn handle_transmitted(&mut self, count: usize, pool: &mut BufferPool) {
+        self.outgoing.sent(count, pool);
+    }
+
+    /// Whether the connection is at its end: everything was answered and sent.
+    pub fn is_finished(&self) -> bool {
+        self.phase == Phase::Closing && self.in_flight() == 0 && self.outgoing.len() == 0
+    }
+}

@@ -1,0 +1,377 @@
+//! Two ends of a lane under cuts, delays and bytes that nobody meant.
+//!
+//! Whatever is cut where: each message arrives once, whole, in its flow's order, and neither end keeps what is acknowledged.
+
+mod fuzzing;
+
+use std::collections::{HashMap, VecDeque};
+
+use farbus_model::{BlockId, BufferPool, Instant, Payload, UrbId};
+use farbus_wire::Runs;
+use farbus_wire::native::control::{self, Open, Opened};
+use farbus_wire::native::frame::{Flags, HEAD_BYTES};
+use farbus_wire::native::{Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Part, Urgency, Welcome, block, usb};
+use fuzzing::{Input, fuzz};
+
+const LIMITS: LaneLimits = LaneLimits { receive_bytes: 4 << 10, unacknowledged_bytes_max: 1 << 20 };
+
+fn target(name: &str, act: impl Fn(&mut Input<'_>)) {
+    fuzz(env!("CARGO_MANIFEST_DIR"), name, act);
+}
+
+trait Concat {
+    fn concat_at_most(&self, most: usize) -> Vec<u8>;
+}
+
+impl Concat for Runs<'_> {
+    fn concat_at_most(&self, most: usize) -> Vec<u8> {
+        self.iter().flat_map(|run| run.iter().copied()).take(most).collect()
+    }
+}
+
+/// One end: its lane, what it said and has not seen arrive, and what arrived.
+struct End {
+    lane: Lane,
+    pool: BufferPool,
+    /// By flow, in order: what the other end is to get.
+    said: HashMap<u32, VecDeque<(u16, Vec<u8>)>>,
+    /// Messages that have begun to arrive, by tag.
+    partial: HashMap<u16, Payload>,
+    next_tag: u16,
+}
+
+impl End {
+    fn new() -> Self {
+        Self {
+            lane: Lane::new(LIMITS),
+            pool: BufferPool::new(1 << 20),
+            said: HashMap::new(),
+            partial: HashMap::new(),
+            next_tag: 1,
+        }
+    }
+
+    fn say(&mut self, flow: u32, bytes: usize) {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let data: Vec<u8> = (0..bytes).map(|at| (at as u32 ^ flow ^ u32::from(tag)) as u8).collect();
+        self.lane.send(Message {
+            head: Head::new(Kind::Request, flow as u16, tag),
+            part: Part::empty(),
+            payload: data.clone().into(),
+            urgency: if flow == 0 { Urgency::High } else { Urgency::Low },
+            flow: Flow(flow),
+            done_at: None,
+        });
+        self.said.entry(flow).or_default().push_back((tag, data));
+    }
+
+    /// Takes in bytes; what arrived whole is held against what `other` said.
+    fn take_in(&mut self, mut bytes: &[u8], other: &mut End) {
+        while !bytes.is_empty() {
+            let space = self.lane.receive_space();
+            let count = space.len().min(bytes.len());
+            space[..count].copy_from_slice(&bytes[..count]);
+            self.lane.handle_received(count);
+            bytes = &bytes[count..];
+            while let Some(arrived) = self.lane.poll_arrived(&mut self.pool).expect("an honest peer") {
+                let Head { tag, attachment, flags, .. } = arrived.head;
+                let whole = Payload::joined([self.partial.remove(&tag).unwrap_or_default(), arrived.body]);
+                if flags.more {
+                    self.partial.insert(tag, whole);
+                } else {
+                    let expected = other.said.get_mut(&attachment.into()).and_then(VecDeque::pop_front);
+                    assert_eq!(expected, Some((tag, whole.into_vec())), "once, whole, in order");
+                }
+            }
+        }
+    }
+
+    fn transmit(&mut self, most: usize) -> Vec<u8> {
+        let mut out = Vec::new();
+        while out.len() < most && self.lane.has_transmit() {
+            let bytes = self.lane.poll_transmit(Instant::ZERO).concat_at_most(most - out.len());
+            assert!(!bytes.is_empty(), "what has to be sent is there");
+            self.lane.handle_transmitted(bytes.len());
+            out.extend(bytes);
+        }
+        out
+    }
+}
+
+/// Two ends and the bytes between them.
+struct World {
+    ends: [End; 2],
+    /// On their way to that end.
+    wires: [Vec<u8>; 2],
+}
+
+impl World {
+    fn new() -> Self {
+        let mut world = Self { ends: [End::new(), End::new()], wires: [vec![], vec![]] };
+        world.link();
+        world
+    }
+
+    fn link(&mut self) {
+        self.wires = [vec![], vec![]];
+        let received = [0, 1].map(|end: usize| self.ends[end].lane.received());
+        for (end, theirs) in [(0, received[1]), (1, received[0])] {
+            let end: &mut End = &mut self.ends[end];
+            end.lane.handle_linked(theirs, &mut end.pool).expect("an honest peer");
+        }
+    }
+
+    fn cut(&mut self) {
+        self.ends.iter_mut().for_each(|end| end.lane.handle_lost());
+        self.wires = [vec![], vec![]];
+    }
+
+    fn send(&mut self, from: usize, most: usize) {
+        let bytes = self.ends[from].transmit(most);
+        self.wires[1 - from].extend(bytes);
+    }
+
+    fn arrive(&mut self, to: usize, most: usize) {
+        let count = most.min(self.wires[to].len());
+        let bytes: Vec<u8> = self.wires[to].drain(..count).collect();
+        let [a, b] = &mut self.ends;
+        if to == 0 { a.take_in(&bytes, b) } else { b.take_in(&bytes, a) }
+    }
+
+    /// Everything arrives.
+    fn settle(&mut self) {
+        while self.ends.iter().any(|end| end.lane.has_transmit()) || self.wires.iter().any(|wire| !wire.is_empty()) {
+            for end in [0, 1] {
+                self.send(end, usize::MAX);
+                self.arrive(1 - end, usize::MAX);
+            }
+        }
+        for end in &self.ends {
+            assert!(end.said.values().all(VecDeque::is_empty), "nothing is lost");
+            assert!(end.partial.is_empty());
+            assert!(end.lane.unacknowledged_bytes() < 256 << 10, "little is kept");
+            assert_eq!(end.lane.waiting_bytes(), 0);
+        }
+    }
+}
+
+#[test]
+fn fuzz_lane_under_cuts() {
+    target("lane_under_cuts", |input| {
+        let mut world = World::new();
+        while !input.is_empty() {
+            let end = input.below(2) as usize;
+            match input.below(8) {
+                0..=2 => {
+                    let bytes = input.pick(&[0, 1, 8, 500, 4096, 70_000, 200_000]);
+                    world.ends[end].say(input.below(3), bytes);
+                }
+                3 | 4 => world.send(end, input.pick(&[1, 7, 8, 9, 100, 5000, 100_000, usize::MAX])),
+                5 | 6 => world.arrive(end, input.pick(&[1, 7, 8, 9, 100, 5000, 100_000, usize::MAX])),
+                _ => {
+                    world.cut();
+                    if !input.once_in(4) {
+                        world.link();
+                    }
+                }
+            }
+        }
+        world.cut();
+        world.link();
+        world.settle();
+    });
+}
+
+/// A cut after every single byte of a conversation.
+#[test]
+fn wherever_a_link_is_cut_nothing_is_lost_or_doubled() {
+    let talk = |world: &mut World| {
+        world.ends[0].say(0, 8);
+        world.ends[0].say(1, 3000);
+        world.ends[1].say(1, 500);
+        world.ends[0].say(2, 0);
+    };
+    let mut whole = World::new();
+    talk(&mut whole);
+    whole.send(0, usize::MAX);
+    let bytes = whole.wires[1].len();
+    assert_eq!(bytes, 3 * HEAD_BYTES + 3008);
+    for sent in 0..=bytes {
+        for arrived in [0, sent / 2, sent] {
+            let mut world = World::new();
+            talk(&mut world);
+            world.send(0, sent);
+            world.arrive(1, arrived);
+            world.cut();
+            world.link();
+            world.settle();
+        }
+    }
+}
+
+#[test]
+fn fuzz_lane_hears_anything() {
+    target("lane_hears_anything", |input| {
+        let mut lane = Lane::new(LIMITS);
+        let mut pool = BufferPool::new(1 << 16);
+        lane.handle_linked(0, &mut pool).expect("nothing was sent");
+        for tag in 0..input.below(4) as u16 {
+            let message = Message::control(Kind::Open, 1, tag, Part::from(vec![7; 100]));
+            lane.send(message);
+        }
+        let _ = lane.poll_transmit(Instant::ZERO);
+        let bytes = if input.once_in(2) {
+            let mut bytes = Vec::new();
+            while !input.is_empty() {
+                let kind = input.pick(&[0, 1, 2, 8, 16, 32, 33, 34, 0x80, 0xff]);
+                let length = input.below(12) as u16;
+                bytes.extend([kind, input.pick(&[0, 1, 7]), 1, 0]);
+                bytes.extend([input.byte(), 0]);
+                bytes.extend(length.to_le_bytes());
+                bytes.extend(input.bytes(length.into()));
+            }
+            bytes
+        } else {
+            input.rest().to_vec()
+        };
+        let mut rest = &bytes[..];
+        let mut frames = 0u64;
+        'all: while !rest.is_empty() {
+            let space = lane.receive_space();
+            let count = space.len().min(rest.len());
+            space[..count].copy_from_slice(&rest[..count]);
+            lane.handle_received(count);
+            rest = &rest[count..];
+            loop {
+                match lane.poll_arrived(&mut pool) {
+                    Ok(None) => break,
+                    Ok(Some(arrived)) => {
+                        assert_eq!(arrived.body.len(), usize::from(arrived.head.length));
+                        frames += 1;
+                    }
+                    Err(_) => break 'all,
+                }
+            }
+            while lane.has_transmit() {
+                let count = lane.poll_transmit(Instant::ZERO).iter().map(|run| run.len()).sum();
+                lane.handle_transmitted(count);
+            }
+        }
+        assert!(lane.received() >= frames);
+    });
+}
+
+#[test]
+fn fuzz_greeting() {
+    target("greeting", |input| {
+        let bytes = input.rest();
+        for whole in [bytes.to_vec(), [&b"farbus\r\n"[..], bytes].concat()] {
+            if let Ok(Some((hello, count))) = Hello::decode(&whole) {
+                assert!(count <= whole.len());
+                let again = Hello { ..hello }.encode();
+                assert_eq!(Hello::decode(&again).map(|known| known.map(|(hello, _)| hello)), Ok(Some(hello)));
+            }
+            if let Ok(Some((welcome, _))) = Welcome::decode(&whole) {
+                let again = welcome.encode();
+                assert_eq!(Welcome::decode(&again).map(|known| known.map(|(known, _)| known)), Ok(Some(welcome)));
+            }
+        }
+    });
+}
+
+#[test]
+fn fuzz_native_parts() {
+    target("native_parts", |input| {
+        let bytes = input.rest();
+        if let Ok(open) = Open::decode(bytes) {
+            assert_eq!(Open::decode(&open.encode()), Ok(open));
+        }
+        if let Ok(opened) = Opened::decode(bytes) {
+            assert_eq!(opened.encode(), bytes);
+            let _ = usb::Description::decode(&opened.info).map(|known| assert_eq!(known.encode(), opened.info));
+            let _ = block::Description::decode(&opened.info);
+        }
+        if let Ok(end) = control::End::decode(bytes) {
+            assert_eq!(control::End::decode(&end.encode()), Ok(end));
+        }
+        if let Ok(description) = usb::Description::decode(bytes) {
+            assert_eq!(description.encode(), bytes);
+        }
+        if let Ok(request) = block::decode_request(BlockId(1), bytes) {
+            let again = block::decode_request(BlockId(1), &block::request_part(&request)).expect("as it was");
+            assert_eq!((again.offset, again.length), (request.offset, request.length));
+        }
+        if let Ok((usb::Request::Transfer(urb), count)) = usb::decode_request(UrbId(1), bytes) {
+            assert!(count <= bytes.len());
+            assert!(urb.iso.iter().all(|packet| packet.offset + packet.length <= urb.length));
+            if let Ok((reply, count)) = usb::decode_reply(&urb, &bytes[count..]) {
+                assert!(count <= bytes.len() && reply.actual <= urb.length);
+            }
+        }
+    });
+}
+
+#[test]
+fn who_acknowledges_what_was_not_sent_is_refused() {
+    let mut pool = BufferPool::new(0);
+    let mut lane = Lane::new(LIMITS);
+    assert_eq!(lane.handle_linked(1, &mut pool).unwrap_err().field, "received");
+    lane.handle_linked(0, &mut pool).unwrap();
+    lane.send(Message::control(Kind::Open, 1, 0, Part::from(vec![7; 100])));
+    let first = lane.poll_transmit(Instant::ZERO)[0].len();
+    lane.handle_transmitted(first);
+    let ack =
+        |count: u64| [&Head { length: 8, ..Head::new(Kind::Ack, 0, 0) }.to_bytes()[..], &count.to_le_bytes()].concat();
+    let hear = |lane: &mut Lane, bytes: &[u8]| {
+        lane.receive_space()[..bytes.len()].copy_from_slice(bytes);
+        lane.handle_received(bytes.len());
+        lane.poll_arrived(&mut BufferPool::new(0)).map(|arrived| arrived.is_some())
+    };
+    assert_eq!(hear(&mut lane, &ack(1)).unwrap_err().field, "received", "only half of it was sent");
+    lane.handle_lost();
+    assert_eq!(lane.handle_linked(1, &mut pool).unwrap_err().field, "received", "and no more arrived than was sent");
+    lane.handle_linked(0, &mut pool).unwrap();
+    let count = lane.poll_transmit(Instant::ZERO).iter().map(|run| run.len()).sum();
+    lane.handle_transmitted(count);
+    assert_eq!(hear(&mut lane, &ack(1)), Ok(false));
+    assert!(lane.is_settled());
+    assert_eq!(hear(&mut lane, &ack(0)).unwrap_err().field, "received", "what arrived stays so");
+}
+
+#[test]
+fn a_ping_is_said_back_and_counts_for_nothing() {
+    let mut world = World::new();
+    world.ends[0].lane.ping(77);
+    world.send(0, usize::MAX);
+    world.arrive(1, usize::MAX);
+    world.send(1, usize::MAX);
+    world.arrive(0, usize::MAX);
+    assert_eq!(world.ends[0].lane.poll_pong(), Some(77));
+    assert_eq!(world.ends.map(|end| end.lane.received()), [0, 0]);
+}
+
+#[test]
+fn a_later_kind_is_counted_and_passed_over() {
+    let mut lane = Lane::new(LIMITS);
+    let later = Head { length: 3, flags: Flags::default(), ..Head::new(Kind::Later(200), 0, 0) };
+    let bytes = [&later.to_bytes()[..], b"abc", &Head::new(Kind::Goodbye, 0, 0).to_bytes()].concat();
+    lane.receive_space()[..bytes.len()].copy_from_slice(&bytes);
+    lane.handle_received(bytes.len());
+    let arrived = lane.poll_arrived(&mut BufferPool::new(0)).unwrap().unwrap();
+    assert_eq!((arrived.head.kind, lane.received()), (Kind::Goodbye, 2));
+}
+
+/// A slow reader bounds what is kept: beyond it nothing is cut, and an acknowledgement sets it going again.
+#[test]
+fn what_is_unacknowledged_is_bounded() {
+    let mut world = World::new();
+    for _ in 0..64 {
+        world.ends[0].say(1, 100_000);
+    }
+    world.send(0, usize::MAX);
+    let kept = world.ends[0].lane.unacknowledged_bytes();
+    assert!((1 << 20..(1 << 20) + 100_000).contains(&kept), "{kept}");
+    assert!(!world.ends[0].lane.has_transmit());
+    world.settle();
+}

@@ -1,0 +1,340 @@
+//! What the specification asks, clause by clause, in its own bytes.
+
+use std::collections::BTreeMap;
+
+use farbus_model::{BlockInfo, BlockOp};
+use farbus_wire::nbd::message::{chunk, command, command_flag, flag, info, option, reply};
+
+use crate::client::{self, Answer, Reader, Waited};
+use crate::world::{INFO, World, exports};
+
+/// Hexadecimal with spaces, for people.
+fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u32> = text.chars().filter_map(|c| c.to_digit(16)).collect();
+    digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()
+}
+
+#[test]
+fn a_whole_conversation_is_byte_for_byte_what_the_specification_says() {
+    let mut world = World::new(exports(&[("", INFO)]));
+    // NBDMAGIC, IHAVEOPT, fixed newstyle and no zeroes.
+    assert_eq!(world.listen(), hex("4e42444d41474943 49484156454f5054 0003"));
+    // Both flags; structured replies.
+    world.hear(&hex("00000003 49484156454f5054 00000008 00000000")).unwrap();
+    assert_eq!(world.listen(), hex("0003e889045565a9 00000008 00000001 00000000"));
+    // GO, "", one information asked for: block sizes.
+    world.hear(&hex("49484156454f5054 00000007 00000008 00000000 0001 0003")).unwrap();
+    let expected = "0003e889045565a9 00000007 00000003 0000000c 0000 0000000000040000 09ed
+                    0003e889045565a9 00000007 00000003 0000000e 0003 00000001 00001000 02000000
+                    0003e889045565a9 00000007 00000001 00000000";
+    assert_eq!(world.listen(), hex(expected));
+    // Write "farb" at 0x1000, durably.
+    world.hear(&hex("25609513 0001 0001 1122334455667788 0000000000001000 00000004 66617262")).unwrap();
+    assert_eq!(world.listen(), hex("67446698 00000000 1122334455667788"));
+    assert_eq!(world.asked, [(BlockOp::Write, 0x1000, 4, true)]);
+    // Read it.
+    world.hear(&hex("25609513 0000 0000 1122334455667789 0000000000001000 00000004")).unwrap();
+    let expected = "668e33ef 0001 0001 1122334455667789 0000000c 0000000000001000 66617262";
+    assert_eq!(world.listen(), hex(expected));
+    // Flush; then something that is past the end.
+    world.hear(&hex("25609513 0000 0003 00000000000000aa 0000000000000000 00000000")).unwrap();
+    assert_eq!(world.listen(), hex("67446698 00000000 00000000000000aa"));
+    world.hear(&hex("25609513 0000 0004 00000000000000ab 0000000000040000 00000001")).unwrap();
+    assert_eq!(world.listen(), hex("67446698 00000016 00000000000000ab"));
+    // Farewell: no answer.
+    world.hear(&hex("25609513 0000 0002 00000000000000ac 0000000000000000 00000000")).unwrap();
+    assert_eq!(world.listen(), hex(""));
+    assert!(world.conn.is_finished());
+}
+
+#[test]
+fn the_old_way_in_is_padded_unless_the_client_knows_better() {
+    for (flags, padding) in [(1u32, 124), (3, 0)] {
+        let mut world = World::new(exports(&[("a", INFO)]));
+        world.hear(&flags.to_be_bytes()).unwrap();
+        world.hear(&client::option(option::EXPORT_NAME, b"a")).unwrap();
+        let said = world.listen();
+        let mut reader = Reader(&said[18..]);
+        assert_eq!((reader.long(), reader.half() & flag::SEND_DF), (INFO.size_bytes, 0));
+        assert_eq!(reader.0, vec![0; padding]);
+        world.hear(&client::request(command::READ, 0, 5, 0, 3)).unwrap();
+        assert_eq!(world.listen(), hex("67446698 00000000 0000000000000005 000000"));
+    }
+    let mut world = World::new(exports(&[("a", INFO)]));
+    world.hear(&3u32.to_be_bytes()).unwrap();
+    let reject = world.hear(&client::option(option::EXPORT_NAME, b"b")).unwrap_err();
+    assert_eq!(reject.field, "export name");
+}
+
+#[test]
+fn exports_are_listed_described_and_chosen_by_name() {
+    let small = BlockInfo { size_bytes: 4096, is_read_only: true, block_bytes: 512, ..INFO };
+    let mut world = World::new(exports(&[("disk", INFO), ("boot", small)]));
+    world.hear(&3u32.to_be_bytes()).unwrap();
+    world.hear(&client::option(option::LIST, &[])).unwrap();
+    world.hear(&client::option(option::INFO, &client::go("boot", &[info::NAME, info::DESCRIPTION, 99]))).unwrap();
+    world.hear(&client::option(option::INFO, &client::go("", &[]))).unwrap();
+    world.hear(&client::option(option::GO, &client::go("nothing", &[]))).unwrap();
+    let said = world.listen();
+    let mut reader = Reader(&said[18..]);
+    assert_eq!(reader.option_reply(3), (reply::SERVER, &b"\0\0\0\x04diskthe disk \"disk\""[..]));
+    assert_eq!(reader.option_reply(3), (reply::SERVER, &b"\0\0\0\x04bootthe disk \"boot\""[..]));
+    assert_eq!(reader.option_reply(3), (reply::ACK, &[][..]));
+    let flags = flag::HAS_FLAGS | flag::READ_ONLY | flag::SEND_FLUSH | flag::CAN_MULTI_CONN;
+    let expected = [&hex("0000 0000000000001000")[..], &flags.to_be_bytes()].concat();
+    assert_eq!(reader.option_reply(6), (reply::INFO, &expected[..]));
+    assert_eq!(reader.option_reply(6), (reply::INFO, &hex("0003 00000200 00001000 02000000")[..]));
+    assert_eq!(reader.option_reply(6), (reply::INFO, &b"\0\x01boot"[..]));
+    assert_eq!(reader.option_reply(6), (reply::INFO, &b"\0\x02the disk \"boot\""[..]));
+    assert_eq!(reader.option_reply(6), (reply::ACK, &[][..]));
+    let (kind, told) = reader.option_reply(6);
+    assert_eq!((kind, &told[2..10]), (reply::INFO, &INFO.size_bytes.to_be_bytes()[..]), "the default is the first");
+    assert_eq!((reader.option_reply(6).0, reader.option_reply(6).0), (reply::INFO, reply::ACK));
+    assert_eq!(reader.option_reply(7).0, reply::ERR_UNKNOWN);
+    assert_eq!((reader.0.len(), world.conn.export()), (0, None));
+}
+
+#[test]
+fn what_is_not_known_is_refused_and_haggling_goes_on() {
+    let mut world = World::new(exports(&[("", INFO)]));
+    world.hear(&1u32.to_be_bytes()).unwrap();
+    let meta = [&0u32.to_be_bytes()[..], &1u32.to_be_bytes(), &15u32.to_be_bytes(), b"base:allocation"].concat();
+    let said_and_answered = [
+        (option::STARTTLS, vec![], reply::ERR_UNSUP),
+        (option::EXTENDED_HEADERS, vec![], reply::ERR_UNSUP),
+        (4, vec![1, 2, 3], reply::ERR_UNSUP),
+        (u32::MAX, vec![], reply::ERR_UNSUP),
+        (option::LIST, vec![1], reply::ERR_INVALID),
+        (option::STRUCTURED_REPLY, vec![1], reply::ERR_INVALID),
+        (option::SET_META_CONTEXT, meta.clone(), reply::ERR_INVALID),
+        (option::STRUCTURED_REPLY, vec![], reply::ACK),
+        (option::SET_META_CONTEXT, meta.clone(), reply::ACK),
+        (option::LIST_META_CONTEXT, meta[..meta.len() - 1].to_vec(), reply::ERR_INVALID),
+        (option::GO, vec![0, 0, 0, 200], reply::ERR_INVALID),
+        (option::INFO, vec![0xff; 16], reply::ERR_INVALID),
+        (option::GO, vec![0; 20 << 10], reply::ERR_TOO_BIG),
+        (option::ABORT, vec![], reply::ACK),
+    ];
+    for (kind, data, _) in &said_and_answered {
+        world.hear(&client::option(*kind, data)).unwrap();
+    }
+    let said = world.listen();
+    let mut reader = Reader(&said[18..]);
+    for (kind, _, answer) in &said_and_answered {
+        assert_eq!(reader.option_reply(*kind).0, *answer, "option {kind}");
+    }
+    assert!(reader.0.is_empty() && world.conn.is_finished());
+}
+
+#[test]
+fn a_client_that_haggles_for_ever_is_cut_off() {
+    let mut world = World::new(exports(&[("", INFO)]));
+    world.hear(&3u32.to_be_bytes()).unwrap();
+    let mut heard = 0;
+    let reject = loop {
+        match world.hear(&client::option(option::LIST, &[])) {
+            Ok(()) => heard += 1,
+            Err(reject) => break reject,
+        }
+    };
+    assert_eq!((heard, reject.field), (32, "options"));
+}
+
+#[test]
+fn unknown_flags_and_wrong_magic_end_the_connection() {
+    let mut world = World::new(exports(&[("", INFO)]));
+    assert_eq!(world.hear(&4u32.to_be_bytes()).unwrap_err().field, "client flags");
+    let mut world = World::new(exports(&[("", INFO)]));
+    world.hear(&3u32.to_be_bytes()).unwrap();
+    assert_eq!(world.hear(b"GET / HTTP/1.1\r\n").unwrap_err().field, "option magic");
+    let mut world = World::begun(INFO, true);
+    assert_eq!(world.hear(&[0; 28]).unwrap_err().field, "request magic");
+}
+
+/// The codes of "Error values".
+const EPERM: u32 = 1;
+const EIO: u32 = 5;
+const EINVAL: u32 = 22;
+const ENOSPC: u32 = 28;
+const ENOTSUP: u32 = 95;
+
+/// Sends one request and says how it ended.
+fn ask(world: &mut World, is_structured: bool, bytes: &[u8], asked: &Waited) -> Answer {
+    world.hear(bytes).unwrap();
+    let said = world.listen();
+    let cookie = u64::from_be_bytes(bytes[8..16].try_into().unwrap());
+    let answers = client::replies(&said, &BTreeMap::from([(cookie, asked.clone())]), is_structured);
+    assert_eq!(answers.len(), 1);
+    answers[&cookie].clone()
+}
+
+fn fails(info: BlockInfo, command: u16, flags: u16, offset: u64, length: u32) -> u32 {
+    let mut codes = Vec::new();
+    for is_structured in [true, false] {
+        let mut world = World::begun(info, is_structured);
+        let mut bytes = client::request(command, flags, 9, offset, length);
+        if command == command::WRITE {
+            bytes.resize(bytes.len() + length as usize, 0xee);
+        }
+        let is_whole = flags & command_flag::DF != 0;
+        let asked = Waited { command, offset, length: length as usize, is_whole };
+        let answer = ask(&mut world, is_structured, &bytes, &asked);
+        codes.push(if let Answer::Failed(code) = answer { code } else { 0 });
+        // And the next request is understood.
+        let next = client::request(command::FLUSH, 0, 10, 0, 0);
+        let asked = Waited { command: command::FLUSH, offset: 0, length: 0, is_whole: false };
+        assert_eq!(ask(&mut world, is_structured, &next, &asked), Answer::Done(Vec::new()));
+    }
+    codes[0].max(codes[1])
+}
+
+#[test]
+fn every_wrong_request_fails_with_its_own_code() {
+    let (size, sectors) = (INFO.size_bytes, BlockInfo { block_bytes: 512, ..INFO });
+    let ro = BlockInfo { is_read_only: true, ..INFO };
+    use command::{FLUSH, READ, TRIM, WRITE, WRITE_ZEROES};
+    for (info, command, flags, offset, length, code) in [
+        (INFO, READ, 0, size - 1, 1, 0),
+        (INFO, READ, 0, size - 1, 2, EINVAL),
+        (INFO, READ, 0, u64::MAX, 2, EINVAL),
+        (INFO, READ, command_flag::FUA, 0, 2, 0),
+        (INFO, READ, command_flag::NO_HOLE, 0, 2, EINVAL),
+        (INFO, READ, 0, 0, 0, 0),
+        (INFO, WRITE, 0, size - 1, 1, 0),
+        (INFO, WRITE, command_flag::FUA, 0, 1000, 0),
+        (INFO, WRITE, 0, size - 1, 2, ENOSPC),
+        (INFO, WRITE, 0, size - 1, 100_000, ENOSPC),
+        (INFO, WRITE, command_flag::DF, 0, 2, EINVAL),
+        (INFO, WRITE, 0, 0, 0, 0),
+        (INFO, WRITE_ZEROES, command_flag::NO_HOLE, 0, 10, 0),
+        (INFO, WRITE_ZEROES, 0, size, 1, ENOSPC),
+        (INFO, WRITE_ZEROES, command_flag::FAST_ZERO, 0, 10, ENOTSUP),
+        (INFO, TRIM, command_flag::FUA, 0, size as u32, 0),
+        (INFO, TRIM, 0, 1, size as u32, EINVAL),
+        (INFO, TRIM, command_flag::FAST_ZERO, 0, 1, EINVAL),
+        (INFO, FLUSH, 0, 0, 0, 0),
+        (INFO, FLUSH, 0, 0, 1, EINVAL),
+        (INFO, 5, 0, 0, 512, EINVAL),
+        (INFO, 7, 0, 0, 512, EINVAL),
+        (INFO, 99, 0, 0, 512, EINVAL),
+        (ro, READ, 0, 0, 512, 0),
+        (ro, FLUSH, 0, 0, 0, 0),
+        (ro, WRITE, 0, 0, 512, EPERM),
+        (ro, TRIM, 0, 0, 512, EPERM),
+        (ro, WRITE_ZEROES, 0, 0, 512, EPERM),
+        (sectors, READ, 0, 0, 512, 0),
+        (sectors, READ, 0, 1, 512, EINVAL),
+        (sectors, WRITE, 0, 0, 511, EINVAL),
+        (sectors, TRIM, 0, 512, 100, EINVAL),
+    ] {
+        let got = fails(info, command, flags, offset, length);
+        assert_eq!(got, code, "command {command}, flags {flags:#x}, {length} bytes at {offset} of {info:?}");
+    }
+    let huge = BlockInfo { size_bytes: 1 << 40, ..INFO };
+    let mut world = World::begun(INFO, true);
+    assert_eq!(fails_on(huge, 33 << 20), EINVAL, "longer than 32 MiB");
+    world.bad_from = Some(0);
+    let asked = Waited { command: READ, offset: 0, length: 512, is_whole: false };
+    assert_eq!(ask(&mut world, true, &client::request(READ, 0, 9, 0, 512), &asked), Answer::Failed(EIO));
+}
+
+/// A read of so many bytes from a device without any store behind: it is refused before it gets there.
+fn fails_on(info: BlockInfo, length: u32) -> u32 {
+    let mut world = World::new(exports(&[("", BlockInfo { size_bytes: 4096, ..info })]));
+    world.conn = farbus_wire::nbd::ServerConn::new(7, exports(&[("", info)]), &crate::world::LIMITS);
+    world.hear(&3u32.to_be_bytes()).unwrap();
+    world.hear(&client::option(option::EXPORT_NAME, b"")).unwrap();
+    world.listen();
+    let asked = Waited { command: command::READ, offset: 0, length: length as usize, is_whole: false };
+    match ask(&mut world, false, &client::request(command::READ, 0, 9, 0, length), &asked) {
+        Answer::Failed(code) => code,
+        Answer::Done(_) => 0,
+    }
+}
+
+#[test]
+fn a_long_read_comes_in_chunks_and_in_one_piece_where_that_is_asked() {
+    // The device takes 16 KiB at a time.
+    let length = 50_000;
+    for (is_structured, flags, chunks) in [(true, 0, 4), (true, command_flag::DF, 1), (false, 0, 0)] {
+        let mut world = World::begun(INFO, is_structured);
+        let mut expected = vec![0; length];
+        farbus_model::BlockStore::read_at(&mut world.store, 1000, &mut expected).unwrap();
+        world.hear(&client::request(command::READ, flags, 1, 1000, length as u32)).unwrap();
+        assert_eq!(world.asked.len(), 4);
+        // In the worst order.
+        while !world.held.is_empty() {
+            world.answer(world.held.len() - 1);
+        }
+        let said = world.listen();
+        let overhead = said.len() - length;
+        assert_eq!(overhead, if chunks == 0 { 16 } else { chunks * 28 });
+        let is_whole = flags & command_flag::DF != 0;
+        let waited = BTreeMap::from([(1, Waited { command: command::READ, offset: 1000, length, is_whole })]);
+        assert!(client::replies(&said, &waited, is_structured)[&1] == Answer::Done(expected));
+        if chunks > 1 {
+            let flags = u16::from_be_bytes(said[4..6].try_into().unwrap());
+            assert_eq!(flags & chunk::FLAG_DONE, 0, "the first to come is not the last");
+        }
+    }
+}
+
+#[test]
+fn a_read_that_fails_in_the_middle_fails_once() {
+    for is_structured in [true, false] {
+        let mut world = World::begun(INFO, is_structured);
+        world.bad_from = Some(20_000);
+        let asked = Waited { command: command::READ, offset: 0, length: 50_000, is_whole: false };
+        let bytes = client::request(command::READ, 0, 1, 0, 50_000);
+        assert_eq!(ask(&mut world, is_structured, &bytes, &asked), Answer::Failed(EIO));
+        assert_eq!(world.conn.in_flight(), 0);
+    }
+}
+
+#[test]
+fn a_long_write_is_under_way_before_it_has_arrived() {
+    let mut world = World::begun(INFO, true);
+    let data: Vec<u8> = (0..100_000u32).map(|at| ((at * 31) >> 3) as u8).collect();
+    let bytes = client::write(0, 1, 500, &data);
+    world.hear(&bytes[..40_000]).unwrap();
+    assert_eq!(world.asked.len(), 2, "16 KiB each");
+    world.hear(&bytes[40_000..]).unwrap();
+    assert_eq!(world.asked.len(), 7);
+    assert_eq!(world.listen().len(), 16, "one answer");
+    assert!(world.store.bytes()[500..][..data.len()] == data[..]);
+}
+
+#[test]
+fn without_credit_nothing_is_parsed_and_nothing_received() {
+    let mut world = World::begun(INFO, true);
+    let mut asked = 0;
+    while world.conn.wants_input() {
+        let bytes = client::request(command::FLUSH, 0, asked, 0, 0);
+        world.conn.receive_space()[..28].copy_from_slice(&bytes);
+        world.conn.handle_received(28);
+        while let Some(request) = world.conn.poll_request().unwrap() {
+            world.held.push(request.launch().answer(Default::default()));
+        }
+        asked += 1;
+    }
+    assert_eq!((asked, world.conn.in_flight()), (256, 256));
+    world.answer_all();
+    assert!(world.conn.wants_input());
+    assert_eq!(world.listen().len(), 256 * 16);
+}
+
+#[test]
+fn a_server_that_ends_answers_what_it_owes() {
+    let mut world = World::begun(INFO, true);
+    world.hear(&client::request(command::READ, 0, 1, 0, 4096)).unwrap();
+    let half_a_write = client::write(0, 2, 0, &[7; 40_000]);
+    world.hear(&half_a_write[..20_000]).unwrap();
+    world.conn.close();
+    assert!(!world.conn.is_finished());
+    let waited = |command, length| Waited { command, offset: 0, length, is_whole: false };
+    let both = BTreeMap::from([(1, waited(command::READ, 4096)), (2, waited(command::WRITE, 40_000))]);
+    let answers = client::replies(&world.listen(), &both, true);
+    assert!(matches!(answers[&1], Answer::Done(_)));
+    assert_eq!(answers[&2], Answer::Failed(EIO));
+    assert!(world.conn.is_finished());
+}

@@ -1,0 +1,170 @@
+//! A server over a store in memory, whose answers come when the test wants them.
+
+use std::sync::Arc;
+
+use farbus_model::block::MemoryStore;
+use farbus_model::{BlockDone, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool, Limits, Payload, StoreError};
+use farbus_wire::nbd::message::{Reject, command_flag, option, reply};
+use farbus_wire::nbd::{Export, ServerConn};
+
+use crate::client::{self, Reader};
+
+pub const LIMITS: Limits = Limits { receive_bytes: 4096, ..Limits::DEFAULT };
+
+pub const INFO: BlockInfo = BlockInfo {
+    size_bytes: 256 << 10,
+    block_bytes: 1,
+    preferred_bytes: 4096,
+    request_bytes_max: 16 << 10,
+    is_read_only: false,
+};
+
+pub fn exports(infos: &[(&str, BlockInfo)]) -> Arc<[Export]> {
+    infos
+        .iter()
+        .map(|(name, info)| Export {
+            name: (*name).into(),
+            description: format!("the disk {name:?}"),
+            info: *info,
+            zeroes_fast: false,
+        })
+        .collect()
+}
+
+pub struct World {
+    pub conn: ServerConn,
+    pub store: MemoryStore,
+    pub pool: BufferPool,
+    pub said: Vec<u8>,
+    /// What was carried out and is not told yet.
+    pub held: Vec<BlockDone>,
+    /// What was asked of the device.
+    pub asked: Vec<(BlockOp, u64, u32, bool)>,
+    /// Ranges that fail from here on.
+    pub bad_from: Option<u64>,
+}
+
+impl World {
+    pub fn new(exports: Arc<[Export]>) -> Self {
+        let size = exports[0].info.size_bytes as usize;
+        Self {
+            conn: ServerConn::new(7, exports, &LIMITS),
+            store: MemoryStore::new((0..size).map(|at| (at / 7) as u8).collect()),
+            pool: BufferPool::new(1 << 20),
+            said: Vec::new(),
+            held: Vec::new(),
+            asked: Vec::new(),
+            bad_from: None,
+        }
+    }
+
+    /// One that got past the handshake.
+    pub fn begun(info: BlockInfo, is_structured: bool) -> Self {
+        let mut world = Self::new(exports(&[("", info)]));
+        world.hear(&3u32.to_be_bytes()).unwrap();
+        if is_structured {
+            world.hear(&client::option(option::STRUCTURED_REPLY, &[])).unwrap();
+        }
+        world.hear(&client::option(option::GO, &client::go("", &[]))).unwrap();
+        let said = world.listen();
+        let mut reader = Reader(&said[18..]);
+        if is_structured {
+            assert_eq!(reader.option_reply(option::STRUCTURED_REPLY).0, reply::ACK);
+        }
+        while reader.option_reply(option::GO).0 != reply::ACK {}
+        assert!(reader.0.is_empty());
+        assert_eq!(world.conn.export(), Some(0));
+        world
+    }
+
+    /// Bytes arrive; what they ask for is carried out in the order in which it is asked, and its answer held back.
+    pub fn hear(&mut self, mut bytes: &[u8]) -> Result<(), Reject> {
+        self.carry_out()?;
+        while !bytes.is_empty() {
+            if !self.conn.wants_input() {
+                self.answer_all();
+                self.listen_on();
+                self.carry_out()?;
+                continue;
+            }
+            let space = self.conn.receive_space();
+            assert!(!space.is_empty(), "there is always room");
+            let count = space.len().min(bytes.len());
+            space[..count].copy_from_slice(&bytes[..count]);
+            self.conn.handle_received(count);
+            bytes = &bytes[count..];
+            self.carry_out()?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self) -> Result<(), Reject> {
+        while let Some(request) = self.conn.poll_request()? {
+            self.carry_out_one(request);
+        }
+        Ok(())
+    }
+
+    fn carry_out_one(&mut self, request: BlockRequest) {
+        assert_eq!(ServerConn::number_of(request.id), 7);
+        self.asked.push((request.op, request.offset, request.length, request.is_durable));
+        let (offset, length) = (request.offset, request.length as usize);
+        let payload = request.payload.clone();
+        let request = request.launch();
+        if self.bad_from.is_some_and(|from| offset + length as u64 > from) {
+            self.held.push(request.fail(StoreError::Medium));
+            return;
+        }
+        let mut brought = Payload::Empty;
+        match request.op {
+            BlockOp::Read => {
+                let mut bytes = self.pool.take(length);
+                self.store.read_at(offset, &mut bytes).unwrap();
+                brought = bytes.into();
+            }
+            BlockOp::Write => {
+                assert_eq!(payload.len(), length);
+                self.store.write_at(offset, &payload.contiguous()).unwrap();
+            }
+            BlockOp::Flush => assert_eq!((offset, length), (0, 0)),
+            BlockOp::Discard | BlockOp::WriteZeroes => self.store.discard(offset, length as u64).unwrap(),
+        }
+        self.held.push(request.answer(brought));
+    }
+
+    pub fn answer_all(&mut self) {
+        while !self.held.is_empty() {
+            self.answer(0);
+        }
+    }
+
+    /// Answers the held request at `at`, and hears on if that gave credit.
+    pub fn answer(&mut self, at: usize) {
+        let done = self.held.remove(at);
+        self.conn.complete(done, &mut self.pool);
+    }
+
+    /// Takes what the server says now.
+    pub fn listen_on(&mut self) {
+        while self.conn.backlog_bytes() > 0 {
+            let runs: Vec<u8> = self.conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+            self.conn.handle_transmitted(runs.len(), &mut self.pool);
+            self.said.extend(runs);
+        }
+    }
+
+    /// All that the server says until it has nothing more to say.
+    pub fn listen(&mut self) -> Vec<u8> {
+        loop {
+            self.listen_on();
+            self.carry_out().unwrap();
+            if self.held.is_empty() && self.conn.backlog_bytes() == 0 {
+                return std::mem::take(&mut self.said);
+            }
+            self.answer_all();
+        }
+    }
+}
+
+/// The flags that mean something with a command.
+pub const FLAGS: [u16; 5] = [0, command_flag::FUA, command_flag::NO_HOLE, command_flag::DF, command_flag::FAST_ZERO];
