@@ -153,6 +153,11 @@ impl Share {
         self.farbus.lend(&format!("127.0.0.1:{}/{device}", self.port), socket, log)
     }
 
+    /// `farbus hold` of a device that a machine has.
+    pub fn hold(&self, device: &str) -> Result<()> {
+        tool::output(self.farbus.command().args(["hold", device])).map(drop)
+    }
+
     /// `farbus type DEVICE TEXT`.
     pub fn type_text(&self, device: &str, text: &str) -> Result<()> {
         tool::output(self.farbus.command().args(["type", device, text])).map(drop)

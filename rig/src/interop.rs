@@ -63,6 +63,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("redir-zero", FARBUS_REDIR, SHARE),
     ("redir-lost-guest", FARBUS_REDIR, SHARE),
     ("redir-lost-server", FARBUS_REDIR, SHARE),
+    ("redir-migrate", FARBUS_REDIR, SHARE),
     ("usbfs-lsusb", STOCK, SHARE_USB),
     ("usbfs-killed", STOCK, SHARE_USB),
     ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),

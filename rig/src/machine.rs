@@ -143,6 +143,25 @@ impl Guest {
         monitor::execute(&self.monitor, command, arguments)
     }
 
+    /// Moves the machine to another that waits at this address, live; returns when it runs there and no more here.
+    pub fn migrate(&self, to: &str, within: Duration) -> Result<()> {
+        self.execute("migrate", &serde_json::json!({ "uri": to }))?;
+        let started = Instant::now();
+        loop {
+            let said = monitor::ask(&self.monitor, "query-migrate", &serde_json::json!({}))?;
+            match said["status"].as_str() {
+                Some("completed") => return Ok(()),
+                Some("failed" | "cancelled") => {
+                    return Err(Error::Expectation(format!("the machine did not migrate: {said}")));
+                }
+                _ if started.elapsed() > within => {
+                    return Err(Error::Expectation(format!("the machine has not migrated within {within:?}: {said}")));
+                }
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
     /// Has the script's `serve` run one of its functions, and returns what that printed.
     pub fn ask(&mut self, words: &str) -> Result<String> {
         self.begin(words)?;

@@ -14,38 +14,48 @@ pub fn command(socket: &Path, line: &str) -> Result<()> {
 
 /// Has the machine execute a command of the protocol itself.
 pub fn execute(socket: &Path, command: &str, arguments: &Value) -> Result<()> {
+    let said = ask(socket, command, arguments)?;
+    // The human monitor complains in words; silence is consent.
+    match said.as_str().map(str::trim) {
+        None | Some("") => Ok(()),
+        Some(words) => Err(Error::Expectation(format!("the machine answered {command} with: {words}"))),
+    }
+}
+
+/// The same, and what it answers.
+pub fn ask(socket: &Path, command: &str, arguments: &Value) -> Result<Value> {
     let doing = "command the machine";
     let mut stream = UnixStream::connect(socket).map_err(Error::io(doing))?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).map_err(Error::io(doing))?;
     let mut answers = BufReader::new(stream.try_clone().map_err(Error::io(doing))?).lines();
     let asked = [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})];
+    let mut last = Value::Null;
     for question in asked {
         stream.write_all(format!("{question}\n").as_bytes()).map_err(Error::io(doing))?;
-        let said = loop {
+        last = loop {
             let Some(answer) = answers.next() else {
                 return Err(Error::Expectation(format!("the machine closed its monitor at {question}")));
             };
             let answer = answer.map_err(Error::io(doing))?;
-            if let Some(said) = verdict(&answer) {
-                break said;
+            match verdict(&answer) {
+                Some(Ok(said)) => break said,
+                Some(Err(said)) => {
+                    return Err(Error::Expectation(format!("the machine answered {question} with: {said}")));
+                }
+                None => {}
             }
         };
-        if !said.is_empty() {
-            return Err(Error::Expectation(format!("the machine answered {question} with: {said}")));
-        }
     }
-    Ok(())
+    Ok(last)
 }
 
-/// What an answer complains of, nothing if it is content; `None` if it is a greeting or an event.
-fn verdict(answer: &str) -> Option<String> {
+/// What an answer says, or complains of; `None` if it is a greeting or an event.
+fn verdict(answer: &str) -> Option<std::result::Result<Value, String>> {
     let answer: Value = serde_json::from_str(answer).ok()?;
     if let Some(error) = answer.get("error") {
-        return Some(error.to_string());
+        return Some(Err(error.to_string()));
     }
-    let said = answer.get("return")?;
-    // The human monitor complains in words; silence is consent.
-    Some(said.as_str().map(|words| words.trim().to_owned()).unwrap_or_default())
+    answer.get("return").cloned().map(Ok)
 }
 
 #[cfg(test)]
@@ -53,11 +63,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn complaints_are_told_from_consent_and_events() {
-        assert_eq!(verdict(r#"{"return": {}}"#), Some(String::new()));
-        assert_eq!(verdict(r#"{"return": ""}"#), Some(String::new()));
-        assert_eq!(verdict(r#"{"return": "Error: no such device\r\n"}"#), Some("Error: no such device".into()));
-        assert!(verdict(r#"{"error": {"class": "GenericError"}}"#).unwrap().contains("GenericError"));
+    fn complaints_are_told_from_answers_and_events() {
+        assert_eq!(verdict(r#"{"return": {}}"#), Some(Ok(json!({}))));
+        assert_eq!(verdict(r#"{"return": "words"}"#), Some(Ok(json!("words"))));
+        assert!(verdict(r#"{"error": {"class": "GenericError"}}"#).unwrap().unwrap_err().contains("GenericError"));
         assert_eq!(verdict(r#"{"event": "DEVICE_DELETED"}"#), None);
         assert_eq!(verdict(r#"{"QMP": {"version": {}}}"#), None);
     }

@@ -41,6 +41,16 @@ pub enum Question {
         /// The device by name, bus id or target; `None` means whatever it is.
         device: Option<String>,
     },
+    /// Attach via redir: hold the device still, because the virtual machine that has it is about to be migrated.
+    Hold {
+        /// The device by name or target.
+        device: String,
+    },
+    /// Attach via redir: the virtual machine stays after all.
+    Resume {
+        /// The device by name or target.
+        device: String,
+    },
     /// Share: take a device back from whoever uses it.
     Release {
         /// Name or bus id.

@@ -3,11 +3,13 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Interest, Link, wait};
-use farbus_model::Limits;
+use farbus_io::link::{Clock, Interest, Link, Wake, wait};
+use farbus_io::sys::unread::is_all_read;
+use farbus_model::{Instant, Limits};
 use farbus_session::{RedirHost, Reject, RemoteDevice};
 use tracing::{debug, info, warn};
 
@@ -22,11 +24,84 @@ const GUEST: &str = "a guest";
 /// How long a guest may take to see that its device is gone, before the connection goes too.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// How long the device may take to answer what is under way, before reads that have nothing are taken back.
+const OWN_PACE: Duration = Duration::from_millis(100);
+/// How long it may take in all, and its guest to read what it is sent.
+const QUIET_WITHIN: Duration = Duration::from_secs(8);
+/// How often is looked whether it has: nothing tells.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Holds a guest's device still while the guest moves, from any thread.
+#[derive(Clone, Debug)]
+pub struct Gate(Arc<Orders>);
+
+#[derive(Debug)]
+struct Orders {
+    orders: Mutex<Vec<Order>>,
+    wake: Wake,
+}
+
+#[derive(Debug)]
+struct Order {
+    wish: Wish,
+    answer: SyncSender<Result<(), &'static str>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    Hold,
+    GoOn,
+}
+
+impl Gate {
+    fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(Orders { orders: Mutex::default(), wake: Wake::new()? })))
+    }
+
+    /// Lets everything that is under way come to rest. When this returns the guest has read all that it was sent, and may be
+    /// migrated: whoever connects when it has gone goes on with its stream.
+    ///
+    /// # Errors
+    /// What stands against it.
+    pub fn hold(&self) -> Result<(), &'static str> {
+        self.ask(Wish::Hold)
+    }
+
+    /// The guest stays where it is.
+    ///
+    /// # Errors
+    /// If nobody is held.
+    pub fn go_on(&self) -> Result<(), &'static str> {
+        self.ask(Wish::GoOn)
+    }
+
+    fn ask(&self, wish: Wish) -> Result<(), &'static str> {
+        let (answer, answered) = sync_channel(1);
+        self.0.orders.lock().unwrap_or_else(PoisonError::into_inner).push(Order { wish, answer });
+        self.0.wake.wake();
+        answered.recv_timeout(QUIET_WITHIN + Duration::from_secs(1)).unwrap_or(Err("the attachment does not answer"))
+    }
+
+    fn take(&self) -> Vec<Order> {
+        self.0.wake.clear();
+        std::mem::take(&mut *self.0.orders.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A guest that is held still.
+struct Held {
+    since: Instant,
+    /// Who waits to be told that it is.
+    asker: Option<SyncSender<Result<(), &'static str>>>,
+    has_taken_back: bool,
+}
+
 /// A device that waits for a virtual machine, serves it, and waits for the next.
 pub struct RedirAttachment {
     relay: Relay,
     place: Place,
     ender: Ender,
+    gate: Gate,
     meters: Arc<Meters>,
 }
 
@@ -49,8 +124,10 @@ impl RedirAttachment {
         let place = entrance.place().map_err(local)?;
         let host = RedirHost::new(device, Limits::DEFAULT);
         let ender = Ender::new().map_err(local)?;
-        let relay = Relay { entrance, guest: None, remote, host, clock: Clock::start(), calls: Calls::default() };
-        Ok(Self { relay, place, ender, meters: Arc::default() })
+        let gate = Gate::new().map_err(local)?;
+        let (clock, calls) = (Clock::start(), Calls::default());
+        let relay = Relay { entrance, guest: None, held: None, remote, host, clock, calls };
+        Ok(Self { relay, place, ender, gate, meters: Arc::default() })
     }
 
     /// Where it waits.
@@ -61,6 +138,11 @@ impl RedirAttachment {
     /// What ends it.
     pub fn ender(&self) -> Ender {
         self.ender.clone()
+    }
+
+    /// What holds its guest's device still.
+    pub fn gate(&self) -> Gate {
+        self.gate.clone()
     }
 
     /// Our end of the link, as the exporter sees its user.
@@ -75,7 +157,7 @@ impl RedirAttachment {
 
     /// Serves whoever connects, one after the other, until it ends.
     pub fn run(mut self) -> Ended {
-        self.relay.run(&self.ender, &self.meters)
+        self.relay.run(&self.ender, &self.gate, &self.meters)
     }
 }
 
@@ -83,6 +165,7 @@ impl RedirAttachment {
 struct Relay {
     entrance: Entrance,
     guest: Option<Link>,
+    held: Option<Held>,
     remote: Link,
     host: RedirHost<RemoteDevice>,
     clock: Clock,
@@ -98,9 +181,9 @@ enum Stop {
 }
 
 impl Relay {
-    fn run(&mut self, ender: &Ender, meters: &Meters) -> Ended {
+    fn run(&mut self, ender: &Ender, gate: &Gate, meters: &Meters) -> Ended {
         loop {
-            match self.turn(ender) {
+            match self.turn(ender, gate) {
                 Ok(()) if ender.was_asked() => return Ended::Asked,
                 Ok(()) => meters.publish(self.host.counters(), self.calls),
                 Err(stop) => {
@@ -115,10 +198,13 @@ impl Relay {
         }
     }
 
-    fn turn(&mut self, ender: &Ender) -> Result<(), Stop> {
+    fn turn(&mut self, ender: &Ender, gate: &Gate) -> Result<(), Stop> {
         let guest_full = self.serve_guest();
+        self.look_after_held();
         let remote_full = !self.flush_remote().map_err(Stop::Remote)?;
+        let is_coming_to_rest = self.held.as_ref().is_some_and(|held| held.asker.is_some());
         let timeout = self.host.poll_timeout().map(|at| span_until(at, self.clock.now()));
+        let timeout = if is_coming_to_rest { Some(LOOK_AGAIN) } else { timeout };
         // What an encrypted link has decrypted already makes no socket readable.
         let has_received = self.remote.has_received();
         self.calls.wait += 1;
@@ -126,10 +212,14 @@ impl Relay {
             Some(guest) => Interest::new(guest.as_fd(), guest_full),
             None => Interest::new(self.entrance.as_fd(), false),
         };
-        let on_ender = Interest::new(ender.wake().as_fd(), false);
-        let mut interests = [on_guest, Interest::new(self.remote.as_fd(), remote_full), on_ender];
+        let (on_ender, on_gate) =
+            (Interest::new(ender.wake().as_fd(), false), Interest::new(gate.0.wake.as_fd(), false));
+        let mut interests = [on_guest, Interest::new(self.remote.as_fd(), remote_full), on_ender, on_gate];
         wait(&mut interests, if has_received { Some(Duration::ZERO) } else { timeout }).map_err(Stop::Here)?;
-        let [on_guest, on_remote, _] = interests.map(|interest| interest.readable);
+        let [on_guest, on_remote, _, on_gate] = interests.map(|interest| interest.readable);
+        if on_gate {
+            gate.take().into_iter().for_each(|order| self.carry_out(order));
+        }
         if on_guest {
             match self.guest {
                 Some(_) => self.receive_from_guest(),
@@ -144,6 +234,68 @@ impl Relay {
             self.host.handle_timeout(now);
         }
         Ok(())
+    }
+
+    fn carry_out(&mut self, Order { wish, answer }: Order) {
+        let now = self.clock.now();
+        let result = match (wish, &self.held) {
+            (Wish::Hold, Some(_)) => Err("it is held already"),
+            (Wish::Hold, None) if self.guest.is_none() => Err("no virtual machine has it"),
+            (Wish::Hold, None) => {
+                self.host.quiesce(now);
+                self.held = Some(Held { since: now, asker: Some(answer), has_taken_back: false });
+                return;
+            }
+            (Wish::GoOn, None) => Err("it is not held"),
+            // It ended and nobody came in its place: the next one is another.
+            (Wish::GoOn, Some(_)) if self.guest.is_none() => {
+                self.dismiss();
+                Ok(())
+            }
+            (Wish::GoOn, Some(_)) => {
+                self.go_on();
+                Ok(())
+            }
+        };
+        // Whoever asked may have stopped waiting.
+        let _ = answer.try_send(result);
+    }
+
+    /// What is held comes to rest, or does not.
+    fn look_after_held(&mut self) {
+        let now = self.clock.now();
+        let Some(held) = &mut self.held else { return };
+        if held.asker.is_none() {
+            return;
+        }
+        if !held.has_taken_back && now - held.since >= OWN_PACE {
+            held.has_taken_back = true;
+            self.host.take_back_reads(now);
+        }
+        let all_read = self.guest.as_ref().is_some_and(|guest| is_all_read(guest).unwrap_or(false));
+        let is_at_rest = self.host.is_quiet() && !self.host.has_transmit() && all_read;
+        let result = match is_at_rest {
+            true => Ok(()),
+            false if now - held.since < QUIET_WITHIN => return,
+            false => Err("what is under way does not come to its end"),
+        };
+        info!(held_ms = (now - held.since).as_millis() as u64, ?result, "the virtual machine's device was held still");
+        if let Some(asker) = held.asker.take() {
+            let _ = asker.try_send(result);
+        }
+        if result.is_err() {
+            self.go_on();
+        }
+    }
+
+    /// The guest goes on, here or where it has come from now.
+    fn go_on(&mut self) {
+        if self.held.take().is_some()
+            && let Err(fault) = self.host.resume(self.clock.now())
+        {
+            warn!("{GUEST} was hung up on: {fault}");
+            self.dismiss();
+        }
     }
 
     /// Does what the guest asked and sends what it is to have; whether its socket takes no more. What the guest does wrong costs
@@ -169,9 +321,14 @@ impl Relay {
     fn welcome(&mut self) {
         match self.entrance.try_accept() {
             Ok(Some(link)) => {
-                info!(guest = link.peer(), "a virtual machine has connected");
                 self.guest = Some(link);
-                self.host.connect();
+                if self.held.is_some() {
+                    info!("the virtual machine goes on where it has moved to");
+                    self.go_on();
+                } else {
+                    info!("a virtual machine has connected");
+                    self.host.connect();
+                }
             }
             Ok(None) => {}
             Err(error) => warn!(%error, "a virtual machine could not connect"),
@@ -180,6 +337,7 @@ impl Relay {
 
     /// The guest is gone or has to go: the device is reset, and waits for the next.
     fn dismiss(&mut self) {
+        self.held = None;
         if self.guest.take().is_some() {
             let dropped = self.host.session().dropped();
             info!(dropped, "the virtual machine has disconnected; the device waits for the next");
@@ -192,6 +350,7 @@ impl Relay {
         self.calls.receive += 1;
         let was_refused = self.host.session().is_refused();
         match guest.try_receive(self.host.receive_space()) {
+            Ok(Some(0)) if self.is_on_its_way() => self.guest = None,
             Ok(Some(0)) => self.dismiss(),
             Ok(Some(count)) => self.host.handle_received(count),
             Ok(None) => {}
@@ -203,6 +362,11 @@ impl Relay {
         if !was_refused && self.host.session().is_refused() {
             warn!("the virtual machine refuses this device: its own filter (filter= of usb-redir) takes none like it");
         }
+    }
+
+    /// Whether a guest that ends its connection now has moved.
+    fn is_on_its_way(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| held.asker.is_none())
     }
 
     fn receive_from_remote(&mut self) -> Result<(), Stop> {
@@ -247,6 +411,7 @@ impl Relay {
 
     /// The device is gone: its guest is told, and has a moment to say that it saw that.
     fn say_farewell(&mut self) {
+        self.go_on();
         self.host.with_device(RemoteDevice::handle_lost);
         self.host.handle_gone(self.clock.now());
         let until = self.clock.now() + FAREWELL_TIME_MAX;

@@ -36,6 +36,11 @@ pub(super) const CASES: &[Case] = &[
         purpose: "the exporter dies in mid-transfer: the disk leaves the guest, and `farbus attach` says why",
         run: lost_server,
     },
+    Case {
+        name: "redir-migrate",
+        purpose: "a guest under load migrates live from one QEMU to another and back, --times: same device number, no reset, no error, trees check out",
+        run: migrate,
+    },
 ];
 
 /// What a guest loads to use a disk on its own controller.
@@ -51,7 +56,7 @@ fn plugged_in(lab: &Lab, share: &Share, device: &str, boot: &Boot) -> Result<(At
 /// A machine with a controller, and on it whatever is at the socket.
 fn plug_into(lab: &Lab, socket: &Path, boot: &Boot) -> Result<Guest> {
     let chardev = ["-chardev".to_owned(), format!("socket,id=far,path={}", socket.display())];
-    let hardware = [chardev.to_vec(), xhci(&["usb-redir,chardev=far,bus=hc.0"])].concat();
+    let hardware = [chardev.to_vec(), xhci(&["usb-redir,chardev=far,bus=hc.0"]), boot.hardware.clone()].concat();
     let modules = [&["virtio_mmio", "virtio_net", "xhci_pci"], boot.modules].concat();
     lab.boot(&Boot {
         script: boot.script,
@@ -59,6 +64,7 @@ fn plug_into(lab: &Lab, socket: &Path, boot: &Boot) -> Result<Guest> {
         client: Client::Redir,
         patience: boot.patience,
         variables: boot.variables,
+        role: boot.role,
         hardware,
         ..Boot::default()
     })
@@ -119,6 +125,46 @@ fn lost_server(lab: &Lab) -> Result<String> {
     expect(status.code() == Some(5), || format!("farbus attach ended with {status}"))?;
     guest.finish()?;
     Ok(format!("gone from the guest after {} ms", gone.as_millis()))
+}
+
+fn migrate(lab: &Lab) -> Result<String> {
+    let image = storage::image_with_tree(lab)?;
+    let mut share = lab.share(&[format!("disk:{}", image.display())])?;
+    let socket = lab.scratch("guest.sock");
+    let attached = share.lend("disk", &socket, &lab.log("attach.log"))?;
+    let moves = 2 * lab.times();
+    let incoming = format!("unix:{}", lab.scratch("incoming").display());
+    let boot = |role: &str, incoming: Option<&str>| {
+        let arguments = incoming.map(|at| ["-incoming".to_owned(), at.to_owned()]);
+        let variables = &[("UNTIL", (40 + 10 * moves).to_string())];
+        let script = include_str!("../../guest/redir-migrate.sh");
+        let hardware = arguments.into_iter().flatten().collect();
+        let patience = Duration::from_secs(180 + 30 * u64::from(moves));
+        let boot = Boot { script, modules: DISK_MODULES, variables, role, hardware, patience, ..Boot::default() };
+        plug_into(lab, &socket, &boot)
+    };
+    let mut guest = boot("0", None)?;
+    guest.await_word("ready")?;
+    let mut held_ms = Vec::new();
+    for place in 1..=moves {
+        std::thread::sleep(Duration::from_secs(2));
+        // It connects at once, and waits to be the one that has the device.
+        let next = boot(&place.to_string(), Some(&incoming))?;
+        std::thread::sleep(Duration::from_secs(1));
+        let start = Instant::now();
+        share.hold("disk")?;
+        guest.migrate(&incoming, Duration::from_secs(60))?;
+        guest.cut_power();
+        held_ms.push(start.elapsed().as_millis().to_string());
+        guest = next;
+    }
+    let passes = guest.await_word("done")?;
+    guest.await_word("detach")?;
+    attached.detach()?;
+    guest.finish()?;
+    share.still_runs()?;
+    storage::judge_guests_tree(lab, &image)?;
+    Ok(format!("{passes} passes of the load; held for {} ms", held_ms.join(", ")))
 }
 
 fn typing(lab: &Lab) -> Result<String> {

@@ -22,7 +22,7 @@ use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
 use crate::place::{Place, Protocol, plain_name};
-use crate::redir::RedirAttachment;
+use crate::redir::{Gate, RedirAttachment};
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
 use farbus_session::{OpStatus, Reject};
@@ -113,6 +113,20 @@ impl Via {
             Via::Kernel | Via::Fuse | Via::Auto => None,
         }
     }
+}
+
+/// Hold a virtual machine's device still before the machine is migrated, or go on if it was not.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "A machine that has a device by '--via redir' may migrate between two QEMUs of this host; the\n\
+    destination has the same options and '-incoming', and is connected to the same socket:\n  \
+    farbus hold lab3/disk        returns when nothing is under way: now migrate\n  \
+    farbus resume lab3/disk      only if the migration failed; else it goes on by itself\n\n\
+    While it is held its guest waits for the device, and nothing is lost."
+)]
+pub struct MovingArgs {
+    /// Its name, or HOST[:PORT]/DEVICE as attached.
+    device: String,
 }
 
 /// Let go of an attached device.
@@ -381,6 +395,7 @@ fn lend_to_guests(
     let attachment = RedirAttachment::over(taken, entrance)?;
     let place = attachment.place().clone();
     shown.attached(&place.to_string(), attachment.ender(), Some(attachment.meters()));
+    shown.state().gate = Some(attachment.gate());
     explain(client, target, args.reason.as_ref(), attachment.local_address());
     end_on(patience.take_signals(), attachment.ender(), || ());
     say(format!("{target} attached at {place}   (Ctrl-C or 'farbus detach' ends)"));
@@ -440,6 +455,7 @@ struct State {
     since: Option<Instant>,
     ender: Option<Ender>,
     meters: Option<Arc<Meters>>,
+    gate: Option<Gate>,
     is_ending: bool,
 }
 
@@ -461,6 +477,10 @@ impl Shown {
         (state.ender, state.meters) = (Some(ender), meters);
     }
 
+    fn gate(&self) -> Option<Gate> {
+        self.state().gate.clone()
+    }
+
     /// Whether its owner wants it to end, attached or not.
     fn is_ending(&self) -> bool {
         self.state().is_ending
@@ -477,7 +497,11 @@ impl Shown {
                 }
                 Answer::Ok(serde_json::Value::Null)
             }
+            Question::Hold { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::hold),
+            Question::Resume { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::go_on),
             Question::Version
+            | Question::Hold { .. }
+            | Question::Resume { .. }
             | Question::Detach { .. }
             | Question::Type { .. }
             | Question::Eject { .. }
@@ -509,6 +533,23 @@ impl Shown {
         let address = self.target.address.clone();
         ProcessStatus { pid: std::process::id(), role: "attach", address, devices: vec![device] }.answer()
     }
+}
+
+/// Does something with what holds a virtual machine's device still; says so where there is none.
+pub fn answer_of_gate(gate: Option<&Gate>, act: impl FnOnce(&Gate) -> Result<(), &'static str>) -> Answer {
+    match gate.map(act) {
+        Some(Ok(())) => Answer::Ok(serde_json::Value::Null),
+        Some(Err(why)) => Answer::Refused(why.to_owned()),
+        None => Answer::Refused("no virtual machine is lent this device (--via redir)".to_owned()),
+    }
+}
+
+pub fn hold(args: MovingArgs) -> Result<(), Failure> {
+    ask_owner(&args.device, Question::Hold { device: args.device.clone() })
+}
+
+pub fn resume(args: MovingArgs) -> Result<(), Failure> {
+    ask_owner(&args.device, Question::Resume { device: args.device.clone() })
 }
 
 pub fn detach(args: DetachArgs) -> Result<(), Failure> {

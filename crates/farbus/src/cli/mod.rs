@@ -48,6 +48,10 @@ enum Verb {
     List(list::Args),
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
+    /// Hold a virtual machine's device still: the machine is to be migrated.
+    Hold(attach::MovingArgs),
+    /// Let a device that is held go on: the machine was not migrated.
+    Resume(attach::MovingArgs),
     Daemon(daemon::Args),
     Nbd(nbd::Args),
     Status(owner::StatusArgs),
@@ -102,6 +106,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::List(args) => list::run(&args),
         Verb::Attach(args) => attach::attach(args),
         Verb::Detach(args) => attach::detach(args),
+        Verb::Hold(args) => attach::hold(args),
+        Verb::Resume(args) => attach::resume(args),
         Verb::Daemon(args) => daemon::run(args),
         Verb::Nbd(args) => nbd::run(&args),
         Verb::Status(args) => owner::status(&args),

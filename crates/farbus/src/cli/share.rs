@@ -321,7 +321,11 @@ pub fn answer(share: &Share, address: SocketAddr, question: Question) -> Answer 
             return ProcessStatus { pid: std::process::id(), role: "share", address: address.to_string(), devices }
                 .answer();
         }
-        Question::Version | Question::Detach { .. } | Question::Reload => return Answer::Unknown,
+        Question::Version
+        | Question::Detach { .. }
+        | Question::Hold { .. }
+        | Question::Resume { .. }
+        | Question::Reload => return Answer::Unknown,
         Question::Release { device, reason, keep_out_s } => {
             let taken = share.take_back(&device, reason.as_deref(), Duration::from_secs(keep_out_s));
             return answer_to(taken.map(|user| serde_json::json!({ "user": user })));

@@ -167,6 +167,71 @@ fn who_comes_while_another_has_it_waits() {
 }
 
 #[test]
+fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
+    let house = House::new();
+    let share = house.share(&["zero", "keyboard"]);
+    let (_attach, socket) = lend(&house, &share, "zero");
+    let refused = house.run(&["hold", "zero"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("no virtual machine has it"), "{refused:?}");
+    let mut source = Guest::connect(&socket);
+    source.configure();
+    // Waits for ever: nothing is ever said on this endpoint unless somebody asks for it; and it is answered where it goes.
+    source.say(7, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
+    source.hear_kind(|message| matches!(message, Message::Interrupt(_)));
+    let reader = std::thread::spawn(move || {
+        // QEMU reads whatever comes until it is stopped.
+        source.stream.set_read_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+        let mut bytes = [0; 4096];
+        while source.stream.read(&mut bytes).is_ok_and(|count| count > 0) {}
+        source
+    });
+    assert_eq!(house.run(&["hold", "zero"]).code, Some(0));
+    let twice = house.run(&["hold", "zero"]);
+    assert!(twice.code == Some(3) && twice.stderr.contains("held already"), "{twice:?}");
+    let mut source = reader.join().unwrap();
+    // What it said last, before it was stopped.
+    let outcome = Outcome::Success;
+    let endpoint = EpAddr::from_byte(0x81);
+    let payload = Payload::Empty;
+    source.say(8, Message::Bulk(DataPacket { endpoint, outcome, length: 512, stream: 0, payload }));
+    let stream = UnixStream::connect(&socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut there = Guest { stream, conn: Conn::continued(Side::Guest, CAPS, CAPS, &Limits::DEFAULT) };
+    drop(source);
+    let answer = there.hear_kind(|message| matches!(message, Message::Bulk(_)));
+    assert_eq!(answer.id, 8, "it is answered where it goes");
+    assert_eq!(there.bulk(9, 0x81, 1024, Payload::Empty).length, 1024);
+    assert_eq!(house.run(&["resume", "zero"]).code, Some(3), "nobody is held");
+    there.say(0, Message::StopInterruptReceiving(EpAddr::from_byte(0x82)));
+    there.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    wait_until(PATIENCE, "it is held", || house.run(&["hold", "zero"]).code == Some(0));
+    there.say(10, Message::GetConfiguration);
+    assert_eq!(house.run(&["resume", "zero"]).code, Some(0));
+    assert_eq!(there.hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. })).id, 10);
+    assert_eq!(house.run(&["hold", "nothing"]).code, Some(4));
+    // One that was to move and ended instead: whoever comes next is another.
+    assert_eq!(house.run(&["hold", "zero"]).code, Some(0));
+    drop(there);
+    assert_eq!(house.run(&["resume", "zero"]).code, Some(0));
+    Guest::connect(&socket).configure();
+}
+
+#[test]
+fn an_exporter_that_dies_while_a_guest_is_held_takes_the_device_all_the_same() {
+    let house = House::new();
+    let mut share = house.share(&["zero"]);
+    let (mut attach, socket) = lend(&house, &share, "zero");
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    assert_eq!(house.run(&["hold", "zero"]).code, Some(0));
+    guest.say(3, Message::GetConfiguration);
+    share.process.kill();
+    guest.hear_kind(|message| *message == Message::DeviceDisconnect);
+    guest.say(0, Message::DeviceDisconnectAck);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(5), "{}", attach.log());
+}
+
+#[test]
 fn what_is_typed_here_arrives_there() {
     let house = House::new();
     let share = house.share(&["keyboard"]);
@@ -262,6 +327,8 @@ fn a_daemon_lends_a_device_and_has_it_again_when_its_exporter_is_back() {
     let _daemon = Running::start(house.command(&["daemon", "--config", config.to_str().unwrap()]));
     let mut guest = Guest::connect(&socket);
     guest.configure();
+    assert_eq!(house.run(&["hold", &target]).code, Some(0), "the daemon's guests may move, too");
+    assert_eq!(house.run(&["resume", "zero"]).code, Some(0));
     share.process.kill();
     guest.hear_kind(|message| *message == Message::DeviceDisconnect);
     drop(guest);

@@ -299,6 +299,7 @@ const IOCTLS: &[(u64, u64)] = &[
     (!0, BLKPBSZGET),
     (!0, FIONBIO),
     (!0, TCGETS),
+    (!0, SIOCOUTQ),
 ];
 const BLKDISCARD: u64 = 0x1277;
 const BLKZEROOUT: u64 = 0x127f;
@@ -306,6 +307,8 @@ const BLKSSZGET: u64 = 0x1268;
 const BLKPBSZGET: u64 = 0x127b;
 /// How the standard library makes a socket wait or not.
 const FIONBIO: u64 = 0x5421;
+/// Whether what was sent has been read: [`unread`](super::unread).
+const SIOCOUTQ: u64 = 0x5411;
 /// What a log asks of its terminal.
 const TCGETS: u64 = 0x5401;
 /// `prctl`: the name and the timer slack of a thread.

@@ -15,7 +15,7 @@ use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
 use crate::place::Protocol;
-use crate::redir::RedirAttachment;
+use crate::redir::{Gate, RedirAttachment};
 
 /// The first pause; each is twice the one before.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -48,6 +48,7 @@ struct State {
     failure: Option<FailureReport>,
     ender: Option<Ender>,
     meters: Option<Arc<Meters>>,
+    gate: Option<Gate>,
     is_ending: bool,
 }
 
@@ -116,6 +117,11 @@ impl Kept {
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
         (status, state.failure.clone())
+    }
+
+    /// What holds it still while its virtual machine moves, if it has one now.
+    pub fn gate(&self) -> Option<Gate> {
+        self.shared.state().gate.clone()
     }
 
     /// Lets go of the device until [`Kept::resume`].
@@ -214,6 +220,10 @@ impl Shared {
             }
         };
         info!(target = %spec.target, %at, "attached");
+        let gate = match &had {
+            Had::Guests(attachment) => Some(attachment.gate()),
+            Had::Kernel(_) | Had::File(_) | Had::Nbd(_) => None,
+        };
         {
             let mut state = self.state();
             if state.is_ending || state.word == Word::Detached {
@@ -222,7 +232,7 @@ impl Shared {
                 state.word = Word::Attached;
             }
             (state.since, state.failure, state.at) = (Some(Instant::now()), None, at);
-            (state.ender, state.meters) = (Some(ender), meters);
+            (state.ender, state.meters, state.gate) = (Some(ender), meters, gate);
         }
         explain(&self.client, &spec.target, spec.reason.as_ref(), address);
         let ended = match had {
@@ -233,7 +243,7 @@ impl Shared {
         };
         {
             let mut state = self.state();
-            (state.since, state.ender, state.meters) = (None, None, None);
+            (state.since, state.ender, state.meters, state.gate) = (None, None, None, None);
             state.at.clear();
         }
         let target = &spec.target;

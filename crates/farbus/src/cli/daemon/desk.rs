@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
 use super::super::Failure;
+use super::super::attach::answer_of_gate;
 use super::super::owner::ProcessStatus;
 use super::super::share::{self, What, listen_failure, offer};
 use super::attachment::Kept;
@@ -22,6 +23,7 @@ use crate::broker::{Broker, Hands};
 use crate::client::{FailureReport, Target, name_of};
 use crate::control::{Answer, Question};
 use crate::nearby::Nearby;
+use crate::redir::Gate;
 use crate::share::Share;
 use crate::trust::Trust;
 use crate::usb::{self, Follower};
@@ -281,6 +283,8 @@ impl Desk {
             },
             Question::Detach { device: Some(device) } => self.detach(&device),
             Question::Detach { device: None } => Answer::Unknown,
+            Question::Hold { device } => self.with_gate(&device, Gate::hold),
+            Question::Resume { device } => self.with_gate(&device, Gate::go_on),
             other => share::answer(&self.share, SocketAddr::from(([127, 0, 0, 1], 0)), other),
         }
     }
@@ -293,6 +297,18 @@ impl Desk {
                 kept.detach();
                 Answer::Ok(Value::Null)
             }
+            None => Answer::Unknown,
+        }
+    }
+
+    /// Does something with what holds a virtual machine's device still, if there is such a device.
+    fn with_gate(&self, device: &str, act: impl FnOnce(&Gate) -> Result<(), &'static str>) -> Answer {
+        let asked = device.parse::<Target>().ok();
+        let is_it = |target: &Target| device == target.device || asked.as_ref() == Some(target);
+        // Asked with nothing held: it may take its time.
+        let gate = self.has().attachments.values().find(|kept| is_it(&kept.spec().target)).map(|kept| kept.gate());
+        match gate {
+            Some(gate) => answer_of_gate(gate.as_ref(), act),
             None => Answer::Unknown,
         }
     }

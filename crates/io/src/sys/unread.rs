@@ -1,0 +1,42 @@
+//! What was sent on a Unix socket and nobody has read yet.
+
+#![allow(unsafe_code, reason = "one ioctl that the standard library and rustix have no name for")]
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::ioctl::{Getter, Opcode, ioctl};
+
+/// `SIOCOUTQ`.
+const OUTQ: Opcode = 0x5411;
+
+/// Whether the other end of this Unix socket has read all that was sent to it. On a TCP socket: whether it has arrived there,
+/// which says less.
+///
+/// # Errors
+/// What the system says: it is no socket.
+pub fn is_all_read(socket: impl AsFd) -> io::Result<bool> {
+    // SAFETY: SIOCOUTQ writes one int, which is what the getter makes room for (linux/sockios.h, unix(7)).
+    let waiting = unsafe { ioctl(socket, Getter::<OUTQ, c_int>::new()) }?;
+    Ok(waiting == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn what_is_sent_waits_until_it_is_read() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        assert!(is_all_read(&ours).unwrap());
+        ours.write_all(b"abc").unwrap();
+        assert!(!is_all_read(&ours).unwrap());
+        theirs.read_exact(&mut [0; 2]).unwrap();
+        assert!(!is_all_read(&ours).unwrap(), "a byte is left");
+        theirs.read_exact(&mut [0; 1]).unwrap();
+        assert!(is_all_read(&ours).unwrap());
+    }
+}
