@@ -25,7 +25,7 @@ fn who_comes_second_is_told_by_whom_and_since_when() {
     assert!(second.stderr.contains(&said), "{second:?}");
     let report: serde_json::Value = serde_json::from_str(&second.stdout).unwrap();
     assert_eq!(report["failure"]["attribute"], "refused");
-    assert!(share.process.log().contains(&format!("holder=\"{user}\"")), "{}", share.process.log());
+    share.process.assert_logged(&format!("holder=\"{user}\""));
     drop(first);
     wait_until(PATIENCE, "it is free", || house.json(&["list", &share.address, "--json"])[0]["state"] == "available");
 }
@@ -90,7 +90,7 @@ fn an_owner_takes_a_device_back() {
     assert!(matches!(refused, ClientError::Refused { .. }), "kept out: {refused}");
     let history = house.run(&["status", "--history"]).stdout;
     assert!(history.contains("taken back") && history.contains("mine now"), "{history}");
-    assert!(share.process.log().contains("taken back by its owner"));
+    share.process.assert_logged("taken back by its owner");
 }
 
 #[test]

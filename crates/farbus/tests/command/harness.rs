@@ -198,6 +198,15 @@ impl Running {
         self.log.lock().unwrap().clone()
     }
 
+    /// Its log says this, now or soon: a thread of ours reads it.
+    pub fn assert_logged(&self, part: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !self.log().contains(part) {
+            assert!(Instant::now() < until, "it does not say '{part}' but\n{}", self.log());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }

@@ -213,7 +213,7 @@ fn peers_that_stop_in_mid_sentence_are_sent_away_and_disturb_nobody() {
     let took = began.elapsed();
     assert!(took > Duration::from_secs(8), "a slow peer has its time: {took:?}");
     assert!(took < Duration::from_secs(30), "{took:?}");
-    assert!(share.process.log().contains("asked for nothing"), "{}", share.process.log());
+    share.process.assert_logged("asked for nothing");
     witness.end();
 }
 

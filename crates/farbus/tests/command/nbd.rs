@@ -127,7 +127,7 @@ fn an_exporter_that_is_killed_ends_the_attachment_and_its_clients() {
     share.process.kill();
     let killed = Instant::now();
     assert_eq!(served.process.wait_for_end(PATIENCE), Some(5), "{}", served.process.log());
-    assert!(served.process.log().contains("the link was lost"), "{}", served.process.log());
+    served.process.assert_logged("the link was lost");
     // With 1, or by an assertion of libnbd's own that fails where it is hung up on with reads under way.
     assert_ne!(copy.wait_for_end(PATIENCE), Some(0), "a copy that was cut short says so");
     println!("ended after {:?}", killed.elapsed());

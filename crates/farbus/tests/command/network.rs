@@ -235,7 +235,7 @@ fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
     // Who is not on the list of those allowed learns nothing, not even that there is a farbus.
     let stranger = ask(&network.far, &["list", &daemon.address]);
     assert_eq!(stranger.code, Some(5), "{stranger:?}");
-    assert!(daemon.process.log().contains("not on the list of those allowed here"), "{}", daemon.process.log());
+    daemon.process.assert_logged("not on the list of those allowed here");
 
     daemon.process.signal(rustix::process::Signal::TERM);
     assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0));

@@ -276,7 +276,8 @@ fn a_guest_that_breaks_the_protocol_loses_its_connection_and_nobody_else_anythin
     let mut rest = Vec::new();
     let _ = hostile.read_to_end(&mut rest);
     Guest::connect(&socket).configure();
-    assert!(attach.log().contains("hung up on") && attach.log().contains("a hello comes first"), "{}", attach.log());
+    attach.assert_logged("hung up on");
+    attach.assert_logged("a hello comes first");
 }
 
 #[test]
@@ -290,7 +291,7 @@ fn an_address_serves_as_well_and_says_what_it_exposes() {
     let stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     Guest::over(stream).configure();
-    assert!(attach.log().contains("no password and no encryption"), "{}", attach.log());
+    attach.assert_logged("no password and no encryption");
     attach.signal(Signal::INT);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0));
 }

@@ -47,8 +47,7 @@ fn one_address_takes_half_of_all_connections_and_is_refused_the_rest() {
     let mut answer = [0; 8];
     one_more.read_exact(&mut answer).unwrap();
     assert_eq!(answer, [0x01, 0x11, 0x00, 0x03, 0, 0, 0, 1], "not available: refused, and said so");
-    let log = share.process.log();
-    assert!(log.contains("this peer has as many connections as are left for all others"), "{log}");
+    share.process.assert_logged("this peer has as many connections as are left for all others");
 
     // Others are not concerned: they list, and they attach.
     let listed = house.run(&["list", &share.address]);

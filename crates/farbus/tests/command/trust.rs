@@ -380,7 +380,7 @@ fn strangers_are_refused_and_noted_and_harm_nobody() {
     assert!(refused_at_once > 900, "only {refused_at_once} of a thousand");
     let lines = lab3.audit().iter().filter(|line| line["event"] == "connect").count();
     assert!(lines < 50, "{lines} lines: a flood does not fill the log");
-    assert!(share.log().contains("further ones are not mentioned"), "{}", share.log());
+    share.assert_logged("further ones are not mentioned");
     // It is known by its address; a pause is forgiven.
     thread::sleep(Duration::from_secs(7));
     desk.ok(&["list", "lab3"]);
