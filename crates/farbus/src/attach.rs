@@ -308,7 +308,7 @@ fn report_of(end: &End) -> FailureReport {
         Cause::Device => Attribute::Device,
         Cause::Network => Attribute::Network,
         Cause::Gone => Attribute::Gone,
-        Cause::Refused | Cause::Busy | Cause::Stale | Cause::Asked => Attribute::Refused,
+        Cause::Refused | Cause::Busy | Cause::Stale | Cause::Asked | Cause::Class => Attribute::Refused,
     };
     FailureReport { attribute, message: end.message.clone() }
 }

@@ -465,7 +465,7 @@ impl Client {
             }
             native::Cause::Device => ClientError::Device { target, what },
             native::Cause::Network => lost(&target.address, io::Error::other(what)),
-            native::Cause::Refused | native::Cause::Stale | native::Cause::Asked => {
+            native::Cause::Refused | native::Cause::Stale | native::Cause::Asked | native::Cause::Class => {
                 ClientError::Untrusted { address: target.to_string(), what }
             }
         }

@@ -407,7 +407,7 @@ impl<H: House> Services for Opening<'_, H> {
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
         if open.class != Class::USB {
             let message = format!("'{}' is a USB device, and was asked for as something else", open.name);
-            return Err(End { cause: Cause::Refused, message });
+            return Err(End { cause: Cause::Class, message });
         }
         let Opened { record, device, tenant, give_back } = self.house.open(self.guest, self.peer, open)?;
         self.tenants.insert(number, tenant);

@@ -73,6 +73,19 @@ impl<T: BlockStore + ?Sized> BlockStore for Box<T> {
     }
 }
 
+/// A store that several have open at once, each by a handle of its own: what one wrote, the others read. Who may write is for
+/// whoever hands them out to say.
+pub trait Medium: Send + Sync {
+    /// One more handle.
+    ///
+    /// # Errors
+    /// A sentence for a person: the system has no more descriptors.
+    fn open(&self) -> Result<Box<dyn BlockStore>, String>;
+
+    /// The size of the pieces in which it is served best, bytes: a power of two.
+    fn preferred_bytes(&self) -> u32;
+}
+
 /// What went wrong with a medium, in the words a storage command can report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreError {

@@ -26,7 +26,7 @@ pub mod trace;
 pub mod urb;
 pub mod usb;
 
-pub use block::{BlockStore, StoreError};
+pub use block::{BlockStore, Medium, StoreError};
 pub use block_device::{BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest};
 pub use definition::Definition;
 pub use descriptor::{Descriptors, Endpoint, Selection};

@@ -5,10 +5,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use farbus_model::{BlockStore, StoreError};
+use farbus_model::{BlockStore, Medium, StoreError};
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -36,8 +37,8 @@ pub struct FileStore {
     punches: bool,
     zeroes: bool,
     /// A failed fdatasync leaves lost pages marked clean, and the next one would succeed: once
-    /// durability could not be promised it is never promised again.
-    undurable: Option<StoreError>,
+    /// durability could not be promised it is never promised again, by any handle.
+    undurable: Arc<OnceLock<StoreError>>,
 }
 
 /// The blocks of a medium, bytes. Bytes anywhere may be read and written all the same: the page cache sees to it.
@@ -102,6 +103,15 @@ impl FileStore {
         self.file.into()
     }
 
+    /// One more handle on the same file: the lock is shared, and so is what is known of its durability.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let (file, path, undurable) = (self.file.try_clone()?, self.path.clone(), Arc::clone(&self.undurable));
+        Ok(Self { file, path, undurable, ..*self })
+    }
+
     fn try_open(path: &Path, read_only: bool) -> Result<Self, Trouble> {
         let is_block_device = match rustix::fs::stat(path).map(|s| FileType::from_raw_mode(s.st_mode)) {
             Ok(FileType::RegularFile) => false,
@@ -140,7 +150,7 @@ impl FileStore {
         }
         let blocks = BlockSizes::of(&file);
         let path = path.to_owned();
-        Ok(Self { file, path, size_bytes, read_only, blocks, punches: true, zeroes: true, undurable: None })
+        Ok(Self { file, path, size_bytes, read_only, blocks, punches: true, zeroes: true, undurable: Arc::default() })
     }
 
     fn check_writable(&self) -> Result<(), StoreError> {
@@ -282,13 +292,12 @@ impl BlockStore for FileStore {
         if self.read_only {
             return Ok(());
         }
-        if let Some(error) = self.undurable {
+        if let Some(&error) = self.undurable.get() {
             return Err(error);
         }
         rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file)).map_err(|errno| {
-            let error = store_error(errno);
-            self.undurable = Some(error);
-            error
+            // Whoever came first had the first word.
+            *self.undurable.get_or_init(|| store_error(errno))
         })
     }
 
@@ -302,6 +311,17 @@ impl BlockStore for FileStore {
         self.assert_inside(offset, len);
         self.check_writable()?;
         self.clear(offset, len, false)
+    }
+}
+
+impl Medium for FileStore {
+    fn open(&self) -> Result<Box<dyn BlockStore>, String> {
+        let again = self.try_clone().map_err(|error| format!("cannot open {} again: {error}", self.path.display()))?;
+        Ok(Box::new(again))
+    }
+
+    fn preferred_bytes(&self) -> u32 {
+        self.blocks.physical
     }
 }
 
@@ -587,7 +607,7 @@ mod tests {
     fn a_lost_flush_is_not_forgotten() {
         let scratch = Scratch::of_size(4096);
         let mut store = scratch.open();
-        store.undurable = Some(StoreError::NoSpace);
+        store.undurable.set(StoreError::NoSpace).unwrap();
         assert_eq!(store.flush(), Err(StoreError::NoSpace));
     }
 

@@ -6,12 +6,14 @@
 //! | [`ReadOnly`] | the device, unchangeable |
 //! | [`Range`] | a part of it, as a device of its own |
 //! | [`Scratch`] | the device as it was, with changes of one's own that go away |
+//! | [`MemoryMedium`] | memory that several have open, by a handle each |
 //! | [`Traced`] | the device; who asked what, and when it was answered, is noted |
 //!
 //! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so they stack in any order: `ReadOnly<Range<_>>` for one
 //! importer and `Scratch<_>` for another, over the same export.
 
 mod below;
+mod memory;
 mod range;
 mod read_only;
 mod scratch;
@@ -19,6 +21,7 @@ mod sparse;
 mod store;
 mod traced;
 
+pub use memory::MemoryMedium;
 pub use range::Range;
 pub use read_only::ReadOnly;
 pub use scratch::Scratch;

@@ -335,7 +335,7 @@ fn error_of(cause: Cause) -> StoreError {
     match cause {
         Cause::Network => StoreError::Lost,
         Cause::Device => StoreError::Medium,
-        Cause::Asked | Cause::Refused | Cause::Gone | Cause::Busy | Cause::Stale => StoreError::Gone,
+        Cause::Asked | Cause::Refused | Cause::Gone | Cause::Busy | Cause::Stale | Cause::Class => StoreError::Gone,
     }
 }
 

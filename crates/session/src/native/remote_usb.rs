@@ -371,7 +371,9 @@ fn descriptors_of(description: &Description) -> Result<Descriptors, Reject> {
 fn status_of(cause: Cause) -> Status {
     match cause {
         Cause::Device => Status::Protocol,
-        Cause::Asked | Cause::Network | Cause::Refused | Cause::Gone | Cause::Busy | Cause::Stale => Status::Gone,
+        Cause::Asked | Cause::Network | Cause::Refused | Cause::Gone | Cause::Busy | Cause::Stale | Cause::Class => {
+            Status::Gone
+        }
     }
 }
 

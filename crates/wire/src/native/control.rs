@@ -146,11 +146,13 @@ pub enum Cause {
     Busy,
     /// A later lease exists: whoever has it has the device.
     Stale,
+    /// It is there, but not of the class that was asked for: another may be asked for.
+    Class,
 }
 
 impl Cause {
-    const ALL: [Cause; 7] =
-        [Self::Asked, Self::Device, Self::Network, Self::Refused, Self::Gone, Self::Busy, Self::Stale];
+    const ALL: [Cause; 8] =
+        [Self::Asked, Self::Device, Self::Network, Self::Refused, Self::Gone, Self::Busy, Self::Stale, Self::Class];
 }
 
 /// Exporter: you do not get it, or it is over.
