@@ -20,8 +20,17 @@ pub struct DeviceStatus {
     /// What its interfaces are for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<String>,
+    /// Its size, bytes, if it is a block device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
     /// `available` or `in use`.
     pub state: String,
+    /// How it is used: `exclusive`, `read` (by many), `scratch` (by many, each with changes of his own).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// All who use it, if they are several; the first is the *user*.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<UserStatus>,
     /// Who uses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -40,6 +49,20 @@ pub struct DeviceStatus {
     /// What passed through since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
+}
+
+/// One of several that use a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UserStatus {
+    /// Who.
+    pub user: String,
+    /// How.
+    pub mode: String,
+    /// For how long, seconds.
+    pub used_s: f64,
+    /// What for, if it said so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// A host that waits for a device.

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use farbus_io::link::{Clock, Gathering, Link, Wake};
 use farbus_io::trust::Fingerprint;
-use farbus_model::{Device, Instant, Limits};
-use farbus_session::native::control::{Cause, Class, End, Open};
+use farbus_model::{BlockDevice, Device, Instant, Limits};
+use farbus_session::native::control::{End, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
-use farbus_session::native::{ExporterSession, LaneLimits, Served, ServedUsb, Services, exporter};
+use farbus_session::native::{ExporterSession, LaneLimits, Served, ServedBlock, ServedUsb, Services, exporter};
 use farbus_session::{DeviceRecord, Ending};
 use tracing::{debug, info, warn};
 
@@ -41,16 +41,37 @@ pub trait Tenant: Send + Sync {
     fn note_ending(&self, ending: Ending);
 }
 
-/// A device that was opened for a session, who may ask something of its attachment, and where the device goes in the end.
+/// A device that was opened for a session, and who may ask something of its attachment.
 pub struct Opened {
-    /// What it is called.
-    pub record: DeviceRecord,
     /// The device.
-    pub device: Box<dyn Device>,
+    pub face: Face,
     /// Whoever may end the attachment.
     pub tenant: Arc<dyn Tenant>,
-    /// Takes the device back.
-    pub give_back: Box<dyn FnOnce(Box<dyn Device>, Instant) + Send>,
+}
+
+/// Takes a device back.
+pub type GiveBack<D> = Box<dyn FnOnce(D, Instant) + Send>;
+
+/// As what a device was opened.
+pub enum Face {
+    /// A USB device.
+    Usb {
+        /// What it is called.
+        record: DeviceRecord,
+        /// It.
+        device: Box<dyn Device>,
+        /// Where it goes in the end.
+        give_back: GiveBack<Box<dyn Device>>,
+    },
+    /// A block device.
+    Block {
+        /// It.
+        device: Box<dyn BlockDevice>,
+        /// What to say of what is not flushed.
+        durability: u64,
+        /// Where it goes in the end.
+        give_back: GiveBack<Box<dyn BlockDevice>>,
+    },
 }
 
 /// What sessions are offered.
@@ -405,13 +426,16 @@ struct Opening<'a, H> {
 
 impl<H: House> Services for Opening<'_, H> {
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        if open.class != Class::USB {
-            let message = format!("'{}' is a USB device, and was asked for as something else", open.name);
-            return Err(End { cause: Cause::Class, message });
-        }
-        let Opened { record, device, tenant, give_back } = self.house.open(self.guest, self.peer, open)?;
+        let Opened { face, tenant } = self.house.open(self.guest, self.peer, open)?;
         self.tenants.insert(number, tenant);
-        let served = ServedUsb::new(number, device, record, self.house.limits(), give_back);
-        Ok((1, Box::new(served)))
+        let served: Box<dyn Served> = match face {
+            Face::Usb { record, device, give_back } => {
+                Box::new(ServedUsb::new(number, device, record, self.house.limits(), give_back))
+            }
+            Face::Block { device, durability, give_back } => {
+                Box::new(ServedBlock::new(number, device, durability, give_back))
+            }
+        };
+        Ok((1, served))
     }
 }

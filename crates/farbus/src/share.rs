@@ -14,24 +14,25 @@ use std::time::Duration;
 
 use farbus_io::link::{Clock, Connection, Interest, Link, Listener, Wake, wait};
 use farbus_io::trust::Protocol;
-use farbus_model::{BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
+use farbus_model::{BlockDevice, BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
+use farbus_session::block::make_durable;
 use farbus_session::claims::Claims;
 use farbus_session::native::control as native;
-use farbus_session::registry::name_of;
+use farbus_session::registry::{BlockFace, BlockRefusal, ClaimedBlock, name_of};
 use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
 use tracing::{error, info, warn};
 
 pub use crate::address::DEFAULT_PORT;
 use crate::allow::Network;
 use crate::crowd::{self, Complaint, Place, Visitor};
-pub use crate::device_status::{DeviceStatus, PastStatus, WaitingStatus};
+pub use crate::device_status::{DeviceStatus, PastStatus, UserStatus, WaitingStatus};
 use crate::door::{Door, Household};
 use crate::engine::{End, Engine, Mailbox};
 use crate::guest::Guest;
 use crate::meters::{Calls, Meters};
 use crate::questions::{Answer, Lines, Question};
 use crate::session_record::classes;
-use crate::sessions::{House, Opened, Sessions, Tenant};
+use crate::sessions::{Face, House, Opened, Sessions, Tenant};
 use crate::trust::Trust;
 
 /// An engine's stack: its frames are shallow, its buffers are on the heap.
@@ -223,6 +224,15 @@ impl Share {
     pub fn add(&self, kind: &str, device: impl Device + 'static) -> Result<DeviceRecord, ShareError> {
         let mut registry = self.shared.registry();
         registry.add(kind, Box::new(device)).cloned().ok_or(ShareError::BusFull)
+    }
+
+    /// The same of a device that is a block device, too: paired hosts see it as one, all others as the USB disk `device`.
+    ///
+    /// # Errors
+    /// [`ShareError::BusFull`].
+    pub fn add_block(&self, kind: &str, device: Box<dyn Device>, block: BlockFace) -> Result<DeviceRecord, ShareError> {
+        let mut registry = self.shared.registry();
+        registry.add_block(kind, device, block).cloned().ok_or(ShareError::BusFull)
     }
 
     /// Takes a device off the list that is gone, by its bus id on the wire. One that somebody uses goes with its session, which
@@ -472,7 +482,7 @@ impl Shared {
         }
         match (bus_id, device) {
             (Some(bus_id), Some(device)) if !device.is_gone() => {
-                self.registry().release(&bus_id, device, ending, now);
+                self.registry().release(&bus_id, &session.peer, Some(device), ending, now);
             }
             (Some(bus_id), _) => self.registry().withdraw(&bus_id),
             (None, _) => {}
@@ -532,9 +542,10 @@ impl Shared {
     /// A guest says what it needs the device for that one of its sessions holds. Says whether one does.
     fn explain(&self, guest: &Guest, device: &str, reason: &str) -> bool {
         let Ok(bus_id) = self.bus_id_of(device) else { return false };
-        let Some(session) = self.holder_of(&bus_id) else { return false };
-        let is_its_own = session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
-        is_its_own && self.registry().explain(&session.peer, reason)
+        let mut holders = self.holders_of(&bus_id).into_iter();
+        let is_its_own =
+            |session: &Arc<Session>| session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
+        holders.find(is_its_own).is_some_and(|session| self.registry().explain(&session.peer, reason))
     }
 
     /// Ends sessions of hosts that are not paired any more, or hold what they may not: whoever changed the list, and how.
@@ -577,7 +588,10 @@ impl Shared {
             speed: entry.record.speed.to_string(),
             ids: format!("{:04x}:{:04x}", entry.record.vendor, entry.record.product),
             interfaces: classes(entry.record),
+            size_bytes: entry.block.map(|block| block.info().size_bytes),
             state: if entry.holder.is_some() { "in use" } else { "available" }.to_owned(),
+            mode: entry.holder.map(|holder| holder.mode.as_str().to_owned()),
+            users: users_of(entry.claims, now),
             user: entry.holder.map(|holder| holder.who.clone()),
             used_s: entry.holder.map(|holder| (now - holder.since).as_secs_f64()),
             reason: entry.holder.and_then(|holder| holder.reason.clone()),
@@ -597,7 +611,7 @@ impl Shared {
     fn remove(&self, device: &str) -> Result<(), ShareError> {
         let bus_id = self.bus_id_of(device)?;
         if self.registry().retire(&bus_id) == Some(false) {
-            self.end_user_of(&bus_id);
+            self.end_users_of(&bus_id);
         }
         Ok(())
     }
@@ -613,25 +627,29 @@ impl Shared {
             claims.take_back(remark, until);
             who.ok_or_else(|| ShareError::NotInUse(device.to_owned()))?
         };
-        self.end_user_of(&bus_id);
+        self.end_users_of(&bus_id);
         Ok(who)
     }
 
-    /// Ends the session that uses a device and waits until the device is back, or long enough.
-    fn end_user_of(&self, bus_id: &str) {
-        let Some(session) = self.holder_of(bus_id) else { return };
-        session.is_taken_back.store(true, Ordering::Release);
-        session.end();
+    /// Ends the sessions that use a device and waits until the device is back, or long enough.
+    fn end_users_of(&self, bus_id: &str) {
+        let users = self.holders_of(bus_id);
+        for session in &users {
+            session.is_taken_back.store(true, Ordering::Release);
+            session.end();
+        }
         let sessions = self.sessions();
-        let is_there = |sessions: &mut BTreeMap<u64, Arc<Session>>| sessions.values().any(|s| Arc::ptr_eq(s, &session));
+        let is_there = |sessions: &mut BTreeMap<u64, Arc<Session>>| {
+            sessions.values().any(|session| users.iter().any(|user| Arc::ptr_eq(user, session)))
+        };
         // A device that does not become durable in time goes on trying in its session's thread.
         let _ = self.session_ended.wait_timeout_while(sessions, COMMAND_TIME_MAX, |sessions| is_there(sessions));
     }
 
-    fn holder_of(&self, bus_id: &str) -> Option<Arc<Session>> {
+    fn holders_of(&self, bus_id: &str) -> Vec<Arc<Session>> {
         let sessions = self.sessions();
-        let mut holders = sessions.values();
-        holders.find(|s| s.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(bus_id))).cloned()
+        let holds = |session: &&Arc<Session>| session.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(bus_id));
+        sessions.values().filter(holds).cloned().collect()
     }
 
     fn command(&self, device: &str, command: Command) -> Result<(), ShareError> {
@@ -645,7 +663,7 @@ impl Shared {
             }
             bus_id
         };
-        let holder = self.holder_of(&bus_id).ok_or(ShareError::Silent)?;
+        let holder = self.holders_of(&bus_id).pop().ok_or(ShareError::Silent)?;
         let (answer, answered) = mpsc::sync_channel(1);
         holder.mailbox.leave(command, answer);
         let result = answered.recv_timeout(COMMAND_TIME_MAX).map_err(|_| ShareError::Silent)?;
@@ -730,51 +748,108 @@ impl House for Shared {
     }
 
     fn open(self: &Arc<Self>, guest: &Guest, peer: &str, open: &native::Open) -> Result<Opened, native::End> {
-        let refused = |cause, message: String| native::End { cause, message };
-        let gone = || refused(native::Cause::Gone, format!("no device called '{}' is shared here", open.name));
+        let gone = || refusal(native::Cause::Gone, format!("no device called '{}' is shared here", open.name));
         let bus_id = self.bus_id_of(&open.name).map_err(|_| gone())?;
         let way = Way::Told(AtomicBool::new(false));
         let visitor = Visitor::Host(guest.fingerprint());
         let (number, session) = self
             .enter_session(way, peer.to_owned(), Some(guest.clone()), visitor)
-            .map_err(|error| refused(native::Cause::Refused, error.to_string()))?;
-        let mut offer = Offer { shared: self, session: &session };
-        match offer.claim(&bus_id) {
-            Ok((record, device)) => {
+            .map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
+        let face = match open.class {
+            native::Class::USB => self.open_usb(number, &session, &bus_id, open.mode),
+            native::Class::BLOCK => self.open_block(number, &session, &bus_id, open.mode),
+            _ => Err(refusal(native::Cause::Class, format!("'{}' is nothing of that kind", open.name))),
+        };
+        match face {
+            Ok(face) => {
                 if !open.reason.is_empty() {
                     self.registry().explain(peer, &open.reason);
                 }
-                let (shared, tenant) = (Arc::clone(self), Arc::clone(&session));
-                let give_back =
-                    move |device: Box<dyn Device>, now: Instant| shared.take_in(number, &tenant, device, now);
-                Ok(Opened { record, device, tenant: session, give_back: Box::new(give_back) })
+                Ok(Opened { face, tenant: session })
             }
-            Err(status) => {
+            Err(end) => {
                 self.end_session(number);
-                let user = self.registry().entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| {
-                    let holder = entry.holder?;
-                    Some((holder.who.clone(), (self.clock.now() - holder.since).as_secs()))
-                });
-                Err(match (status, user) {
-                    (OpStatus::Busy, Some((who, since_s))) => {
-                        refused(native::Cause::Busy, format!("in use by {who} since {since_s} s"))
-                    }
-                    (OpStatus::Busy, None) => refused(native::Cause::Busy, "somebody who waits comes first".into()),
-                    (OpStatus::NoDevice, _) => gone(),
-                    (OpStatus::DeviceError, _) => refused(native::Cause::Device, status.to_string()),
-                    _ => refused(native::Cause::Refused, status.to_string()),
-                })
+                Err(if end.cause == native::Cause::Gone { gone() } else { end })
             }
         }
     }
 }
 
+fn refusal(cause: native::Cause, message: String) -> native::End {
+    native::End { cause, message }
+}
+
 impl Shared {
-    /// A session gives a device back.
-    fn take_in(&self, number: u64, session: &Session, device: Box<dyn Device>, now: Instant) {
+    fn open_usb(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        bus_id: &str,
+        mode: native::Mode,
+    ) -> Result<Face, native::End> {
+        if mode != native::Mode::Exclusive {
+            return Err(refusal(
+                native::Cause::Refused,
+                "a USB device has one user at a time, who may change it".into(),
+            ));
+        }
+        let (record, device) = Offer { shared: self, session }.claim(bus_id).map_err(|status| match status {
+            OpStatus::Busy => self.busy(bus_id),
+            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
+            OpStatus::DeviceError => refusal(native::Cause::Device, status.to_string()),
+            _ => refusal(native::Cause::Refused, status.to_string()),
+        })?;
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let give_back = move |device: Box<dyn Device>, now| {
+            let is_gone = device.is_gone();
+            shared.take_in(number, &tenant, (!is_gone).then_some(device), is_gone, now);
+        };
+        Ok(Face::Usb { record, device, give_back: Box::new(give_back) })
+    }
+
+    fn open_block(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        bus_id: &str,
+        mode: native::Mode,
+    ) -> Result<Face, native::End> {
+        let ClaimedBlock { export, mode, .. } = Offer { shared: self, session }.claim_block(bus_id, mode)?;
+        let device = export.open(mode).map_err(|what| {
+            let now = self.clock.now();
+            self.registry().release(bus_id, &session.peer, None, Ending::Detached, now);
+            refusal(native::Cause::Device, what)
+        })?;
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let give_back = move |device: Box<dyn BlockDevice>, now| {
+            let is_gone = device.is_gone();
+            if let Err(error) = make_durable(device) {
+                warn!(peer = tenant.peer, %error, "the last writes may be lost");
+            }
+            shared.take_in(number, &tenant, None, is_gone, now);
+        };
+        Ok(Face::Block { device, durability: export.durability(), give_back: Box::new(give_back) })
+    }
+
+    /// Who has a device that somebody else wants.
+    fn busy(&self, bus_id: &str) -> native::End {
+        let registry = self.registry();
+        let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
+        let message = match holder {
+            Some(holder) => {
+                let since_s = (self.clock.now() - holder.since).as_secs();
+                format!("in use by {} ({}) since {since_s} s", holder.who, holder.mode.as_str())
+            }
+            None => "somebody who waits comes first".to_owned(),
+        };
+        refusal(native::Cause::Busy, message)
+    }
+
+    /// A session gives a device back, or what it had of it.
+    fn take_in(&self, number: u64, session: &Session, device: Option<Box<dyn Device>>, is_gone: bool, now: Instant) {
         let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
         let noted = *session.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        let ending = match (session.is_taken_back.load(Ordering::Acquire), device.is_gone()) {
+        let ending = match (session.is_taken_back.load(Ordering::Acquire), is_gone) {
             (true, _) => Ending::TakenBack,
             (_, true) => Ending::Gone,
             _ => noted.unwrap_or(Ending::Detached),
@@ -784,10 +859,10 @@ impl Shared {
             if let Some(guest) = &session.guest {
                 guest.record_detached(self.device_name(&bus_id).as_ref().unwrap_or(&bus_id));
             }
-            if device.is_gone() {
+            if is_gone {
                 self.registry().withdraw(&bus_id);
             } else {
-                self.registry().release(&bus_id, device, ending, now);
+                self.registry().release(&bus_id, &session.peer, device, ending, now);
             }
         }
         self.end_session(number);
@@ -811,6 +886,36 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
     }
 
     fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, Box<dyn Device>), OpStatus> {
+        let device = self.admit(bus_id)?;
+        let (claimed, holder) = self.claim_for(bus_id, |registry, peer, now| registry.claim(bus_id, peer, now));
+        self.note(bus_id, device.as_deref(), holder, claimed.as_ref().map(|_| "").map_err(OpStatus::to_string));
+        claimed.map(|Claimed { record, device }| (record, device))
+    }
+}
+
+impl Offer<'_> {
+    /// Takes a block device.
+    fn claim_block(&self, bus_id: &str, asked: native::Mode) -> Result<ClaimedBlock, native::End> {
+        let device = self.admit(bus_id).map_err(|status| match status {
+            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
+            _ => refusal(native::Cause::Refused, status.to_string()),
+        })?;
+        let (claimed, holder) =
+            self.claim_for(bus_id, |registry, peer, now| registry.claim_block(bus_id, peer, asked, now));
+        // Its importer asks for the USB device next: no word of it.
+        if !matches!(claimed, Err(BlockRefusal::Class)) {
+            let outcome = claimed.as_ref().map(|claimed| claimed.mode.as_str()).map_err(|_| OpStatus::Busy.to_string());
+            self.note(bus_id, device.as_deref(), holder, outcome);
+        }
+        claimed.map_err(|refused| match refused {
+            BlockRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
+            BlockRefusal::Class => refusal(native::Cause::Class, "it is a USB device and no block device".to_owned()),
+            BlockRefusal::Busy => self.shared.busy(bus_id),
+        })
+    }
+
+    /// Whether the peer may ask for this device at all; for a paired host, what it is called.
+    fn admit(&self, bus_id: &str) -> Result<Option<String>, OpStatus> {
         if self.shared.is_stopping() {
             return Err(OpStatus::NotAvailable);
         }
@@ -826,31 +931,17 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
             }
             return Err(OpStatus::NotAvailable);
         }
-        let (claimed, holder) = self.claim_for(bus_id, peer);
-        match claimed {
-            Ok(claimed) => {
-                info!(device = bus_id, peer, "attached");
-                if let Some((guest, device)) = guest {
-                    guest.record_attached(&device);
-                }
-                Ok((claimed.record, claimed.device))
-            }
-            Err(status) => {
-                info!(device = bus_id, peer, %status, holder, "refused");
-                if let Some((guest, device)) = guest {
-                    guest.record_refused(&device, &status.to_string());
-                }
-                Err(status)
-            }
-        }
+        Ok(guest.map(|(_, device)| device))
     }
-}
 
-impl Offer<'_> {
     /// Claims a device, and says who has it if it cannot be had.
-    fn claim_for(&self, bus_id: &str, peer: &str) -> (Result<Claimed, OpStatus>, String) {
+    fn claim_for<T, E>(
+        &self,
+        bus_id: &str,
+        claim: impl FnOnce(&mut Registry, &str, Instant) -> Result<T, E>,
+    ) -> (Result<T, E>, String) {
         let mut registry = self.shared.registry();
-        let claimed = registry.claim(bus_id, peer, self.shared.clock.now());
+        let claimed = claim(&mut registry, &self.session.peer, self.shared.clock.now());
         if claimed.is_ok() {
             // Before the registry is let go of: whoever takes the device back finds its session.
             *self.session.bus_id.lock().expect("no session panics") = Some(bus_id.to_owned());
@@ -858,6 +949,36 @@ impl Offer<'_> {
         let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
         (claimed, holder.map_or("nobody", |holder| holder.who.as_str()).to_owned())
     }
+
+    /// What came of a claim, for the log and a guest's record.
+    fn note(&self, bus_id: &str, device: Option<&str>, holder: String, outcome: Result<&str, String>) {
+        let (peer, guest) = (&self.session.peer, self.session.guest.as_ref().zip(device));
+        match outcome {
+            Ok(mode) => {
+                info!(device = bus_id, peer, mode, "attached");
+                if let Some((guest, device)) = guest {
+                    guest.record_attached(device);
+                }
+            }
+            Err(status) => {
+                info!(device = bus_id, peer, status, holder, "refused");
+                if let Some((guest, device)) = guest {
+                    guest.record_refused(device, &status);
+                }
+            }
+        }
+    }
+}
+
+/// Everybody who uses it, where that may be more than one.
+fn users_of(claims: &Claims, now: Instant) -> Vec<UserStatus> {
+    let status = |holder: &farbus_session::claims::Holder| UserStatus {
+        user: holder.who.clone(),
+        mode: holder.mode.as_str().to_owned(),
+        used_s: (now - holder.since).as_secs_f64(),
+        reason: holder.reason.clone(),
+    };
+    claims.holders().iter().filter(|_| claims.holders().len() > 1).map(status).collect()
 }
 
 fn waiting_of(claims: &Claims, now: Instant) -> Vec<WaitingStatus> {
