@@ -4,19 +4,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Connection, Interest, Link, Listener, Wake, wait};
+use farbus_io::link::{Clock, Connection, Link, Listener};
 use farbus_io::trust::Protocol;
 use farbus_model::{BlockDevice, BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
 use farbus_session::block::make_durable;
-use farbus_session::claims::Claims;
 use farbus_session::native::control as native;
 use farbus_session::registry::{BlockFace, BlockRefusal, ClaimedBlock, name_of};
 use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
@@ -29,9 +27,9 @@ pub use crate::device_status::{DeviceStatus, PastStatus, UserStatus, WaitingStat
 use crate::door::{Door, Household};
 use crate::engine::{End, Engine, Mailbox};
 use crate::guest::Guest;
+use crate::listening::Listening;
 use crate::meters::{Calls, Meters};
 use crate::questions::{Answer, Lines, Question};
-use crate::session_record::classes;
 use crate::sessions::{Face, House, Opened, Sessions, Tenant};
 use crate::trust::Trust;
 
@@ -66,39 +64,6 @@ struct Shared {
     clock: Clock,
     limits: Limits,
     trace: Mutex<Option<File>>,
-}
-
-/// One address that is listened at.
-struct Listening {
-    listener: Listener,
-    address: SocketAddr,
-    /// Who may connect; `None` is everybody.
-    allowed: Mutex<Option<Vec<Network>>>,
-    is_closed: AtomicBool,
-    wake: Wake,
-}
-
-impl Listening {
-    fn new(listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<Self> {
-        let address = listener.address()?;
-        let (allowed, is_closed, wake) = (Mutex::new(allowed), AtomicBool::new(false), Wake::new()?);
-        Ok(Self { listener, address, allowed, is_closed, wake })
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::Acquire)
-    }
-
-    fn admits(&self, address: IpAddr) -> bool {
-        let allowed = self.allowed.lock().expect("no listener panics");
-        allowed.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(address)))
-    }
-
-    fn close(&self) {
-        self.is_closed.store(true, Ordering::Release);
-        self.listener.shut_down();
-        self.wake.wake();
-    }
 }
 
 /// One connection.
@@ -258,7 +223,7 @@ impl Share {
     pub fn listen_on(&self, listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<SocketAddr> {
         listener.never_wait()?;
         let listening = Arc::new(Listening::new(listener, allowed)?);
-        let address = listening.address;
+        let address = listening.address();
         let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&listening));
         thread::Builder::new()
             .name("listen".into())
@@ -271,15 +236,15 @@ impl Share {
     /// Who may connect to `address` from now on; connections that are there stay. `None`: everybody.
     pub fn allow(&self, address: SocketAddr, allowed: Option<Vec<Network>>) {
         let listeners = self.shared.listeners.lock().expect("no listener panics");
-        for listening in listeners.iter().filter(|listening| listening.address == address) {
-            listening.allowed.lock().expect("no listener panics").clone_from(&allowed);
+        for listening in listeners.iter().filter(|listening| listening.address() == address) {
+            listening.allow(allowed.clone());
         }
     }
 
     /// Listens at `address` no more; connections that came through it stay.
     pub fn close(&self, address: SocketAddr) {
         let mut listeners = self.shared.listeners.lock().expect("no listener panics");
-        listeners.extract_if(.., |listening| listening.address == address).for_each(|listening| listening.close());
+        listeners.extract_if(.., |listening| listening.address() == address).for_each(|listening| listening.close());
     }
 
     /// Takes a device (by name or bus id) off the lists; a session that uses it is ended first.
@@ -326,7 +291,7 @@ impl Share {
         let (for_recheck, shared) = (trust.clone(), Arc::clone(&self.shared));
         spawn("recheck").spawn(move || shared.recheck(&for_recheck))?;
         let door = Arc::new(Door::new(trust, Arc::clone(&self.shared)));
-        spawn("listen-secure").spawn(move || door.accept_all(&listening.listener, || listening.is_closed()))?;
+        spawn("listen-secure").spawn(move || door.accept_all(listening.listener(), || listening.is_closed()))?;
         self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
         Ok(())
     }
@@ -377,14 +342,10 @@ impl Shared {
 
     fn accept_all(self: &Arc<Self>, listening: &Listening) {
         while !self.is_stopping() && !listening.is_closed() {
-            let mut interests =
-                [Interest::new(listening.listener.as_fd(), false), Interest::new(listening.wake.as_fd(), false)];
-            // Whatever is wrong with the socket, the next call says.
-            let _ = wait(&mut interests, None);
-            match listening.listener.accept() {
+            match listening.accept() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(connection) if !listening.admits(connection.from.ip()) => {
-                    warn!(from = %connection.from, at = %listening.address, "not on the list of those allowed here");
+                    warn!(from = %connection.from, at = %listening.address(), "not on the list of those allowed here");
                 }
                 Ok(connection) => {
                     let from = connection.from;
@@ -581,25 +542,8 @@ impl Shared {
         };
         let now = self.clock.now();
         let registry = self.registry();
-        let entries = registry.entries().map(|entry| DeviceStatus {
-            name: entry.name.to_owned(),
-            bus_id: entry.record.bus_id.clone(),
-            title: entry.title.to_owned(),
-            speed: entry.record.speed.to_string(),
-            ids: format!("{:04x}:{:04x}", entry.record.vendor, entry.record.product),
-            interfaces: classes(entry.record),
-            size_bytes: entry.block.map(|block| block.info().size_bytes),
-            state: if entry.holder.is_some() { "in use" } else { "available" }.to_owned(),
-            mode: entry.holder.map(|holder| holder.mode.as_str().to_owned()),
-            users: users_of(entry.claims, now),
-            user: entry.holder.map(|holder| holder.who.clone()),
-            used_s: entry.holder.map(|holder| (now - holder.since).as_secs_f64()),
-            reason: entry.holder.and_then(|holder| holder.reason.clone()),
-            waiting: waiting_of(entry.claims, now),
-            history: history_of(entry.claims, now),
-            meters: meters_of(&entry.record.bus_id),
-        });
-        entries.collect()
+        let entries = registry.entries();
+        entries.map(|entry| DeviceStatus::of(&entry, meters_of(&entry.record.bus_id), now)).collect()
     }
 
     fn bus_id_of(&self, device: &str) -> Result<String, ShareError> {
@@ -968,37 +912,6 @@ impl Offer<'_> {
             }
         }
     }
-}
-
-/// Everybody who uses it, where that may be more than one.
-fn users_of(claims: &Claims, now: Instant) -> Vec<UserStatus> {
-    let status = |holder: &farbus_session::claims::Holder| UserStatus {
-        user: holder.who.clone(),
-        mode: holder.mode.as_str().to_owned(),
-        used_s: (now - holder.since).as_secs_f64(),
-        reason: holder.reason.clone(),
-    };
-    claims.holders().iter().filter(|_| claims.holders().len() > 1).map(status).collect()
-}
-
-fn waiting_of(claims: &Claims, now: Instant) -> Vec<WaitingStatus> {
-    let status = |waiting: &farbus_session::claims::Waiting| WaitingStatus {
-        host: waiting.host.clone(),
-        waits_s: (now - waiting.since).as_secs_f64(),
-    };
-    claims.queue(now).map(status).collect()
-}
-
-fn history_of(claims: &Claims, now: Instant) -> Vec<PastStatus> {
-    let status = |past: &farbus_session::claims::Past| PastStatus {
-        user: past.holder.who.clone(),
-        reason: past.holder.reason.clone(),
-        used_s: (past.until - past.holder.since).as_secs_f64(),
-        ago_s: (now - past.until).as_secs_f64(),
-        ended: past.ending.as_str().to_owned(),
-        remark: past.remark.clone(),
-    };
-    claims.history().rev().map(status).collect()
 }
 
 fn ending_of(end: &End) -> Ending {
