@@ -20,7 +20,6 @@ use tracing::{debug, info, warn};
 
 use crate::engine::{Mailbox, span_until};
 use crate::greeting;
-use crate::guest::Guest;
 
 /// How long a greeting may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
@@ -76,17 +75,23 @@ pub enum Face {
 
 /// What sessions are offered.
 pub trait House: Send + Sync + 'static {
+    /// Whoever has a session, while it has one.
+    type Caller: Tenant + 'static;
+
     /// The time there.
     fn clock(&self) -> Clock;
 
     /// What one session may hold.
     fn limits(&self) -> Limits;
 
-    /// Opens a device for `guest`, called `peer`.
+    /// The key of a caller; none where it came without one.
+    fn key(caller: &Self::Caller) -> Option<Fingerprint>;
+
+    /// Opens a device for `caller`, who is called `peer` now.
     ///
     /// # Errors
     /// [`End`]: why not.
-    fn open(self: &Arc<Self>, guest: &Guest, peer: &str, open: &Open) -> Result<Opened, End>;
+    fn open(self: &Arc<Self>, caller: &Self::Caller, peer: &str, open: &Open) -> Result<Opened, End>;
 }
 
 /// The sessions that are there.
@@ -97,7 +102,8 @@ pub struct Sessions {
 
 /// Links on their way to a session's thread.
 struct Inbox {
-    owner: Fingerprint,
+    /// None: whoever knows its name may have it, over a link without encryption.
+    owner: Option<Fingerprint>,
     links: Mutex<Vec<(Link, Hello)>>,
     wake: Wake,
 }
@@ -119,20 +125,14 @@ impl Sessions {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A paired host is on the line: a session begins and is served until it ends, or a link more is handed over.
+    /// Somebody is on the line who speaks it: a session begins and is served until it ends, or a link more is handed over.
     ///
     /// # Errors
     /// The link was lost before a session had it.
-    pub fn serve<H: House>(
-        &self,
-        house: &Arc<H>,
-        link: Link,
-        guest: &Guest,
-        tenant: &Arc<dyn Tenant>,
-    ) -> io::Result<()> {
+    pub fn serve<H: House>(&self, house: &Arc<H>, link: Link, caller: &Arc<H::Caller>) -> io::Result<()> {
         let hello = greeting::hear_hello(&link, GREETING_TIME_MAX)?;
         if hello.standing.session != SessionId::NONE {
-            return self.hand_over(link, hello, guest);
+            return self.hand_over(link, hello, H::key(caller));
         }
         let id = SessionId(random());
         let limits = LaneLimits::DEFAULT;
@@ -141,20 +141,20 @@ impl Sessions {
             Ok(begun) => begun,
             Err(refusal) => return greeting::welcome(&link, &refusal, GREETING_TIME_MAX),
         };
-        let inbox = Inbox { owner: guest.fingerprint(), links: Mutex::default(), wake: Wake::new()? };
+        let inbox = Inbox { owner: H::key(caller), links: Mutex::default(), wake: Wake::new()? };
         let inbox = Arc::new(inbox);
         self.table().insert(id, Arc::clone(&inbox));
         let greeted = greeting::welcome(&link, &welcome, GREETING_TIME_MAX);
-        let engine = Engine::new(house, session, link, guest, tenant, &inbox);
+        let engine = Engine::new(house, session, link, caller, &inbox);
         let served = greeted.and(engine).map(Engine::run);
         self.table().remove(&id);
         served
     }
 
     /// The session's thread is told; one that is not there, or another host's, is not known.
-    fn hand_over(&self, link: Link, hello: Hello, guest: &Guest) -> io::Result<()> {
+    fn hand_over(&self, link: Link, hello: Hello, key: Option<Fingerprint>) -> io::Result<()> {
         let inbox = self.table().get(&hello.standing.session).cloned();
-        match inbox.filter(|inbox| inbox.owner == guest.fingerprint()) {
+        match inbox.filter(|inbox| inbox.owner == key) {
             Some(inbox) => {
                 inbox.links.lock().unwrap_or_else(PoisonError::into_inner).push((link, hello));
                 inbox.wake.wake();
@@ -169,15 +169,14 @@ impl Sessions {
 }
 
 /// One session's thread.
-struct Engine<'a, H> {
+struct Engine<'a, H: House> {
     house: &'a Arc<H>,
     session: ExporterSession,
     link: Option<Link>,
     /// Whether the link takes no more for now.
     is_blocked: bool,
-    guest: &'a Guest,
+    caller: &'a Arc<H::Caller>,
     peer: String,
-    tenant: &'a Arc<dyn Tenant>,
     tenants: BTreeMap<u16, Arc<dyn Tenant>>,
     inbox: &'a Inbox,
     all: Gathering,
@@ -199,15 +198,14 @@ impl<'a, H: House> Engine<'a, H> {
         house: &'a Arc<H>,
         session: ExporterSession,
         link: Link,
-        guest: &'a Guest,
-        tenant: &'a Arc<dyn Tenant>,
+        caller: &'a Arc<H::Caller>,
         inbox: &'a Inbox,
     ) -> io::Result<Self> {
         let (peer, clock) = (link.peer().to_owned(), house.clock());
         let all = Gathering::new()?;
         let tenants = BTreeMap::new();
         let link = Some(link);
-        let engine = Self { house, session, link, is_blocked: false, guest, peer, tenant, tenants, inbox, all, clock };
+        let engine = Self { house, session, link, is_blocked: false, caller, peer, tenants, inbox, all, clock };
         engine.watch_all()?;
         Ok(engine)
     }
@@ -245,7 +243,7 @@ impl<'a, H: House> Engine<'a, H> {
     /// Does what can be done, sends what can be sent, waits for what comes next.
     fn turn(&mut self) -> io::Result<Option<Last>> {
         self.take_links()?;
-        if let Some(end) = self.tenant.end() {
+        if let Some(end) = self.caller.end() {
             let now = self.clock.now();
             for number in self.tenants.keys() {
                 self.session.close(now, *number, &end);
@@ -283,7 +281,7 @@ impl<'a, H: House> Engine<'a, H> {
 
     fn watch_all(&self) -> io::Result<()> {
         self.all.watch(self.inbox.wake.as_fd(), false)?;
-        self.all.watch(self.tenant.mailbox().as_fd(), false)?;
+        self.all.watch(self.caller.mailbox().as_fd(), false)?;
         for tenant in self.tenants.values() {
             self.all.watch(tenant.mailbox().as_fd(), false)?;
         }
@@ -354,7 +352,7 @@ impl<'a, H: House> Engine<'a, H> {
                     self.session.handle_received(count);
                     let (now, house) = (self.clock.now(), self.house);
                     let mut opening =
-                        Opening { house, guest: self.guest, peer: &self.peer, tenants: &mut self.tenants };
+                        Opening { house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
                     if let Err(reject) = self.session.advance(now, &mut opening) {
                         warn!(peer = self.peer, %reject, "the session was cut off");
                         return false;
@@ -400,7 +398,7 @@ impl<'a, H: House> Engine<'a, H> {
     }
 
     fn carry_out_orders(&mut self) {
-        self.tenant.mailbox().clear();
+        self.caller.mailbox().clear();
         let now = self.clock.now();
         let mut ended = Vec::new();
         for (&number, tenant) in &self.tenants {
@@ -417,16 +415,16 @@ impl<'a, H: House> Engine<'a, H> {
 }
 
 /// What a session's importer may open.
-struct Opening<'a, H> {
+struct Opening<'a, H: House> {
     house: &'a Arc<H>,
-    guest: &'a Guest,
+    caller: &'a H::Caller,
     peer: &'a str,
     tenants: &'a mut BTreeMap<u16, Arc<dyn Tenant>>,
 }
 
 impl<H: House> Services for Opening<'_, H> {
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        let Opened { face, tenant } = self.house.open(self.guest, self.peer, open)?;
+        let Opened { face, tenant } = self.house.open(self.caller, self.peer, open)?;
         self.tenants.insert(number, tenant);
         let served: Box<dyn Served> = match face {
             Face::Usb { record, device, give_back } => {

@@ -12,10 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Connection, Link, Listener};
-use farbus_io::trust::Protocol;
+use farbus_io::trust::{Fingerprint, Protocol};
 use farbus_model::{BlockDevice, BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
 use farbus_session::block::make_durable;
-use farbus_session::native::control as native;
+use farbus_session::native::{control as native, hello};
 use farbus_session::registry::{BlockFace, BlockRefusal, ClaimedBlock, name_of};
 use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
 use tracing::{error, info, warn};
@@ -26,6 +26,7 @@ use crate::crowd::{self, Complaint, Place, Visitor};
 pub use crate::device_status::{DeviceStatus, PastStatus, UserStatus, WaitingStatus};
 use crate::door::{Door, Household};
 use crate::engine::{End, Engine, Mailbox};
+use crate::greeting;
 use crate::guest::Guest;
 use crate::listening::Listening;
 use crate::meters::{Calls, Meters};
@@ -37,6 +38,8 @@ use crate::trust::Trust;
 const STACK_BYTES: usize = 256 << 10;
 /// How long an owner waits for a device's answer to a command.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long whoever connects may take to say the first byte.
+const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long sessions may take to make their devices durable when sharing ends.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
 
@@ -68,7 +71,9 @@ struct Shared {
 
 /// One connection.
 struct Session {
-    way: Way,
+    /// The link that it is, and ends with; none if it belongs to a session, or is one, whose thread is told.
+    link: Mutex<Option<Link>>,
+    is_told: AtomicBool,
     /// Its peer, as people write it.
     peer: String,
     /// The paired host that it is, on an encrypted link.
@@ -83,23 +88,18 @@ struct Session {
     ending: Mutex<Option<Ending>>,
 }
 
-/// How a connection is ended from outside.
-enum Way {
-    /// It is the only one on its link, and ends with it.
-    Link(Link),
-    /// It belongs to a session, or is one, whose thread is told.
-    Told(AtomicBool),
-}
-
 impl Session {
     fn end(&self) {
-        match &self.way {
-            Way::Link(link) => link.shut_down(),
-            Way::Told(is_told) => {
-                is_told.store(true, Ordering::Release);
-                self.mailbox.wake();
-            }
+        self.is_told.store(true, Ordering::Release);
+        match &*self.link.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(link) => link.shut_down(),
+            None => self.mailbox.wake(),
         }
+    }
+
+    /// It goes on when its link ends.
+    fn outlive_link(&self) {
+        *self.link.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -109,8 +109,7 @@ impl Tenant for Session {
     }
 
     fn end(&self) -> Option<native::End> {
-        let Way::Told(is_told) = &self.way else { return None };
-        is_told.load(Ordering::Acquire).then(|| {
+        self.is_told.load(Ordering::Acquire).then(|| {
             let message = match self.is_taken_back.load(Ordering::Acquire) {
                 true => "taken back by its owner",
                 false => "not shared with you any more",
@@ -367,13 +366,13 @@ impl Shared {
 
     fn begin_session(self: &Arc<Self>, connection: Connection) -> io::Result<()> {
         let link = connection.link.try_clone()?;
-        let (way, peer) = (Way::Link(connection.link), link.peer().to_owned());
-        let (number, session) = self.enter_session(way, peer, None, Visitor::from(connection.from.ip()))?;
+        let (of_its_own, peer) = (Some(connection.link), link.peer().to_owned());
+        let (number, session) = self.enter_session(of_its_own, peer, None, Visitor::from(connection.from.ip()))?;
         let shared = Arc::clone(self);
         let spawned = thread::Builder::new()
             .name(format!("session-{number}"))
             .stack_size(STACK_BYTES)
-            .spawn(move || shared.serve(number, &session, &link));
+            .spawn(move || shared.serve_either(number, &session, link));
         if let Err(error) = spawned {
             self.end_session(number);
             return Err(error);
@@ -384,7 +383,7 @@ impl Shared {
     /// Counts a connection among the sessions; [`Shared::serve`] ends it.
     fn enter_session(
         &self,
-        way: Way,
+        link: Option<Link>,
         peer: String,
         guest: Option<Guest>,
         visitor: Visitor,
@@ -393,7 +392,8 @@ impl Shared {
         let present = sessions.values().map(|session| (session.visitor, session.place));
         let place = crowd::place(visitor, present).map_err(io::Error::other)?;
         let session = Session {
-            way,
+            link: Mutex::new(link),
+            is_told: AtomicBool::new(false),
             peer,
             guest,
             visitor,
@@ -414,11 +414,31 @@ impl Shared {
         self.session_ended.notify_all();
     }
 
-    /// The whole life of a connection, on its own thread.
-    fn serve(self: Arc<Self>, number: u64, session: &Session, link: &Link) {
+    /// The whole life of a connection without encryption, on its own thread: its first byte says which tongue it speaks.
+    fn serve_either(self: Arc<Self>, number: u64, session: &Arc<Session>, link: Link) {
+        let since = self.clock.now();
+        let has_begun = greeting::await_first_byte(&link, GREETING_TIME_MAX);
+        if matches!(has_begun, Ok(Some(first)) if first == hello::MAGIC[0]) {
+            self.serve_session(number, session, link);
+        } else {
+            // Nothing at all, and every trouble of the link, are that protocol's to report.
+            self.serve(number, session, &link, since);
+        }
+    }
+
+    fn serve_session(self: Arc<Self>, number: u64, session: &Arc<Session>, link: Link) {
+        session.outlive_link();
+        if let Err(error) = self.native.serve(&self, link, session) {
+            info!(peer = session.peer, %error, "a link of a session was lost in its greeting");
+        }
+        self.end_session(number);
+    }
+
+    /// The whole life of a connection that speaks USB/IP, on its own thread.
+    fn serve(self: Arc<Self>, number: u64, session: &Session, link: &Link, since: Instant) {
         let mut engine = Engine {
             link,
-            exporter: Exporter::new(self.clock.now(), self.limits),
+            exporter: Exporter::new(since, self.limits),
             offers: Offer { shared: &self, session },
             clock: self.clock,
             mailbox: &session.mailbox,
@@ -651,14 +671,17 @@ impl Household for Shared {
     }
 
     fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()> {
-        let way = match protocol {
-            Protocol::Session => Way::Told(AtomicBool::new(false)),
-            _ => Way::Link(link.try_clone()?),
+        let of_its_own = match protocol {
+            Protocol::Session => None,
+            _ => Some(link.try_clone()?),
         };
         let (peer, visitor) = (link.peer().to_owned(), Visitor::Host(guest.fingerprint()));
-        let (number, session) = self.enter_session(way, peer, Some(guest), visitor)?;
+        let (number, session) = self.enter_session(of_its_own, peer, Some(guest), visitor)?;
         match protocol {
-            Protocol::UsbIp => self.serve(number, &session, &link),
+            Protocol::UsbIp => {
+                let since = self.clock.now();
+                self.serve(number, &session, &link, since);
+            }
             Protocol::Control => {
                 if let Err(error) = self.answer_questions(&session, &link) {
                     info!(peer = session.peer, %error, "its questions ended");
@@ -666,15 +689,7 @@ impl Household for Shared {
                 link.shut_down();
                 self.end_session(number);
             }
-            Protocol::Session => {
-                if let Some(guest) = &session.guest
-                    && let Err(error) =
-                        self.native.serve(&self, link, guest, &(Arc::clone(&session) as Arc<dyn Tenant>))
-                {
-                    info!(peer = session.peer, %error, "a link of a session was lost in its greeting");
-                }
-                self.end_session(number);
-            }
+            Protocol::Session => self.serve_session(number, &session, link),
             // Not offered here: ALPN has refused it.
             Protocol::Pairing => self.end_session(number),
         }
@@ -683,6 +698,12 @@ impl Household for Shared {
 }
 
 impl House for Shared {
+    type Caller = Session;
+
+    fn key(caller: &Session) -> Option<Fingerprint> {
+        caller.guest.as_ref().map(Guest::fingerprint)
+    }
+
     fn clock(&self) -> Clock {
         self.clock
     }
@@ -691,13 +712,11 @@ impl House for Shared {
         self.limits
     }
 
-    fn open(self: &Arc<Self>, guest: &Guest, peer: &str, open: &native::Open) -> Result<Opened, native::End> {
+    fn open(self: &Arc<Self>, caller: &Session, peer: &str, open: &native::Open) -> Result<Opened, native::End> {
         let gone = || refusal(native::Cause::Gone, format!("no device called '{}' is shared here", open.name));
         let bus_id = self.bus_id_of(&open.name).map_err(|_| gone())?;
-        let way = Way::Told(AtomicBool::new(false));
-        let visitor = Visitor::Host(guest.fingerprint());
         let (number, session) = self
-            .enter_session(way, peer.to_owned(), Some(guest.clone()), visitor)
+            .enter_session(None, peer.to_owned(), caller.guest.clone(), caller.visitor)
             .map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
         let face = match open.class {
             native::Class::USB => self.open_usb(number, &session, &bus_id, open.mode),
