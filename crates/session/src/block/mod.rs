@@ -7,18 +7,23 @@
 //! | [`Range`] | a part of it, as a device of its own |
 //! | [`Scratch`] | the device as it was, with changes of one's own that go away |
 //! | [`MemoryMedium`] | memory that several have open, by a handle each |
+//! | [`Switch`] | a medium behind which another may be put while it is in use, which [`Swap`] does |
 //! | [`Traced`] | the device; who asked what, and when it was answered, is noted |
 //!
 //! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so they stack in any order: `ReadOnly<Range<_>>` for one
 //! importer and `Scratch<_>` for another, over the same export.
 
 mod below;
+mod granules;
 mod memory;
 mod range;
+mod rate;
 mod read_only;
 mod scratch;
 mod sparse;
 mod store;
+pub mod swap;
+mod switch;
 mod traced;
 
 pub use memory::MemoryMedium;
@@ -27,4 +32,6 @@ pub use read_only::ReadOnly;
 pub use scratch::Scratch;
 pub use sparse::SparseMemory;
 pub use store::StoreDevice;
+pub use swap::Swap;
+pub use switch::{Switch, SwitchStore};
 pub use traced::Traced;
