@@ -8,12 +8,16 @@
 //! | [`Scratch`] | the device as it was, with changes of one's own that go away |
 //! | [`MemoryMedium`] | memory that several have open, by a handle each |
 //! | [`Switch`] | a medium behind which another may be put while it is in use, which [`Swap`] does |
+//! | [`Answered`] | a device that answers at once, as a store |
+//! | [`BlockExport`] | a medium on offer: each of its users opens it |
 //! | [`Traced`] | the device; who asked what, and when it was answered, is noted |
 //!
 //! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so they stack in any order: `ReadOnly<Range<_>>` for one
 //! importer and `Scratch<_>` for another, over the same export.
 
+mod answered;
 mod below;
+mod export;
 mod granules;
 mod memory;
 mod range;
@@ -26,6 +30,8 @@ pub mod swap;
 mod switch;
 mod traced;
 
+pub use answered::{Answered, make_durable};
+pub use export::{BlockExport, Changes, View};
 pub use memory::MemoryMedium;
 pub use range::Range;
 pub use read_only::ReadOnly;
