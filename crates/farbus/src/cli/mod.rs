@@ -15,6 +15,7 @@ mod plan;
 mod release;
 mod served;
 mod share;
+mod swap;
 mod trust;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -56,6 +57,7 @@ enum Verb {
     Nbd(nbd::Args),
     Status(owner::StatusArgs),
     Release(release::Args),
+    Swap(swap::Args),
     Type(owner::TypeArgs),
     Eject(owner::DeviceArgs),
     Insert(owner::DeviceArgs),
@@ -86,6 +88,7 @@ impl Cli {
             Verb::Attach(args) => args.json,
             Verb::Nbd(args) => args.json,
             Verb::Status(args) => args.json,
+            Verb::Swap(args) => args.json,
             _ => false,
         }
     }
@@ -112,6 +115,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Nbd(args) => nbd::run(&args),
         Verb::Status(args) => owner::status(&args),
         Verb::Release(args) => release::run(args),
+        Verb::Swap(args) => swap::run(&args),
         Verb::Type(args) => owner::type_text(args),
         Verb::Eject(args) => owner::eject(args),
         Verb::Insert(args) => owner::insert(args),
