@@ -13,7 +13,7 @@ use std::time::Duration;
 use farbus_io::link::{Clock, Connection, Link, Listener, Wake, Watched};
 use farbus_io::trust::{Fingerprint, Protocol};
 use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instant, Limits};
-use farbus_session::block::make_durable;
+use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
 use farbus_session::native::{control as native, hello};
 use farbus_session::registry::{BlockFace, BlockRefusal, ClaimedBlock, name_of};
@@ -33,6 +33,7 @@ use crate::meters::{Calls, Meters};
 use crate::questions::{Answer, Lines, Question};
 use crate::sessions::{Face, House, Opened, Sessions, Tenant};
 pub use crate::share_error::ShareError;
+use crate::swap::Swaps;
 use crate::trust::Trust;
 
 /// An engine's stack: its frames are shallow, its buffers are on the heap.
@@ -62,6 +63,7 @@ struct Shared {
     session_ended: Condvar,
     /// Sessions of farbus's own protocol.
     native: Sessions,
+    swaps: Swaps,
     crowd: Complaint,
     listeners: Mutex<Vec<Arc<Listening>>>,
     /// Whether who may use a device may look on while another does.
@@ -144,6 +146,7 @@ impl Share {
                 session_numbers: AtomicU64::new(0),
                 session_ended: Condvar::new(),
                 native: Sessions::default(),
+                swaps: Swaps::default(),
                 crowd: Complaint::default(),
                 listeners: Mutex::default(),
                 is_observable: AtomicBool::new(false),
@@ -291,6 +294,21 @@ impl Share {
     /// [`ShareError`].
     pub fn command(&self, device: &str, command: Command) -> Result<(), ShareError> {
         self.shared.command(device, command)
+    }
+
+    /// The swaps of what is shared here.
+    pub fn swaps(&self) -> &Swaps {
+        &self.shared.swaps
+    }
+
+    /// The device of this name or bus id: its bus id, and what is offered of it if it is a disk.
+    ///
+    /// # Errors
+    /// [`ShareError::NoDevice`].
+    pub fn disk(&self, device: &str) -> Result<(String, Option<Arc<BlockExport>>), ShareError> {
+        let bus_id = self.shared.bus_id_of(device)?;
+        let export = self.shared.registry().block_export(&bus_id);
+        Ok((bus_id, export))
     }
 
     /// Ends all sessions and makes their devices durable. Returns whether all did in time.
@@ -617,6 +635,7 @@ impl Shared {
         for listening in self.listeners.lock().expect("no listener panics").drain(..) {
             listening.close();
         }
+        self.swaps.stop();
         let mut sessions = self.sessions();
         for session in sessions.values() {
             session.end();

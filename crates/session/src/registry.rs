@@ -231,6 +231,12 @@ impl Registry {
         })
     }
 
+    /// What is offered of a block device, whoever uses it.
+    pub fn block_export(&self, bus_id: &str) -> Option<Arc<BlockExport>> {
+        let export = self.exports.iter().find(|export| export.record.bus_id == bus_id)?;
+        export.block.as_ref().map(|block| Arc::clone(&block.export))
+    }
+
     /// The records of everything on offer. A device in use is listed: it is there, and an import says *busy*. Its path,
     /// which is text for people, says by whom and for how long; [`name_of`] and [`in_use`] read it.
     pub fn records(&self, now: Instant) -> Vec<DeviceRecord> {

@@ -16,6 +16,7 @@ mod plan;
 mod release;
 mod served;
 mod share;
+mod swap;
 mod trust;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -58,6 +59,7 @@ enum Verb {
     Nbd(nbd::Args),
     Status(owner::StatusArgs),
     Release(release::Args),
+    Swap(swap::Args),
     Type(owner::TypeArgs),
     Eject(owner::DeviceArgs),
     Insert(owner::DeviceArgs),
@@ -89,6 +91,7 @@ impl Cli {
             Verb::Nbd(args) => args.json,
             Verb::Observe(args) => args.json,
             Verb::Status(args) => args.json,
+            Verb::Swap(args) => args.json,
             _ => false,
         }
     }
@@ -116,6 +119,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Nbd(args) => nbd::run(&args),
         Verb::Status(args) => owner::status(&args),
         Verb::Release(args) => release::run(args),
+        Verb::Swap(args) => swap::run(&args),
         Verb::Type(args) => owner::type_text(args),
         Verb::Eject(args) => owner::eject(args),
         Verb::Insert(args) => owner::insert(args),

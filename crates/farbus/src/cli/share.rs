@@ -368,6 +368,9 @@ pub fn answer(share: &Share, address: SocketAddr, question: Question) -> Answer 
         Question::Explain { user, reason } => {
             return if share.explain(&user, &reason) { Answer::Ok(serde_json::Value::Null) } else { Answer::Unknown };
         }
+        question @ (Question::Swap { .. } | Question::SwapStatus { .. } | Question::SwapCancel { .. }) => {
+            return super::swap::answer(share, question);
+        }
         Question::Type { device, text } => (device, Command::Type(text)),
         Question::Eject { device } => (device, Command::Eject),
         Question::Insert { device } => (device, Command::Insert),
