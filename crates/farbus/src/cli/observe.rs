@@ -21,7 +21,7 @@ use crate::attach::report_of;
 use crate::broker::{Hands, Mandate};
 use crate::client::{Client, Target};
 
-/// See what a device of another host sends to its user: key presses, reports, sound, pictures.
+/// See what a device of another host sends to its user.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Shown are copies of what interrupt and isochronous endpoints bring in, whoever uses the device; it is not in the\n\
