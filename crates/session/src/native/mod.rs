@@ -29,7 +29,7 @@ mod slots;
 pub use farbus_wire::native::{LaneLimits, control, hello};
 
 pub use exporter::{ExporterSession, Served, Services};
-pub use importer::{Attached, ImporterSession, Progress, State};
+pub use importer::{Attached, ImporterSession, Movable, Progress, State};
 pub use remote_block::RemoteBlock;
 pub use remote_usb::RemoteUsb;
 pub use served_block::ServedBlock;
