@@ -416,6 +416,11 @@ impl<D: Device> Exporter<D> {
         self.conn.is_finished()
     }
 
+    /// Requests that are owed an answer.
+    pub fn in_flight(&self) -> usize {
+        self.conn.in_flight()
+    }
+
     /// What passed through.
     pub fn counters(&self) -> Counters {
         self.counters

@@ -19,6 +19,7 @@ mod nbd;
 mod network;
 mod owner;
 mod redir;
+mod restart;
 mod rights;
 mod sessions;
 mod siege;
