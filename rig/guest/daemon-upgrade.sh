@@ -10,6 +10,7 @@ plugged=$(port)
 dmesg | tail -n 1 >/run/before
 daemon=$attach_pid
 restarts=0
+still=
 upgrade() {
   before=$daemon
   as desk daemon restart --json >/run/restart || fail "restart: $(cat /run/restart /run/attach.log)"
@@ -18,6 +19,7 @@ upgrade() {
   gone() { ! grep -q farbus "/proc/$before/cmdline" 2>/dev/null; }
   wait_for 20 gone || fail "the process before this one stays"
   restarts=$((restarts + 1))
+  still="$still $(sed -n 's/.*"still_ms":\([0-9]*\).*/\1/p' /run/restart)"
 }
 for pass in $(seq $((3 * TIMES))); do
   write_tree "/mnt/guest-$pass" &
@@ -47,6 +49,6 @@ dmesg | sed "1,/$(tail -c 40 /run/before | sed 's/[][\/.*^$]/./g')/d" >/run/kern
 grep -iE "error|reset|disconnect|timed out|abort|vhci" /run/kernel && fail "the kernel heard of it"
 grep -E '^CapEff:\s*0+$' /proc/"$(as desk status --json | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' | head -n 1)"/status ||
   fail "it has capabilities"
-echo "note: $restarts restarts, $(grep -c "linked again" /run/attach.log) new links"
+echo "note: $restarts restarts, $(grep -c "linked again" /run/attach.log) new links; still for$still ms until let go of"
 detach
 wait_for 5 no_disk || fail "the disk stayed after detach"

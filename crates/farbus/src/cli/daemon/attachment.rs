@@ -245,11 +245,12 @@ impl Shared {
     fn keep_attached(&self, spec: &Attach, mut inherited: Option<Had>) {
         let mut pause = PAUSE;
         while self.may_try() {
+            let is_inherited = inherited.is_some();
             let had = inherited.take().map_or_else(|| take(&self.client, spec), Ok);
             let failure = match had {
                 Ok(had) => {
                     let started = Instant::now();
-                    let failure = self.run(spec, had);
+                    let failure = self.run(spec, had, is_inherited);
                     if started.elapsed() >= GOOD {
                         pause = PAUSE;
                     }
@@ -275,7 +276,7 @@ impl Shared {
     }
 
     /// Runs it to its end; why it ended if nobody here wanted that.
-    fn run(&self, spec: &Attach, had: Had) -> Option<(bool, Failure)> {
+    fn run(&self, spec: &Attach, had: Had, is_inherited: bool) -> Option<(bool, Failure)> {
         let (at, ender, meters, address) = match &had {
             Had::Kernel(attachment) => {
                 let at = format!("vhci port {}", attachment.port().0);
@@ -311,7 +312,10 @@ impl Shared {
             (state.ender, state.meters, state.gate) = (Some(ender), meters, gate);
             (state.parter, state.how) = (parter, how);
         }
-        explain(&self.client, &spec.target, spec.reason.as_ref(), address);
+        if !is_inherited {
+            // Its exporter was told before, and its user here waits already.
+            explain(&self.client, &spec.target, spec.reason.as_ref(), address);
+        }
         let ended = match had {
             Had::Kernel(attachment) => attachment.run(),
             Had::File(attachment) => attachment.run(),

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use farbus_io::discovery::{Announcement, Kind};
 use farbus_io::link::Listener;
@@ -387,24 +388,26 @@ impl Desk {
         let failed = |error: std::io::Error| Failure::local(format!("this process goes on: {error}"));
         let Successor { pid, passage } = self.broker.successor().map_err(failed)?;
         let heir = Heir::new(passage);
-        let result =
+        let (kept, still) =
             heir.wait().and_then(|()| self.pass_on(&has, &going, &heir, (pid, interrupt))).map_err(|error| {
                 heir.stay();
                 failed(error)
             })?;
-        info!(pid, kept = ?result, "another process goes on in this one's place");
+        info!(pid, ?kept, ?still, "another process goes on in this one's place");
         self.is_handed_over.store(true, Ordering::Release);
-        Ok(json!({ "pid": pid, "kept": result, "interrupted": torn }))
+        let still_ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
+        Ok(json!({ "pid": pid, "kept": kept, "interrupted": torn, "still_ms": still_ms }))
     }
 
-    /// Stops what is attached, passes it on, and lets go of it once it is there.
+    /// Stops what is attached, passes it on, and lets go of it once it is there. Says what that was, and how long it was still until then.
     fn pass_on(
         &self,
         has: &Has,
         going: &[(&String, Going)],
         heir: &Heir,
         (pid, interrupt): (u32, bool),
-    ) -> std::io::Result<Vec<String>> {
+    ) -> std::io::Result<(Vec<String>, Duration)> {
+        let began = Instant::now();
         // All of them come to rest together: nobody waits for the others.
         let asked: Vec<_> = going
             .iter()
@@ -444,7 +447,7 @@ impl Desk {
                 parted.go();
             }
         }
-        Ok(taken.into_iter().collect())
+        Ok((taken.into_iter().collect(), began.elapsed()))
     }
 
     /// Whether another process goes on in this one's place.
