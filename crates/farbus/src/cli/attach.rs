@@ -511,6 +511,9 @@ impl Shown {
             | Question::Insert { .. }
             | Question::Release { .. }
             | Question::Explain { .. }
+            | Question::Swap { .. }
+            | Question::SwapStatus { .. }
+            | Question::SwapCancel { .. }
             | Question::Reload
             | Question::Restart { .. } => Answer::Unknown,
         }

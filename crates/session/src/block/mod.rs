@@ -7,6 +7,7 @@
 //! | [`Range`] | a part of it, as a device of its own |
 //! | [`Scratch`] | the device as it was, with changes of one's own that go away |
 //! | [`MemoryMedium`] | memory that several have open, by a handle each |
+//! | [`Switch`] | a medium behind which another may be put while it is in use, which [`Swap`] does |
 //! | [`Answered`] | a device that answers at once, as a store |
 //! | [`BlockExport`] | a medium on offer: each of its users opens it |
 //! | [`Traced`] | the device; who asked what, and when it was answered, is noted |
@@ -17,12 +18,16 @@
 mod answered;
 mod below;
 mod export;
+mod granules;
 mod memory;
 mod range;
+mod rate;
 mod read_only;
 mod scratch;
 mod sparse;
 mod store;
+pub mod swap;
+mod switch;
 mod traced;
 
 pub use answered::{Answered, make_durable};
@@ -33,4 +38,6 @@ pub use read_only::ReadOnly;
 pub use scratch::Scratch;
 pub use sparse::SparseMemory;
 pub use store::StoreDevice;
+pub use swap::Swap;
+pub use switch::{Switch, SwitchStore};
 pub use traced::Traced;
