@@ -40,6 +40,7 @@ pub mod nbd;
 mod nearby;
 pub mod neighbours;
 pub mod pairing;
+pub mod parting;
 pub mod place;
 pub mod port;
 pub mod questions;

@@ -39,6 +39,9 @@ pub trait Tenant: Send + Sync {
     /// Why it is to end, if it is.
     fn end(&self) -> Option<End>;
 
+    /// Whether it ends here because another process goes on in this one's place: then its importer is told nothing, and comes back.
+    fn is_replaced(&self) -> bool;
+
     /// It has ended, and how; said before its device is given back.
     fn note_ending(&self, ending: Ending);
 }
@@ -270,7 +273,7 @@ impl<'a, H: House> Engine<'a, H> {
         self.take_links()?;
         if let Some(end) = self.caller.end() {
             let now = self.clock.now();
-            for number in self.tenants.keys() {
+            for number in self.tenants.keys().filter(|_| !self.caller.is_replaced()) {
                 self.session.close(now, *number, &end);
             }
             self.flush();
@@ -429,7 +432,7 @@ impl<'a, H: House> Engine<'a, H> {
         for (&number, tenant) in &self.tenants {
             let session = &mut self.session;
             tenant.mailbox().carry_out(|command| session.command(now, number, command));
-            if let Some(end) = tenant.end() {
+            if let Some(end) = tenant.end().filter(|_| !tenant.is_replaced()) {
                 ended.push((number, end));
             }
         }

@@ -106,6 +106,22 @@ impl Share {
         listeners.extract_if(.., |listening| listening.address() == address).for_each(|listening| listening.close());
     }
 
+    /// Another handle on the socket that is listened at, for another process.
+    ///
+    /// # Errors
+    /// `NotFound` if nobody listens there; if the system has no more descriptors.
+    pub fn listener(&self, address: SocketAddr) -> io::Result<Listener> {
+        let listeners = self.shared.listeners.lock().expect("no listener panics");
+        let listening = listeners.iter().find(|listening| listening.address() == address);
+        listening.ok_or(io::ErrorKind::NotFound)?.listener().try_clone()
+    }
+
+    /// Lets nobody in any more, at sockets that another process has: whoever comes is its guest.
+    pub fn hand_over(&self) {
+        let mut listeners = self.shared.listeners.lock().expect("no listener panics");
+        listeners.drain(..).for_each(|listening| listening.hand_over());
+    }
+
     /// Takes a device (by name or bus id) off the lists; a session that uses it is ended first.
     ///
     /// # Errors
@@ -144,13 +160,14 @@ impl Share {
     /// # Errors
     /// If the system has no more threads or descriptors.
     pub fn listen_secure_on(&self, listener: Listener, trust: Trust) -> io::Result<()> {
+        listener.never_wait()?;
         let listening = Arc::new(Listening::new(listener, None)?);
         let for_shutdown = Arc::clone(&listening);
         let spawn = |name: &str| thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
         let (for_recheck, shared) = (trust.clone(), Arc::clone(&self.shared));
         spawn("recheck").spawn(move || shared.recheck(&for_recheck))?;
         let door = Arc::new(Door::new(trust, Arc::clone(&self.shared)));
-        spawn("listen-secure").spawn(move || door.accept_all(listening.listener(), || listening.is_closed()))?;
+        spawn("listen-secure").spawn(move || door.accept_all(&listening))?;
         self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
         Ok(())
     }
@@ -196,12 +213,17 @@ impl Share {
 
     /// Ends all sessions and makes their devices durable. Returns whether all did in time.
     pub fn stop(&self) -> bool {
-        self.shared.stop()
+        self.shared.stop(false)
+    }
+
+    /// The same before another process shares the same devices: sessions' importers are told nothing, and come back to that.
+    pub fn stop_for_another(&self) -> bool {
+        self.shared.stop(true)
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.shared.stop();
+        self.shared.stop(false);
     }
 }

@@ -88,6 +88,8 @@ pub struct Session {
     /// The link that it is, and ends with; none if it belongs to a session, or is one, whose thread is told.
     link: Mutex<Option<Link>>,
     is_told: AtomicBool,
+    /// Another process serves it from now on.
+    is_replaced: AtomicBool,
     /// Its peer, as people write it.
     pub peer: String,
     /// The paired host that it is, on an encrypted link.
@@ -132,6 +134,10 @@ impl Tenant for Session {
             };
             native::End { cause: native::Cause::Refused, message: message.to_owned() }
         })
+    }
+
+    fn is_replaced(&self) -> bool {
+        self.is_replaced.load(Ordering::Acquire)
     }
 
     fn note_ending(&self, ending: Ending) {
@@ -251,6 +257,7 @@ impl Shared {
         let session = Session {
             link: Mutex::new(link),
             is_told: AtomicBool::new(false),
+            is_replaced: AtomicBool::new(false),
             peer,
             guest,
             visitor,
@@ -492,7 +499,7 @@ impl Shared {
         result.map_err(ShareError::Command)
     }
 
-    pub fn stop(&self) -> bool {
+    pub fn stop(&self, is_replaced: bool) -> bool {
         if self.is_stopping.swap(true, Ordering::AcqRel) {
             return true;
         }
@@ -502,6 +509,7 @@ impl Shared {
         self.swaps.stop();
         let mut sessions = self.sessions();
         for session in sessions.values() {
+            session.is_replaced.store(is_replaced, Ordering::Release);
             session.end();
         }
         while !sessions.is_empty() {

@@ -138,7 +138,7 @@ fn a_usb_device_goes_on_in_other_hands_without_a_reset() {
     let lease = first.linked.remote().lease();
     assert_ne!(lease, 0);
 
-    first.linked.remote_mut().hand_over([0; 32]);
+    first.linked.remote_mut().bequeath([0; 32]);
     settle(&mut first.linked, &mut first.done);
     let status = &exporter.share.status()[0];
     assert_eq!(status.state, "in use", "it is kept for its heir");
@@ -154,7 +154,7 @@ fn a_usb_device_goes_on_in_other_hands_without_a_reset() {
     assert_eq!(history[0].ended, "handed over");
 
     // Its owner takes back even what waits for an heir.
-    heir.linked.remote_mut().hand_over([0; 32]);
+    heir.linked.remote_mut().bequeath([0; 32]);
     settle(&mut heir.linked, &mut heir.done);
     exporter.share.take_back("keyboard", None, Duration::ZERO).unwrap();
     assert_eq!(exporter.share.status()[0].state, "available");
@@ -166,7 +166,7 @@ fn a_disk_goes_to_its_heir_with_all_that_was_written() {
     let mut first = exporter.disk(0);
     first.ask(BlockRequest::write(BlockId(1), 4096, Payload::from(b"written".to_vec())));
     let lease = first.linked.remote().lease();
-    first.linked.remote_mut().hand_over([0; 32]);
+    first.linked.remote_mut().bequeath([0; 32]);
     settle(&mut first.linked, &mut first.done);
     assert_eq!(cause(&exporter.disk(0).linked), Some(Cause::Busy));
     let mut heir = exporter.disk(lease);
@@ -174,7 +174,7 @@ fn a_disk_goes_to_its_heir_with_all_that_was_written() {
     assert_eq!(cause(&exporter.disk(lease).linked), Some(Cause::Stale));
     // Back again.
     let lease = heir.linked.remote().lease();
-    heir.linked.remote_mut().hand_over([0; 32]);
+    heir.linked.remote_mut().bequeath([0; 32]);
     settle(&mut heir.linked, &mut heir.done);
     assert_eq!(exporter.disk(lease).ask(BlockRequest::read(BlockId(1), 4096, 7)), b"written");
 }

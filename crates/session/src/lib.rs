@@ -32,6 +32,8 @@ pub use exporter::{Counters, Exporter, Fault, Offers, OnReset};
 pub use farbus_wire::nbd;
 /// How two hosts come to know each other.
 pub use farbus_wire::pairing;
+/// How what is attached goes on in another process.
+pub use farbus_wire::snapshot;
 pub use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};
 pub use importer::{Handshake, RemoteDevice};
 pub use redir::RedirHost;

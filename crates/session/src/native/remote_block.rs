@@ -98,7 +98,7 @@ impl RemoteBlock {
 
     /// Hands the device over as it is to the host with this key, who opens it by [`Self::lease`]; its exporter answers with the end.
     /// What is in flight is lost: it is for the caller to wait for it.
-    pub fn hand_over(&mut self, heir: [u8; 32]) {
+    pub fn bequeath(&mut self, heir: [u8; 32]) {
         let part = Close { heir: Some(heir) }.encode().into();
         self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
     }
