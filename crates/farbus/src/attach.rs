@@ -13,7 +13,7 @@ use farbus_host::RemoteDisk;
 use farbus_io::frontend::fuse::{Cutter, DiskMount, Health};
 use farbus_io::link::{Clock, Interest, Link, Wake, wait};
 use farbus_io::sys::vhci::Port;
-use farbus_model::Limits;
+use farbus_model::{Limits, StoreDevice};
 use farbus_session::native::control::{Cause, End};
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject, RemoteDevice};
 use tracing::{debug, warn};
@@ -357,7 +357,8 @@ impl FileAttachment {
     pub fn over(mut disk: RemoteDisk<DevicePort>, hands: &Hands, at: &Path) -> Result<Self, ClientError> {
         let watched = disk.port_mut().watched().map_err(local)?;
         let size_bytes = farbus_model::BlockStore::size_bytes(&disk);
-        let mount = DiskMount::mount_by(hands, at, DISK_FILE, disk).map_err(local)?;
+        let device = Box::new(StoreDevice::new(disk));
+        let mount = DiskMount::mount_by(hands, at, DISK_FILE, device, Clock::start()).map_err(local)?;
         let ender = Ender::new().map_err(local)?;
         Ok(Self { mount, watched, ender, size_bytes })
     }

@@ -5,6 +5,7 @@
 //! | [`StoreDevice`] | a store, which answers at once |
 //! | [`ReadOnly`] | the device, unchangeable |
 //! | [`Range`] | a part of it, as a device of its own |
+//! | [`AnyByte`] | a device of larger blocks, asked for any byte |
 //! | [`Scratch`] | the device as it was, with changes of one's own that go away |
 //! | [`MemoryMedium`] | memory that several have open, by a handle each |
 //! | [`Traced`] | the device; who asked what, and when it was answered, is noted |
@@ -12,19 +13,22 @@
 //! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so they stack in any order: `ReadOnly<Range<_>>` for one
 //! importer and `Scratch<_>` for another, over the same export.
 
+mod any_byte;
 mod below;
 mod memory;
 mod range;
 mod read_only;
 mod scratch;
 mod sparse;
-mod store;
 mod traced;
+
+pub use any_byte::AnyByte;
+/// A store as a device: the layer at the bottom.
+pub use farbus_model::StoreDevice;
 
 pub use memory::MemoryMedium;
 pub use range::Range;
 pub use read_only::ReadOnly;
 pub use scratch::Scratch;
 pub use sparse::SparseMemory;
-pub use store::StoreDevice;
 pub use traced::Traced;
