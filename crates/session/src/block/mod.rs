@@ -8,13 +8,17 @@
 //! | [`AnyByte`] | a device of larger blocks, asked for any byte |
 //! | [`Scratch`] | the device as it was, with changes of one's own that go away |
 //! | [`MemoryMedium`] | memory that several have open, by a handle each |
+//! | [`Answered`] | a device that answers at once, as a store |
+//! | [`BlockExport`] | a medium on offer: each of its users opens it |
 //! | [`Traced`] | the device; who asked what, and when it was answered, is noted |
 //!
 //! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so they stack in any order: `ReadOnly<Range<_>>` for one
 //! importer and `Scratch<_>` for another, over the same export.
 
+mod answered;
 mod any_byte;
 mod below;
+mod export;
 mod memory;
 mod range;
 mod read_only;
@@ -22,10 +26,11 @@ mod scratch;
 mod sparse;
 mod traced;
 
+pub use answered::{Answered, make_durable};
 pub use any_byte::AnyByte;
+pub use export::{BlockExport, Changes, View};
 /// A store as a device: the layer at the bottom.
 pub use farbus_model::StoreDevice;
-
 pub use memory::MemoryMedium;
 pub use range::Range;
 pub use read_only::ReadOnly;

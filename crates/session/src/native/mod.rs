@@ -4,9 +4,12 @@
 //! |---|---|
 //! | [`importer`] | the importer's end of a session: greetings, and how long it waits for the next link |
 //! | [`exporter`] | the exporter's end: the same, and the attachments it serves |
+//! | [`attachment`] | what every class's importing end does alike |
 //! | [`served_block`], [`served_usb`] | a device of ours that a session serves |
 //! | [`remote_block`], [`remote_usb`] | a device of theirs that a session brings |
 //! | `slots` | requests in flight, by their tag |
+//!
+//! A device of another class is one more [`Served`] and one more [`Attached`], and nothing else changes: `examples/third_class.rs` is one.
 //!
 //! What becomes of a request when something breaks:
 //!
@@ -17,6 +20,7 @@
 //! | the exporter forgot the session | a protocol error (attribute *device*); the device is set up again | it is asked again |
 //! | the device | gone | gone |
 
+pub mod attachment;
 pub mod exporter;
 pub mod importer;
 pub mod remote_block;
@@ -25,9 +29,12 @@ pub mod served_block;
 pub mod served_usb;
 mod slots;
 
-/// The bytes of it.
-pub use farbus_wire::native::{LaneLimits, control, hello};
+/// The bytes of it: what a greeting and a device's own class have to say.
+pub use farbus_wire::native::{
+    Arrived, Flow, Head, Kind, Lane, LaneLimits, Message, Part, Urgency, control, frame, hello,
+};
 
+pub use attachment::{Attachment, Heard};
 pub use exporter::{ExporterSession, Served, Services};
 pub use importer::{Attached, ImporterSession, Progress, State};
 pub use remote_block::RemoteBlock;
