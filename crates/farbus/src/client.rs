@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::{HandshakeError, Protocol};
 use farbus_model::{BufferPool, Completions, Device, Limits};
 use farbus_session::importer::Greeting;
-use farbus_session::native::{RemoteUsb, control as native};
+use farbus_session::native::{Attached, RemoteUsb, control as native};
 use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 
@@ -209,9 +210,11 @@ pub struct Client {
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
 }
 
-/// How long a session with a paired host outlives its link unless somebody says otherwise: less than the 30 s after which Linux's usb-storage gives a
-/// command up, by the time that it takes to go on (U11).
+/// How long a kernel's USB device of a paired host outlives its link unless somebody says otherwise: less than the 30 s after which
+/// Linux's usb-storage gives a command up, by the time that it takes to go on (U11).
 pub const GRACE: Duration = Duration::from_secs(20);
+/// The same of a disk that is driven here and shown by FUSE or NBD: no kernel's timer runs.
+pub const GRACE_DISK: Duration = Duration::from_secs(60);
 /// A session carries one device here: its attachment's number.
 const ATTACHMENT: u16 = 1;
 
@@ -382,7 +385,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn open(&self, target: &Target) -> Result<farbus_host::RemoteDevice<DevicePort>, ClientError> {
-        let (speed, descriptors, port) = match self.session(target)? {
+        let (speed, descriptors, port) = match self.session(target, GRACE_DISK)? {
             Some(linked) => {
                 let (speed, descriptors) = (linked.speed(), linked.descriptors().clone());
                 (speed, descriptors, DevicePort::Session(SessionPort::new(linked)))
@@ -412,14 +415,33 @@ impl Client {
         })
     }
 
-    /// Takes a device in a session, which outlives its links for as long as [`Client::outlive`] said. `None` if no session is
-    /// wanted: unless somebody said otherwise there is one with paired hosts alone, because others may not speak our protocol.
+    /// Takes a device in a session, which outlives its links for as long as [`Client::outlive`] said, or `grace`. `None` if no
+    /// session is wanted: unless somebody said otherwise there is one with paired hosts alone, because others may not speak our
+    /// protocol.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn session(&self, target: &Target) -> Result<Option<Linked<RemoteUsb>>, ClientError> {
+    pub fn session(&self, target: &Target, grace: Duration) -> Result<Option<Linked<RemoteUsb>>, ClientError> {
+        let mut done = Completions::new(BufferPool::new(0));
+        let asked = (native::Class::USB, native::Mode::Exclusive);
+        let linked = self.begin(target, grace, asked, RemoteUsb::new, &mut done)?;
+        match linked.as_ref().and_then(Linked::end) {
+            None => Ok(linked),
+            Some(end) => Err(self.refusal(target, end)),
+        }
+    }
+
+    /// A session over a first link, in which a device was asked for: whether its exporter gave it is [`Linked::end`]'s to say.
+    pub(crate) fn begin<A: Attached>(
+        &self,
+        target: &Target,
+        grace: Duration,
+        (class, mode): (native::Class, native::Mode),
+        remote: impl FnOnce(u16, native::Open) -> A,
+        done: &mut A::Done,
+    ) -> Result<Option<Linked<A>>, ClientError> {
         let known = self.known(&target.address)?;
-        let grace = self.grace.unwrap_or(if known.is_some() { GRACE } else { Duration::ZERO });
+        let grace = self.grace.unwrap_or(if known.is_some() { grace } else { Duration::ZERO });
         if grace.is_zero() {
             return Ok(None);
         }
@@ -444,24 +466,13 @@ impl Client {
                 io::Error::new(kind, error.to_string())
             }),
         });
-        let open = native::Open {
-            class: native::Class::USB,
-            mode: native::Mode::Exclusive,
-            epoch: 0,
-            name: target.device.clone(),
-            reason: String::new(),
-        };
-        let mut done = Completions::new(BufferPool::new(0));
-        let linked = Linked::open(dial, RemoteUsb::new(ATTACHMENT, open), grace, &mut done);
-        let linked = linked.map_err(|source| lost(&described, source))?;
-        match linked.end() {
-            None => Ok(Some(linked)),
-            Some(end) => Err(self.refusal(target, end)),
-        }
+        let open = native::Open { class, mode, epoch: 0, name: target.device.clone(), reason: String::new() };
+        let linked = Linked::open(dial, remote(ATTACHMENT, open), grace, done);
+        linked.map(Some).map_err(|source| lost(&described, source))
     }
 
     /// An exporter's no, in our words.
-    fn refusal(&self, target: &Target, end: &native::End) -> ClientError {
+    pub(crate) fn refusal(&self, target: &Target, end: &native::End) -> ClientError {
         let (target, what) = (target.clone(), end.message.clone());
         match end.cause {
             native::Cause::Busy => {
@@ -541,6 +552,14 @@ pub fn open(target: &Target) -> Result<farbus_host::RemoteDevice<DevicePort>, Cl
 /// [`ClientError`].
 pub fn open_disk(target: &Target) -> Result<RemoteDisk<DevicePort>, ClientError> {
     Client::default().open_disk(target)
+}
+
+pub(crate) fn local_address(link: &Link) -> Option<SocketAddr> {
+    rustix::net::getsockname(link.as_fd()).ok()?.try_into().ok()
+}
+
+pub(crate) fn local(error: impl fmt::Display) -> ClientError {
+    ClientError::Local(error.to_string())
 }
 
 /// Whether an exporter other than farbus may call a device so: `1-1.4`, `usbip-vudc.0`, and never a name like `disk`.

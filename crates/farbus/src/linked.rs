@@ -23,6 +23,7 @@ use tracing::{info, warn};
 
 use crate::engine::span_until;
 use crate::greeting;
+use crate::standing::Standing;
 
 /// How long a greeting may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(5);
@@ -53,6 +54,7 @@ pub struct Linked<A: Attached> {
     /// Links that were made after the first.
     relinks: u32,
     quitter: Quitter,
+    standing: Standing,
 }
 
 impl<A: Attached> Linked<A> {
@@ -81,8 +83,20 @@ impl<A: Attached> Linked<A> {
         let readiness = all.readiness();
         let link = Some(link);
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
-        let mut linked =
-            Self { session, remote, link, is_blocked: false, dialer, all, readiness, clock, host, relinks: 0, quitter };
+        let mut linked = Self {
+            session,
+            remote,
+            link,
+            is_blocked: false,
+            dialer,
+            all,
+            readiness,
+            clock,
+            host,
+            relinks: 0,
+            quitter,
+            standing: Standing::default(),
+        };
         let until = linked.clock.now() + GREETING_TIME_MAX;
         loop {
             linked.turn(done);
@@ -134,6 +148,11 @@ impl<A: Attached> Linked<A> {
         self.quitter.clone()
     }
 
+    /// What can be seen of it from any thread.
+    pub fn standing(&self) -> Standing {
+        self.standing.clone()
+    }
+
     /// Why it is over, if it is.
     pub fn end(&self) -> Option<&End> {
         match self.remote.state() {
@@ -179,6 +198,9 @@ impl<A: Attached> Linked<A> {
             warn!(host = self.host, "no link in time: the device is given up");
             self.remote.handle_over(Cause::Network, "no link to its exporter in time", done);
         }
+        if let Some(end) = self.end() {
+            self.standing.note_end(end);
+        }
     }
 
     fn take_new_link(&mut self, done: &mut A::Done) {
@@ -217,6 +239,7 @@ impl<A: Attached> Linked<A> {
         }
         info!(host = self.host, "linked again");
         self.link = Some(link);
+        self.standing.note_link(true);
     }
 
     fn lose(&mut self, why: &str) {
@@ -229,6 +252,7 @@ impl<A: Attached> Linked<A> {
         self.session.handle_lost(self.clock.now());
         if self.end().is_none() && was_linked {
             warn!(host = self.host, why, "the link was lost; the device waits for another");
+            self.standing.note_link(false);
             self.dialer.dial(self.session.hello());
         }
     }

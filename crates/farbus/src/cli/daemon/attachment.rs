@@ -14,8 +14,10 @@ use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
+use crate::opened_disk::DiskMode;
 use crate::place::Protocol;
 use crate::redir::{Gate, RedirAttachment};
+use crate::standing::Standing;
 
 /// The first pause; each is twice the one before.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -49,6 +51,8 @@ struct State {
     ender: Option<Ender>,
     meters: Option<Arc<Meters>>,
     gate: Option<Gate>,
+    standing: Option<Standing>,
+    mode: Option<DiskMode>,
     is_ending: bool,
 }
 
@@ -77,7 +81,7 @@ impl Word {
 /// What was had, ready to run.
 enum Had {
     Kernel(Box<KernelAttachment>),
-    File(FileAttachment),
+    File(Box<FileAttachment>),
     Nbd(Box<NbdAttachment>),
     Guests(Box<RedirAttachment>),
 }
@@ -89,7 +93,10 @@ impl Kept {
     /// If the system has no more threads.
     pub fn start(spec: Attach, hands: &Hands) -> std::io::Result<Self> {
         // Whoever waits for one host does not keep the others waiting.
-        let client = Client::through(hands.apart()?);
+        let mut client = Client::through(hands.apart()?);
+        if let Some(grace) = spec.grace {
+            client.outlive(grace);
+        }
         let shared = Arc::new(Shared { client, state: Mutex::default(), changed: Condvar::new() });
         let (for_thread, its_spec) = (Arc::clone(&shared), spec.clone());
         let thread =
@@ -114,8 +121,11 @@ impl Kept {
             at: state.at.clone(),
             used_s: state.since.map(|since| since.elapsed().as_secs_f64()).unwrap_or_default(),
             reason: self.spec.reason.clone(),
+            mode: state.mode.map(DiskMode::as_str),
+            link_lost_s: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
+        let status = status.with_standing(state.standing.as_ref());
         (status, state.failure.clone())
     }
 
@@ -224,6 +234,12 @@ impl Shared {
             Had::Guests(attachment) => Some(attachment.gate()),
             Had::Kernel(_) | Had::File(_) | Had::Nbd(_) => None,
         };
+        let (standing, mode) = match &had {
+            Had::Kernel(attachment) => (attachment.standing(), None),
+            Had::File(attachment) => (attachment.standing(), Some(attachment.mode())),
+            Had::Nbd(attachment) => (attachment.standing(), Some(attachment.mode())),
+            Had::Guests(_) => (None, None),
+        };
         {
             let mut state = self.state();
             if state.is_ending || state.word == Word::Detached {
@@ -233,6 +249,7 @@ impl Shared {
             }
             (state.since, state.failure, state.at) = (Some(Instant::now()), None, at);
             (state.ender, state.meters, state.gate) = (Some(ender), meters, gate);
+            (state.standing, state.mode) = (standing, mode);
         }
         explain(&self.client, &spec.target, spec.reason.as_ref(), address);
         let ended = match had {
@@ -244,6 +261,7 @@ impl Shared {
         {
             let mut state = self.state();
             (state.since, state.ender, state.meters, state.gate) = (None, None, None, None);
+            (state.standing, state.mode) = (None, None);
             state.at.clear();
         }
         let target = &spec.target;
@@ -285,12 +303,13 @@ fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
     }
     match &spec.place {
         Some((Protocol::Nbd, place)) => {
-            NbdAttachment::new(client, &spec.target, place).map(|attachment| Had::Nbd(Box::new(attachment)))
+            NbdAttachment::new(client, &spec.target, spec.mode, place).map(|attachment| Had::Nbd(Box::new(attachment)))
         }
         Some((Protocol::Usbredir, place)) => {
             RedirAttachment::new(client, &spec.target, place).map(|attachment| Had::Guests(Box::new(attachment)))
         }
-        None => FileAttachment::new(client, &spec.target, &spec.folder()).map(Had::File),
+        None => FileAttachment::new(client, &spec.target, spec.mode, &spec.folder())
+            .map(|attachment| Had::File(Box::new(attachment))),
     }
 }
 

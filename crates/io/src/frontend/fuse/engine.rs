@@ -224,8 +224,7 @@ impl Engine {
         }
     }
 
-    /// Takes in what the kernel asks. A device that answers at once is asked for one thing at a time: the kernel seldom has two, and
-    /// looking whether it has costs a call. Another one is to have all there is.
+    /// Takes in what the kernel asks. Whoever was answered often has the next question ready before we look.
     fn receive_all(&mut self) {
         if !std::mem::take(&mut self.is_asked) {
             return;
@@ -235,8 +234,8 @@ impl Engine {
                 return;
             }
             match self.receive() {
-                Received::Something if !self.asked.is_empty() => {}
-                Received::Something | Received::Nothing => return,
+                Received::Something => {}
+                Received::Nothing => return,
                 Received::End => self.is_over = true,
             }
         }
@@ -518,14 +517,20 @@ impl Engine {
         let timeout = device.and_then(|device| device.poll_timeout());
         let (has_device, has_kernel) = (on_device.is_some(), on_kernel.is_some());
         let span = timeout.map(|at| at - self.clock.now());
-        let mut interests: [Interest<'_>; 3] = [
-            Interest::new(self.disk.wake().as_fd(), false),
-            on_device.unwrap_or_else(|| Interest::end(self.disk.wake().as_fd())),
-            on_kernel.unwrap_or_else(|| Interest::end(self.disk.wake().as_fd())),
-        ];
-        wait(&mut interests, span)?;
-        (self.is_called, self.is_asked) = (interests[0].readable, has_kernel && interests[2].readable);
-        let is_ready = has_device && (interests[1].readable || interests[1].writable);
+        let owner = || Interest::new(self.disk.wake().as_fd(), false);
+        // The first of them that are there, and no more.
+        let mut interests = match (on_kernel, on_device) {
+            (Some(on_kernel), Some(on_device)) => [owner(), on_kernel, on_device],
+            (Some(on_kernel), None) => [owner(), on_kernel, owner()],
+            (None, Some(on_device)) => [owner(), on_device, owner()],
+            (None, None) => [owner(), owner(), owner()],
+        };
+        let count = 1 + usize::from(has_kernel) + usize::from(has_device);
+        wait(&mut interests[..count], span)?;
+        self.is_called = interests[0].readable;
+        self.is_asked = has_kernel && interests[1].readable;
+        let on_device = &interests[if has_kernel { 2 } else { 1 }];
+        let is_ready = has_device && (on_device.readable || on_device.writable);
         let now = self.clock.now();
         if let Some(device) = &mut self.device {
             if is_ready {
