@@ -449,6 +449,8 @@ impl FileAttachment {
         if let (Way::Port(port), Ended::Asked | Ended::Released) = (&self.way, &ended) {
             port.close();
         }
+        // Whoever may still cut it off holds its link, too: to its exporter it ends here.
+        self.cutter.cut();
         ended
     }
 

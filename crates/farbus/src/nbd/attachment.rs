@@ -96,6 +96,8 @@ impl NbdAttachment {
     /// Serves until it ends.
     pub fn run(self) -> Ended {
         let ended = self.server.run();
+        // Whoever may still cut it off holds its link, too: to its exporter it ends here.
+        self.cutter.cut();
         match (&ended, self.standing.as_ref().and_then(Standing::end)) {
             (Ended::Lost(_), Some(end)) => Ended::Over(report_of(&end)),
             _ => ended,
