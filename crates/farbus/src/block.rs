@@ -45,10 +45,27 @@ enum Medium {
 }
 
 impl Medium {
+    /// The same, wherever whoever reads of it is.
+    fn absolute(&self) -> Self {
+        match self {
+            Medium::Path(path) => Medium::Path(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
+            Medium::Memory(size) => Medium::Memory(*size),
+        }
+    }
+
     fn path(&self) -> Option<&Path> {
         match self {
             Medium::Path(path) => Some(path),
             Medium::Memory(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Medium {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Medium::Path(path) => write!(f, "block:{}", path.display()),
+            Medium::Memory(size) => write!(f, "memory:{size}"),
         }
     }
 }
@@ -116,7 +133,9 @@ impl BlockSpec {
             }
         };
         let view = View { offset: self.offset, size_bytes: self.size, is_read_only: self.is_read_only, changes };
-        BlockExport::new(medium, view, durability).map_err(|what| format!("{self}: {what}"))
+        let export = BlockExport::new(medium, view, durability).map_err(|what| format!("{self}: {what}"))?;
+        export.is_at(self.medium.absolute().to_string());
+        Ok(export)
     }
 
     /// Opens it for one user.
@@ -169,10 +188,7 @@ impl FromStr for BlockSpec {
 
 impl fmt::Display for BlockSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.medium {
-            Medium::Path(path) => write!(f, "block:{}", path.display())?,
-            Medium::Memory(size) => write!(f, "memory:{size}")?,
-        }
+        self.medium.fmt(f)?;
         if self.is_read_only {
             f.write_str(",ro")?;
         }
@@ -191,7 +207,7 @@ impl fmt::Display for BlockSpec {
 }
 
 /// `512`, `64K`, `10G`, `16T`: powers of 1024, to 16 TiB.
-fn bytes_from(text: &str) -> Result<u64, String> {
+pub(crate) fn bytes_from(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.find(|c: char| !c.is_ascii_digit()) {
         None => (text, Some(0)),
         Some(at) => {

@@ -13,7 +13,7 @@ use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::{HandshakeError, Protocol};
 use farbus_model::{BufferPool, Completions, Device, Limits};
 use farbus_session::importer::Greeting;
-use farbus_session::native::{Attached, RemoteUsb, control as native};
+use farbus_session::native::{Attached, RemoteObserver, RemoteUsb, control as native, usb::Event};
 use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 
@@ -415,36 +415,50 @@ impl Client {
         })
     }
 
-    /// Takes a device in a session, which outlives its links for as long as [`Client::outlive`] said, or `grace`. `None` if no
+    /// Takes a device in a session, which outlives its links for as long as [`Client::outlive`] said, else `usual`. `None` if no
     /// session is wanted: unless somebody said otherwise there is one with paired hosts alone, because others may not speak our
     /// protocol.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn session(&self, target: &Target, grace: Duration) -> Result<Option<Linked<RemoteUsb>>, ClientError> {
-        let mut done = Completions::new(BufferPool::new(0));
+    pub fn session(&self, target: &Target, usual: Duration) -> Result<Option<Linked<RemoteUsb>>, ClientError> {
         let asked = (native::Class::USB, native::Mode::Exclusive);
-        let linked = self.begin(target, grace, asked, RemoteUsb::new, &mut done)?;
-        match linked.as_ref().and_then(Linked::end) {
-            None => Ok(linked),
-            Some(end) => Err(self.refusal(target, end)),
-        }
-    }
-
-    /// A session over a first link, in which a device was asked for: whether its exporter gave it is [`Linked::end`]'s to say.
-    pub(crate) fn begin<A: Attached>(
-        &self,
-        target: &Target,
-        grace: Duration,
-        (class, mode): (native::Class, native::Mode),
-        remote: impl FnOnce(u16, native::Open) -> A,
-        done: &mut A::Done,
-    ) -> Result<Option<Linked<A>>, ClientError> {
-        let known = self.known(&target.address)?;
-        let grace = self.grace.unwrap_or(if known.is_some() { grace } else { Duration::ZERO });
+        let grace = self.grace_for(&target.address, usual)?;
         if grace.is_zero() {
             return Ok(None);
         }
+        let mut done = Completions::new(BufferPool::new(0));
+        let linked = self.begin(target, asked, grace, RemoteUsb::new, &mut done)?;
+        self.opened(target, linked).map(Some)
+    }
+
+    /// Looks on at what a device sends to its user; what it shows before this returns is in `seen`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn observe(&self, target: &Target, seen: &mut Vec<Event>) -> Result<Linked<RemoteObserver>, ClientError> {
+        let asked = (native::Class::USB, native::Mode::Observe);
+        let grace = self.grace.unwrap_or(GRACE);
+        let linked = self.begin(target, asked, grace, RemoteObserver::new, seen)?;
+        self.opened(target, linked)
+    }
+
+    /// How long a session with this host is to outlive its link; zero is none at all.
+    pub(crate) fn grace_for(&self, address: &str, usual: Duration) -> Result<Duration, ClientError> {
+        let unsaid = || Ok(if self.known(address)?.is_some() { usual } else { Duration::ZERO });
+        self.grace.map_or_else(unsaid, Ok)
+    }
+
+    /// Begins a session for one device: whether its exporter gave it is [`Linked::end`]'s to say.
+    pub(crate) fn begin<A: Attached>(
+        &self,
+        target: &Target,
+        (class, mode): (native::Class, native::Mode),
+        grace: Duration,
+        attached: impl FnOnce(u16, native::Open) -> A,
+        done: &mut A::Done,
+    ) -> Result<Linked<A>, ClientError> {
+        let known = self.known(&target.address)?;
         // Whoever waits for a link does not keep others waiting who need something else.
         let hands = self.hands.apart().map_err(|error| ClientError::Local(error.to_string()))?;
         let apart = Self { hands, ..self.clone() };
@@ -466,9 +480,16 @@ impl Client {
                 io::Error::new(kind, error.to_string())
             }),
         });
-        let open = native::Open { class, mode, epoch: 0, name: target.device.clone(), reason: String::new() };
-        let linked = Linked::open(dial, remote(ATTACHMENT, open), grace, done);
-        linked.map(Some).map_err(|source| lost(&described, source))
+        let (name, reason) = (target.device.clone(), String::new());
+        let attached = attached(ATTACHMENT, native::Open { class, mode, epoch: 0, name, reason });
+        Linked::open(dial, attached, grace, done).map_err(|source| lost(&described, source))
+    }
+
+    fn opened<A: Attached>(&self, target: &Target, linked: Linked<A>) -> Result<Linked<A>, ClientError> {
+        match linked.end() {
+            None => Ok(linked),
+            Some(end) => Err(self.refusal(target, end)),
+        }
     }
 
     /// An exporter's no, in our words.

@@ -3,7 +3,8 @@
 
 use std::fmt;
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -11,10 +12,12 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farbus_io::sys::passing::{receive_on_stream, send_on_stream};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::failure::FailureReport;
+use crate::swap::Files;
 
 /// The version of the protocol (docs/control.md). Questions and fields may be added to it; a change of what is there
 /// makes it the next.
@@ -68,6 +71,37 @@ pub enum Question {
         user: String,
         /// A few words.
         reason: String,
+    },
+    /// Share: put another medium in the place of a disk's. The disk, open and locked, and its journal come along.
+    Swap {
+        /// Name or bus id.
+        device: String,
+        /// The medium, as people name it.
+        to: String,
+        /// At most so many bytes a second.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rate: Option<u64>,
+        /// Whether both are read and compared before the switch.
+        #[serde(default)]
+        verify: bool,
+        /// Whether the medium has a part of the copy already.
+        #[serde(default)]
+        resume: bool,
+        /// What came along.
+        #[serde(skip)]
+        files: Files,
+    },
+    /// Share: how is the swap of this device doing, or how did the last one end?
+    #[serde(rename = "swap-status")]
+    SwapStatus {
+        /// Name or bus id.
+        device: String,
+    },
+    /// Share: the device is to stay where it is.
+    #[serde(rename = "swap-cancel")]
+    SwapCancel {
+        /// Name or bus id.
+        device: String,
     },
     /// Daemon: read the configuration again.
     Reload,
@@ -213,10 +247,15 @@ fn serve(listener: &UnixListener, talk: &Talk, answer: &dyn Fn(Question) -> Answ
 }
 
 fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> Answer) -> io::Result<()> {
-    let heard = read_question(&mut stream)?;
+    let mut fds = Vec::new();
+    let heard = read_question(&stream, &mut fds)?;
     talk.set(true);
     let answer = match heard {
         Heard::Line(line) => match serde_json::from_slice(&line) {
+            Ok(Question::Swap { device, to, rate, verify, resume, files }) => {
+                files.put(fds);
+                answer(Question::Swap { device, to, rate, verify, resume, files })
+            }
             Ok(Question::Version) => {
                 Answer::Ok(serde_json::json!({ "protocol": PROTOCOL, "farbus": env!("CARGO_PKG_VERSION") }))
             }
@@ -239,7 +278,7 @@ enum Heard {
     Nothing,
 }
 
-fn read_question(stream: &mut UnixStream) -> io::Result<Heard> {
+fn read_question(stream: &UnixStream, fds: &mut Vec<OwnedFd>) -> io::Result<Heard> {
     let until = Instant::now() + TALK_TIME_MAX;
     let mut line = Vec::new();
     let mut piece = [0; 4096];
@@ -249,7 +288,7 @@ fn read_question(stream: &mut UnixStream) -> io::Result<Heard> {
             return Err(io::ErrorKind::TimedOut.into());
         }
         stream.set_read_timeout(Some(left))?;
-        let count = stream.read(&mut piece)?;
+        let count = receive_on_stream(stream.as_fd(), &mut piece, fds)?;
         let end = piece[..count].iter().position(|&byte| byte == b'\n');
         line.extend(&piece[..end.unwrap_or(count)]);
         if line.len() > QUESTION_BYTES_MAX {
@@ -308,12 +347,25 @@ pub fn ask_all(question: &Question) -> io::Result<Vec<(u32, Answer)>> {
     Ok(answers)
 }
 
+/// Asks one running process; descriptors go with the question.
+///
+/// # Errors
+/// If it is not there any more, or does not answer.
+pub fn ask_one(pid: u32, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
+    ask_with(&folder().join(format!("{pid}.sock")), question, fds)
+}
+
 fn ask(path: &Path, question: &Question) -> io::Result<Answer> {
+    ask_with(path, question, &[])
+}
+
+fn ask_with(path: &Path, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
     let mut line = serde_json::to_string(question).map_err(io::Error::other)?;
     line.push('\n');
-    stream.write_all(line.as_bytes())?;
+    let sent = send_on_stream(stream.as_fd(), line.as_bytes(), fds)?;
+    stream.write_all(&line.as_bytes()[sent..])?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
     serde_json::from_str(&answer).map_err(io::Error::other)
@@ -321,6 +373,8 @@ fn ask(path: &Path, question: &Question) -> io::Result<Answer> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     #[test]

@@ -1,6 +1,7 @@
 //! A shared device, for people and programs.
 
 use farbus_model::Instant;
+use farbus_session::block::BlockExport;
 use farbus_session::claims::{Claims, Holder, Past, Waiting};
 use farbus_session::registry::Entry;
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,9 @@ pub struct DeviceStatus {
     /// Its size, bytes, if it is a block device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
+    /// What holds its blocks, if it is a block device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub medium: Option<MediumStatus>,
     /// `available` or `in use`.
     pub state: String,
     /// How it is used: `exclusive`, `read` (by many), `scratch` (by many, each with changes of his own).
@@ -53,6 +57,24 @@ pub struct DeviceStatus {
     /// What passed through since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
+}
+
+/// What holds a block device's blocks: all of it, of which the device may be a part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MediumStatus {
+    /// `block:PATH` or `memory:SIZE`.
+    pub at: String,
+    /// Its size, bytes.
+    pub size_bytes: u64,
+    /// Whether another is being put in its place.
+    pub is_swapping: bool,
+}
+
+impl MediumStatus {
+    fn of(block: &BlockExport) -> Option<Self> {
+        let switch = block.switch();
+        Some(Self { at: block.place()?, size_bytes: switch.size_bytes(), is_swapping: switch.is_swapping() })
+    }
 }
 
 /// One of several that use a device.
@@ -108,6 +130,7 @@ impl DeviceStatus {
             ids: format!("{:04x}:{:04x}", entry.record.vendor, entry.record.product),
             interfaces: classes(entry.record),
             size_bytes: entry.block.map(|block| block.info().size_bytes),
+            medium: entry.block.and_then(MediumStatus::of),
             state: if entry.holder.is_some() { "in use" } else { "available" }.to_owned(),
             mode: entry.holder.map(|holder| holder.mode.as_str().to_owned()),
             users: users_of(entry.claims, now),

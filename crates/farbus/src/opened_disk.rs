@@ -86,13 +86,16 @@ impl OpenedDisk {
             DiskMode::Exclusive => Mode::Exclusive,
             DiskMode::Read => Mode::Read,
         };
-        let mut done = Completions::new(BufferPool::new(0));
-        let linked = client.begin(target, GRACE_DISK, (Class::BLOCK, asked), RemoteBlock::new, &mut done)?;
-        match linked.as_ref().map(Linked::end) {
-            Some(Some(end)) if end.cause != Cause::Class => return Err(client.refusal(target, end)),
-            Some(None) => return Ok(Self::block(linked.expect("there is one"))),
-            // Silently: there are devices that are USB and nothing else, and hosts that speak of nothing else.
-            Some(Some(_)) | None => {}
+        let grace = client.grace_for(&target.address, GRACE_DISK)?;
+        if !grace.is_zero() {
+            let mut done = Completions::new(BufferPool::new(0));
+            let linked = client.begin(target, (Class::BLOCK, asked), grace, RemoteBlock::new, &mut done)?;
+            match linked.end() {
+                None => return Ok(Self::block(linked)),
+                // Silently: there are devices that are USB and nothing else.
+                Some(end) if end.cause == Cause::Class => {}
+                Some(end) => return Err(client.refusal(target, end)),
+            }
         }
         match mode {
             DiskMode::Exclusive => Self::usb(client.open_disk(target)?),

@@ -24,6 +24,14 @@ pub const BLOCK_REQUEST_BYTES_MAX: u32 = URB_BYTES_MAX;
 /// Ranges that a scratch view remembers to read as zeros; a file system that is discarded piece by piece makes far fewer.
 pub const SCRATCH_ZEROED_MAX: usize = 1 << 16;
 
+/// The pieces of a disk in which a swap notes what has changed, bytes, and how many there are at most: 4 MiB of bits. A disk of more
+/// than 2 TiB has larger pieces.
+pub const SWAP_GRANULE_BYTES_MIN: u64 = 64 << 10;
+/// How many there are at most.
+pub const SWAP_GRANULES_MAX: u64 = 32 << 20;
+/// Bytes that a swap copies at a time: enough for a disk's full speed, and soon enough done for whoever wants to stop it.
+pub const SWAP_RUN_BYTES_MAX: u64 = 256 << 10;
+
 /// Bytes of one NBD read or write: what the specification lets a client ask for that was told nothing else ("Block size
 /// constraints": 2^25).
 pub const NBD_REQUEST_BYTES_MAX: u32 = 32 << 20;
@@ -41,6 +49,14 @@ pub const NBD_OPTION_BYTES_MAX: u32 = 16 << 10;
 pub const NBD_OPTIONS_MAX: u32 = 32;
 /// NBD connections to one server at a time. nbdcopy opens 4, qemu-img up to 16.
 pub const NBD_CONNECTIONS_MAX: usize = 16;
+/// Observers of one device: as many as look over its user's shoulder in a lab.
+pub const OBSERVERS_MAX: usize = 16;
+/// Events that wait for one observer: a second of an isochronous stream, a quarter of a fast mouse's.
+pub const OBSERVED_EVENTS_MAX: usize = 256;
+/// Bytes of them: eight camera transfers of 128 KiB.
+pub const OBSERVED_BYTES_MAX: usize = 1 << 20;
+/// Events that an observer may ask for beforehand.
+pub const OBSERVED_GRANT_MAX: u32 = 4096;
 
 /// Bytes of one FUSE read or write: what Linux allows (`fs.fuse.max_pages_limit`, 256 pages).
 pub const FUSE_REQUEST_BYTES_MAX: u32 = 1 << 20;

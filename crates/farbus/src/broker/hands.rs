@@ -18,6 +18,7 @@ use super::protocol::{MountedAt, Question, in_ms};
 use crate::control::{Question as OwnerQuestion, ask_all};
 use crate::place::{Entrance, Place};
 use crate::reach;
+use crate::swap::journal;
 
 /// Whoever acts for a process.
 #[derive(Clone, Debug, Default)]
@@ -75,7 +76,10 @@ impl Hands {
     /// What stands against it, with what to type next.
     pub fn open_image(&self, path: &Path, read_only: bool) -> io::Result<FileStore> {
         match self {
-            Hands::Own => FileStore::open(path, read_only).map_err(io::Error::other),
+            Hands::Own => {
+                journal::check(path)?;
+                FileStore::open(path, read_only).map_err(io::Error::other)
+            }
             Hands::Through(broker) => broker.open_image(path, read_only),
         }
     }

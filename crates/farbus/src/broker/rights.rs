@@ -29,6 +29,7 @@ use super::taken::Taken;
 use crate::control::{Question as OwnerQuestion, ask_all};
 use crate::place::Place;
 use crate::reach;
+use crate::swap::journal;
 
 /// Lines at once: one for the process, three for each attachment.
 const LINES_MAX: usize = 1024;
@@ -149,6 +150,7 @@ impl Rights {
             Question::OpenImage { path, read_only } => {
                 let is_meant = opened(&self.mandate).images.contains(&(path.clone(), read_only));
                 self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
+                journal::check(&path)?;
                 passed(FileStore::open(&path, read_only).map_err(io::Error::other)?.into_descriptor())
             }
             Question::OpenUsb { bus, device } => self.open_usb(bus, device),

@@ -549,6 +549,9 @@ impl Shown {
             | Question::Insert { .. }
             | Question::Release { .. }
             | Question::Explain { .. }
+            | Question::Swap { .. }
+            | Question::SwapStatus { .. }
+            | Question::SwapCancel { .. }
             | Question::Reload => Answer::Unknown,
         }
     }

@@ -9,12 +9,14 @@ mod inventory;
 mod list;
 mod listen;
 mod nbd;
+mod observe;
 mod output;
 mod owner;
 mod plan;
 mod release;
 mod served;
 mod share;
+mod swap;
 mod trust;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -52,10 +54,12 @@ enum Verb {
     Hold(attach::MovingArgs),
     /// Let a device that is held go on: the machine was not migrated.
     Resume(attach::MovingArgs),
+    Observe(observe::Args),
     Daemon(daemon::Args),
     Nbd(nbd::Args),
     Status(owner::StatusArgs),
     Release(release::Args),
+    Swap(swap::Args),
     Type(owner::TypeArgs),
     Eject(owner::DeviceArgs),
     Insert(owner::DeviceArgs),
@@ -85,7 +89,9 @@ impl Cli {
             Verb::List(args) => args.json,
             Verb::Attach(args) => args.json,
             Verb::Nbd(args) => args.json,
+            Verb::Observe(args) => args.json,
             Verb::Status(args) => args.json,
+            Verb::Swap(args) => args.json,
             _ => false,
         }
     }
@@ -108,10 +114,12 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Detach(args) => attach::detach(args),
         Verb::Hold(args) => attach::hold(args),
         Verb::Resume(args) => attach::resume(args),
+        Verb::Observe(args) => observe::run(&args),
         Verb::Daemon(args) => daemon::run(args),
         Verb::Nbd(args) => nbd::run(&args),
         Verb::Status(args) => owner::status(&args),
         Verb::Release(args) => release::run(args),
+        Verb::Swap(args) => swap::run(&args),
         Verb::Type(args) => owner::type_text(args),
         Verb::Eject(args) => owner::eject(args),
         Verb::Insert(args) => owner::insert(args),

@@ -18,6 +18,7 @@ mod hostile;
 mod lines;
 mod nbd;
 mod network;
+mod observe;
 mod owner;
 mod redir;
 mod rights;

@@ -15,6 +15,48 @@ use rustix::net::{
 /// Bytes of one message. A request is a line, an answer a line and a descriptor.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
+/// Descriptors that may come with bytes on a stream.
+pub const STREAM_FDS_MAX: usize = 2;
+
+/// Sends bytes on a Unix stream, and descriptors with the first of them. Says how many bytes went.
+///
+/// # Errors
+/// `InvalidInput` for more than [`STREAM_FDS_MAX`] descriptors; what the system says.
+pub fn send_on_stream(stream: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    if fds.len() > STREAM_FDS_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors at once"));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(STREAM_FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "there is room for them");
+    }
+    Ok(net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
+}
+
+/// Receives bytes from a Unix stream, and what descriptors come with them; those that are too many are closed. Says how many bytes
+/// came: none at the end.
+///
+/// # Errors
+/// What the system says, `WouldBlock` after the socket's timeout.
+pub fn receive_on_stream(stream: BorrowedFd<'_>, to: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(STREAM_FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match net::recvmsg(stream, &mut [IoSliceMut::new(to)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(came) = message {
+            let room = STREAM_FDS_MAX.saturating_sub(fds.len());
+            fds.extend(came.take(room));
+        }
+    }
+    Ok(received.bytes)
+}
+
 /// One end.
 #[derive(Debug)]
 pub struct Passage {
@@ -135,6 +177,26 @@ mod tests {
         let long = vec![0; MESSAGE_BYTES_MAX + 1];
         net::send(&ours.fd, &long, SendFlags::empty()).unwrap();
         assert_eq!(Passage::over(theirs).receive().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn descriptors_come_with_the_bytes_of_a_stream_and_no_more_than_may() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let file = File::from(rustix::fs::memfd_create("passed", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let fds = [file.as_fd(); STREAM_FDS_MAX + 1];
+        assert_eq!(send_on_stream(ours.as_fd(), b"x", &fds).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        send_on_stream(ours.as_fd(), b"one", &fds[..2]).unwrap();
+        send_on_stream(ours.as_fd(), b"two", &fds[..2]).unwrap();
+        drop(ours);
+        let (mut bytes, mut fds) = ([0; 16], Vec::new());
+        let mut heard = 0;
+        loop {
+            match receive_on_stream(theirs.as_fd(), &mut bytes[heard..], &mut fds).unwrap() {
+                0 => break,
+                count => heard += count,
+            }
+        }
+        assert_eq!((&bytes[..heard], fds.len()), (b"onetwo".as_slice(), STREAM_FDS_MAX));
     }
 
     #[test]

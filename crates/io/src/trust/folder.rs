@@ -78,7 +78,10 @@ impl Folder {
     }
 
     /// Makes it, for its owner's eyes only.
-    pub(super) fn make(&self) -> Result<(), StateError> {
+    ///
+    /// # Errors
+    /// If it is not there and cannot be made.
+    pub fn make(&self) -> Result<(), StateError> {
         let make = || -> io::Result<()> {
             let is_new = !self.path.exists();
             fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;

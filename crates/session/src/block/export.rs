@@ -1,12 +1,12 @@
 //! A block device that is shared: a medium, and how its users see it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use farbus_model::{BlockDevice, BlockInfo, BlockStore, Medium, StoreError};
 use farbus_wire::native::control;
 
-use super::{Answered, Range, ReadOnly, Scratch, SparseMemory, StoreDevice};
+use super::{Answered, Range, ReadOnly, Scratch, SparseMemory, StoreDevice, Switch};
 use crate::claims::Mode;
 
 /// How the users of a medium see it (requirement N14): a part of it, unchangeable, with changes of their own.
@@ -33,7 +33,9 @@ pub enum Changes {
 
 /// A block device on offer. Every user opens it, and has a device of its own over the same medium.
 pub struct BlockExport {
-    medium: Arc<dyn Medium>,
+    medium: Switch,
+    /// Where the medium is, as people write it.
+    place: Mutex<Option<String>>,
     view: View,
     durability: u64,
     info: BlockInfo,
@@ -52,12 +54,28 @@ impl BlockExport {
     /// # Errors
     /// A sentence for a person: the medium has no such part.
     pub fn new(medium: Arc<dyn Medium>, view: View, durability: u64) -> Result<Self, String> {
-        let device = open(&*medium, &view)?;
+        let medium = Switch::new(medium)?;
+        let device = open(&medium, &view)?;
         let info = *device.info();
         if info.size_bytes == 0 {
             return Err("nothing of it is left to use".into());
         }
-        Ok(Self { medium, view, durability, info })
+        Ok(Self { medium, place: Mutex::default(), view, durability, info })
+    }
+
+    /// Its medium, which may be exchanged while it is in use.
+    pub fn switch(&self) -> &Switch {
+        &self.medium
+    }
+
+    /// Where its medium is, as people write it, if somebody said so.
+    pub fn place(&self) -> Option<String> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Its medium is there.
+    pub fn is_at(&self, place: String) {
+        *self.place.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
     }
 
     /// What it is.
@@ -86,7 +104,7 @@ impl BlockExport {
     /// # Errors
     /// A sentence for a person.
     pub fn open(&self, mode: Mode) -> Result<Box<dyn BlockDevice>, String> {
-        let device = open(&*self.medium, &self.view)?;
+        let device = open(&self.medium, &self.view)?;
         match mode {
             Mode::Read if !self.info.is_read_only => Ok(Box::new(ReadOnly::new(device))),
             _ => Ok(device),

@@ -8,6 +8,7 @@
 //! | [`AnyByte`] | a device of larger blocks, asked for any byte |
 //! | [`Scratch`] | the device as it was, with changes of one's own that go away |
 //! | [`MemoryMedium`] | memory that several have open, by a handle each |
+//! | [`Switch`] | a medium behind which another may be put while it is in use, which [`Swap`] does |
 //! | [`Answered`] | a device that answers at once, as a store |
 //! | [`BlockExport`] | a medium on offer: each of its users opens it |
 //! | [`Traced`] | the device; who asked what, and when it was answered, is noted |
@@ -19,11 +20,15 @@ mod answered;
 mod any_byte;
 mod below;
 mod export;
+mod granules;
 mod memory;
 mod range;
+mod rate;
 mod read_only;
 mod scratch;
 mod sparse;
+pub mod swap;
+mod switch;
 mod traced;
 
 pub use answered::{Answered, make_durable};
@@ -36,4 +41,6 @@ pub use range::Range;
 pub use read_only::ReadOnly;
 pub use scratch::Scratch;
 pub use sparse::SparseMemory;
+pub use swap::Swap;
+pub use switch::{Switch, SwitchStore};
 pub use traced::Traced;

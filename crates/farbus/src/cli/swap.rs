@@ -1,0 +1,307 @@
+//! `farbus swap`.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::store::{FileStore, Trouble};
+use farbus_session::block::swap::Options;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::Failure;
+use super::output::{print_json, say};
+use super::owner::{ask_owner, format_bytes};
+use crate::block::bytes_from;
+use crate::client::Attribute;
+use crate::control::{Answer, Question, ask_all, ask_one};
+use crate::device_status::MediumStatus;
+use crate::failure::FailureReport;
+use crate::share::{Share, ShareError};
+use crate::swap::journal::{Journals, Medium};
+use crate::swap::{Order, SwapStatus};
+
+/// How often the progress is asked for.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Move a shared disk to another file or block device while it is in use.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Its users notice nothing: all of it is copied, then what was changed meanwhile, and for the last moment both\n\
+    are written. Whatever PATH held is overwritten; a file that is not there is made. A power cut at any moment leaves\n\
+    one complete disk: PATH if the swap is done, else the old one, and the same command continues. Ctrl-C cancels.\n\n\
+    From then on share PATH: the old one is refused, because it is old, until 'farbus swap --forget OLD'.\n\n\
+    Examples:\n  farbus swap disk --to block:/srv/new.img\n  \
+    farbus swap disk --to block:/dev/nvme0n1 --rate 100M --verify\n  \
+    farbus swap disk                          watch one that is under way\n  \
+    farbus swap disk --cancel\n  \
+    farbus swap disk --to block:b.img --json | jq '{state, bytes_per_s, quiet_ms}'\n  \
+    farbus swap --forget a.img                use what was left behind all the same"
+)]
+pub struct Args {
+    /// Name or bus id of the shared disk.
+    #[arg(required_unless_present = "forget")]
+    device: Option<String>,
+    /// Where to: 'block:' and the path of a file or block device, at least as large.
+    #[arg(long, value_name = "block:PATH", value_parser = path_from)]
+    to: Option<PathBuf>,
+    /// Copy at most so many bytes a second: 100M.
+    #[arg(long, value_name = "BYTES", value_parser = rate_from, requires = "to")]
+    rate: Option<u64>,
+    /// Read and compare both before the switch.
+    #[arg(long, requires = "to")]
+    verify: bool,
+    /// Stop the one that is under way; the disk stays where it was.
+    #[arg(long, conflicts_with = "to")]
+    cancel: bool,
+    /// Let a disk be shared again that a swap left behind, or did not finish.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["device", "to", "cancel"])]
+    forget: Option<PathBuf>,
+    /// For programs: what became of it, when it has ended.
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn path_from(text: &str) -> Result<PathBuf, String> {
+    match text.strip_prefix("block:") {
+        Some(path) if !path.is_empty() => Ok(path.into()),
+        _ => Err(format!("'{text}' is no place for a disk: try block:PATH")),
+    }
+}
+
+fn rate_from(text: &str) -> Result<u64, String> {
+    match bytes_from(text)? {
+        0 => Err("at no bytes a second it would never end; to stop it, type --cancel".into()),
+        rate => Ok(rate),
+    }
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    if let Some(path) = &args.forget {
+        return forget(path);
+    }
+    let device = args.device.as_deref().unwrap_or_default();
+    if args.cancel {
+        return ask_owner(device, Question::SwapCancel { device: device.to_owned() });
+    }
+    let owner = Owner::of(device)?;
+    // From here on Ctrl-C is the wish to cancel.
+    let is_cancelled = Arc::new(AtomicBool::new(false));
+    if let Some(path) = &args.to {
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&is_cancelled)).map_err(Failure::local)?;
+        }
+        owner.begin(path, args)?;
+    }
+    let ended = owner.watch(args.json, &is_cancelled)?;
+    if args.json {
+        // What failed is told beside it, as JSON too.
+        print_json(&ended)?;
+    }
+    match ended.failure {
+        Some(FailureReport { attribute, message }) => Err(Failure::new(attribute, message)),
+        None if args.json => Ok(()),
+        None => {
+            let rounds = if ended.round == 1 { "one round".to_owned() } else { format!("{} rounds", ended.round) };
+            say(format!(
+                "{} lies on {} now: {} copied in {rounds} and {:.1} s; no change waited longer than {:.2} ms",
+                ended.device,
+                ended.to,
+                format_bytes(ended.copied_bytes),
+                ended.elapsed_s,
+                ended.quiet_ms
+            ));
+            say(format!("from now on share {}; {} is old", ended.to, ended.from));
+            Ok(())
+        }
+    }
+}
+
+fn forget(path: &Path) -> Result<(), Failure> {
+    let forgotten =
+        Journals::of_user().and_then(|journals| journals.forget(&Medium::at(path))).map_err(Failure::local)?;
+    match forgotten {
+        true => {
+            say(format!("{} may be shared again as it is", path.display()));
+            Ok(())
+        }
+        false => Err(Failure::new(Attribute::Gone, format!("nothing is against sharing {}", path.display()))),
+    }
+}
+
+/// The process that shares a disk.
+struct Owner {
+    pid: u32,
+    device: String,
+    medium: MediumStatus,
+}
+
+impl Owner {
+    fn of(device: &str) -> Result<Self, Failure> {
+        for (pid, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
+            let Answer::Ok(status) = answer else { continue };
+            let devices = status["devices"].as_array().into_iter().flatten();
+            let mut shared = devices.filter(|it| it["name"] == *device || it["bus_id"] == *device);
+            let Some(found) = shared.next().filter(|_| status["role"] != "attach") else { continue };
+            let medium = serde_json::from_value(found["medium"].clone()).map_err(|_| {
+                let message = format!("{device} is no disk that is shared here: only a disk can be moved");
+                Failure::new(Attribute::Refused, message)
+            })?;
+            let name = found["name"].as_str().unwrap_or(device).to_owned();
+            return Ok(Self { pid, device: name, medium });
+        }
+        let message = format!("no device called '{device}' is shared here\n  see: farbus status");
+        Err(Failure::new(Attribute::Gone, message))
+    }
+
+    fn ask(&self, question: &Question, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<Value, Failure> {
+        match ask_one(self.pid, question, fds) {
+            Ok(Answer::Ok(value)) => Ok(value),
+            Ok(Answer::Unknown) => {
+                Err(Failure::new(Attribute::Gone, format!("{} is not shared any more", self.device)))
+            }
+            Ok(Answer::Refused(why)) => Err(Failure::new(Attribute::Refused, why)),
+            Ok(Answer::Failed(failure)) => Err(Failure::new(failure.attribute, failure.message)),
+            Err(error) => {
+                let what = format!("process {}, which shares {}, does not answer: {error}", self.pid, self.device);
+                let hint = "the disk is complete: share it again, and swap again if it was not done";
+                Err(Failure::new(Attribute::Gone, format!("{what}\n  {hint}")))
+            }
+        }
+    }
+
+    fn begin(&self, path: &Path, args: &Args) -> Result<(), Failure> {
+        let is_made = make(path, self.medium.size_bytes)
+            .map_err(|error| Failure::local(format!("cannot make {}: {error}", path.display())))?;
+        let begun = self.begin_on(path, args);
+        if is_made && begun.is_err() {
+            let _ = std::fs::remove_file(path);
+        }
+        begun
+    }
+
+    fn begin_on(&self, path: &Path, args: &Args) -> Result<(), Failure> {
+        let path = std::path::absolute(path).map_err(Failure::local)?;
+        let store = FileStore::open(&path, false).map_err(|error| match error.trouble {
+            Trouble::InUse => {
+                let what = format!("{} is mounted or shared already", path.display());
+                Failure::new(Attribute::Refused, format!("{what}, by {} itself perhaps\n  choose another", self.device))
+            }
+            _ => Failure::local(error),
+        })?;
+        let from = match self.medium.at.strip_prefix("block:") {
+            Some(path) => Medium::at(Path::new(path)),
+            None => Medium { at: self.medium.at.clone().into(), inode: None },
+        };
+        let journals = Journals::of_user().map_err(Failure::local)?;
+        let begun = journals.begin(&from, &Medium::at(&path));
+        let begun = begun.map_err(|error| Failure::local(format!("cannot write a journal: {error}")))?;
+        let question = Question::Swap {
+            device: self.device.clone(),
+            to: format!("block:{}", path.display()),
+            rate: args.rate,
+            verify: args.verify,
+            resume: begun.resumes,
+            files: crate::swap::Files::default(),
+        };
+        if begun.resumes && !args.json {
+            say(format!("{} has a part of it already: what it has is compared, not copied", path.display()));
+        }
+        let store = store.into_descriptor();
+        match self.ask(&question, &[store.as_fd(), begun.file.as_fd()]) {
+            Ok(_) => Ok(()),
+            Err(failure) => {
+                begun.withdraw();
+                Err(failure)
+            }
+        }
+    }
+
+    /// Watches until it has ended.
+    fn watch(&self, is_quiet: bool, is_cancelled: &AtomicBool) -> Result<SwapStatus, Failure> {
+        let bar = if is_quiet { ProgressBar::hidden() } else { ProgressBar::new(self.medium.size_bytes) };
+        let template = "{prefix:>10} [{bar:30}] {bytes} of {total_bytes}, {msg}";
+        bar.set_style(ProgressStyle::with_template(template).map_err(Failure::local)?.progress_chars("=> "));
+        let mut is_told = false;
+        loop {
+            if is_cancelled.load(Ordering::Relaxed) && !is_told {
+                is_told = true;
+                // It may have ended meanwhile.
+                let _ = self.ask(&Question::SwapCancel { device: self.device.clone() }, &[]);
+            }
+            let status = self.ask(&Question::SwapStatus { device: self.device.clone() }, &[])?;
+            let status: SwapStatus = serde_json::from_value(status).map_err(Failure::local)?;
+            bar.set_prefix(status.phase.clone());
+            bar.set_position(status.total_bytes.saturating_sub(status.left_bytes));
+            bar.set_message(format!("{}/s, round {}", format_bytes(status.bytes_per_s), status.round));
+            if status.state != "running" {
+                bar.finish_and_clear();
+                return Ok(status);
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+/// Makes a file with nothing in it that takes no room, unless there is something. Says whether it did.
+fn make(path: &Path, size_bytes: u64) -> io::Result<bool> {
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(file) => {
+            file.set_len(size_bytes).inspect_err(|_| {
+                let _ = std::fs::remove_file(path);
+            })?;
+            Ok(true)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Answers what is asked of the swaps of what is shared.
+pub fn answer(share: &Share, question: Question) -> Answer {
+    let device = match &question {
+        Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device } => {
+            device.clone()
+        }
+        _ => return Answer::Unknown,
+    };
+    let (bus_id, export) = match share.disk(&device) {
+        Ok(found) => found,
+        Err(ShareError::NoDevice(_)) => return Answer::Unknown,
+        Err(error) => return Answer::Refused(error.to_string()),
+    };
+    let Some(export) = export else { return Answer::Refused(format!("{device} is no disk: only a disk can be moved")) };
+    let none = || {
+        let message = format!("{device} is not being moved\n  move it: farbus swap {device} --to block:PATH");
+        Answer::Failed(FailureReport { attribute: Attribute::Gone, message })
+    };
+    match question {
+        Question::Swap { to, rate, verify, resume, files, .. } => {
+            let order = files.take().and_then(|[disk, journal]| {
+                let path = to.strip_prefix("block:").unwrap_or(&to).to_owned();
+                let destination = FileStore::passed(disk, path, false).map_err(io::Error::other)?;
+                let options = Options { rate, verify, resume };
+                Ok(Order { device, to, destination, journal: journal.into(), options })
+            });
+            match order {
+                Ok(order) => match share.swaps().begin(&bus_id, export, order) {
+                    Ok(()) => Answer::Ok(Value::Null),
+                    Err(failure) => Answer::Failed(failure),
+                },
+                Err(error) => Answer::Refused(error.to_string()),
+            }
+        }
+        Question::SwapStatus { .. } => {
+            share.swaps().status(&bus_id).map_or_else(none, |status| Answer::Ok(json!(status)))
+        }
+        _ if share.swaps().cancel(&bus_id) => Answer::Ok(Value::Null),
+        _ => none(),
+    }
+}

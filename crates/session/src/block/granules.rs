@@ -1,0 +1,158 @@
+//! Which parts of a disk are meant: a bit for each of equal pieces.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use farbus_model::limits::{SWAP_GRANULE_BYTES_MIN, SWAP_GRANULES_MAX};
+
+/// A set of a disk's granules, changed by several threads at once.
+#[derive(Debug)]
+pub(super) struct Granules {
+    size_bytes: u64,
+    granule_bytes: u64,
+    words: Box<[AtomicU64]>,
+}
+
+/// Neighbouring granules: bytes from there, so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+impl Run {
+    pub fn end(self) -> u64 {
+        self.offset + self.bytes
+    }
+}
+
+impl Granules {
+    /// None of a disk of `size_bytes`. A larger disk has larger granules, so that the bits stay few.
+    pub fn none_of(size_bytes: u64) -> Self {
+        let granule_bytes = size_bytes.div_ceil(SWAP_GRANULES_MAX).next_power_of_two().max(SWAP_GRANULE_BYTES_MIN);
+        let words = size_bytes.div_ceil(granule_bytes).div_ceil(64);
+        let words = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Self { size_bytes, granule_bytes, words }
+    }
+
+    /// All of it.
+    pub fn all_of(size_bytes: u64) -> Self {
+        let all = Self::none_of(size_bytes);
+        all.add(0, size_bytes);
+        all
+    }
+
+    pub fn granule_bytes(&self) -> u64 {
+        self.granule_bytes
+    }
+
+    /// Adds whatever granule the range touches.
+    pub fn add(&self, offset: u64, length: u64) {
+        if length == 0 {
+            return;
+        }
+        let (first, last) = (offset / self.granule_bytes, (offset + length - 1) / self.granule_bytes);
+        for word in first / 64..=last / 64 {
+            let from = first.max(word * 64) % 64;
+            let to = last.min(word * 64 + 63) % 64;
+            let bits = (u64::MAX >> (63 - to)) & (u64::MAX << from);
+            let word = &self.words[word as usize];
+            // What is there already needs no line of the cache for oneself. Whoever takes the bit has to see what it stands for.
+            if word.load(Ordering::Relaxed) & bits != bits {
+                word.fetch_or(bits, Ordering::Release);
+            }
+        }
+    }
+
+    /// Whether it has the granule at `offset`.
+    pub fn has(&self, offset: u64) -> bool {
+        let at = offset / self.granule_bytes;
+        self.words[(at / 64) as usize].load(Ordering::Acquire) & 1 << (at % 64) != 0
+    }
+
+    /// Takes the first granule from `offset` on out, and its neighbours up to `bytes_max` together (but one at least).
+    pub fn take(&self, offset: u64, bytes_max: u64) -> Option<Run> {
+        let first = self.find(offset / self.granule_bytes)?;
+        let mut end = first + 1;
+        self.remove(first);
+        while (end + 1 - first) * self.granule_bytes <= bytes_max && self.remove(end) {
+            end += 1;
+        }
+        let offset = first * self.granule_bytes;
+        Some(Run { offset, bytes: (end * self.granule_bytes).min(self.size_bytes) - offset })
+    }
+
+    fn find(&self, from: u64) -> Option<u64> {
+        let mut mask = u64::MAX << (from % 64);
+        for (at, word) in self.words.iter().enumerate().skip((from / 64) as usize) {
+            let bits = word.load(Ordering::Relaxed) & mask;
+            if bits != 0 {
+                return Some(at as u64 * 64 + u64::from(bits.trailing_zeros()));
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
+    /// Whether it was there.
+    fn remove(&self, at: u64) -> bool {
+        let bit = 1 << (at % 64);
+        let Some(word) = self.words.get((at / 64) as usize) else { return false };
+        word.load(Ordering::Relaxed) & bit != 0 && word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        let granules: u64 = self.words.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum();
+        let last = self.size_bytes.saturating_sub(1);
+        let beyond = (last / self.granule_bytes + 1) * self.granule_bytes - self.size_bytes;
+        let has_last = self.size_bytes > 0 && self.has(last);
+        granules * self.granule_bytes - if has_last { beyond } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRANULE: u64 = SWAP_GRANULE_BYTES_MIN;
+
+    #[test]
+    fn the_largest_disk_needs_a_few_mebibytes() {
+        for size in [1, 1 << 30, (2 << 40) + 1, 16 << 40] {
+            let none = Granules::none_of(size);
+            assert!(none.words.len() * 8 <= 4 << 20, "{} words for {size} bytes", none.words.len());
+            assert_eq!(none.bytes(), 0);
+        }
+        assert_eq!(Granules::none_of(2 << 40).granule_bytes(), GRANULE);
+        assert_eq!(Granules::none_of(16 << 40).granule_bytes(), 8 * GRANULE);
+    }
+
+    #[test]
+    fn what_was_added_is_taken_once_in_runs() {
+        let size = 200 * GRANULE + 77;
+        let set = Granules::none_of(size);
+        set.add(0, 0);
+        set.add(63 * GRANULE - 1, 2 * GRANULE);
+        set.add(size - 1, 1);
+        assert_eq!(set.bytes(), 3 * GRANULE + 77);
+        assert!(set.has(62 * GRANULE) && set.has(65 * GRANULE - 1) && !set.has(65 * GRANULE));
+        assert_eq!(set.take(0, 2 * GRANULE), Some(Run { offset: 62 * GRANULE, bytes: 2 * GRANULE }));
+        assert_eq!(set.take(63 * GRANULE, 1), Some(Run { offset: 64 * GRANULE, bytes: GRANULE }));
+        assert_eq!(set.take(0, u64::MAX), Some(Run { offset: 200 * GRANULE, bytes: 77 }));
+        assert_eq!((set.take(0, 1), set.bytes()), (None, 0));
+    }
+
+    #[test]
+    fn all_of_a_disk_is_its_size() {
+        for size in [1, GRANULE, 64 * GRANULE, 64 * GRANULE + 1, 129 * GRANULE - 1] {
+            let all = Granules::all_of(size);
+            assert_eq!(all.bytes(), size);
+            let mut taken = 0;
+            while let Some(run) = all.take(taken, 1 << 20) {
+                assert_eq!(run.offset, taken);
+                taken = run.end();
+            }
+            assert_eq!(taken, size);
+        }
+    }
+}

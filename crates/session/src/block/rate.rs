@@ -1,0 +1,69 @@
+//! How fast something may go on.
+
+use std::time::Duration;
+
+use farbus_model::Instant;
+
+/// A bucket of tokens, a token a byte: it fills at a rate, and takes what a tenth of a second brings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bucket {
+    /// Bytes a second; `None` is no limit.
+    rate: Option<u64>,
+    /// Nanoseconds' worth of what was taken in advance.
+    full_at: Instant,
+}
+
+/// How much may go at once after a pause.
+const BURST: Duration = Duration::from_millis(100);
+
+impl Bucket {
+    pub fn new(rate: Option<u64>, now: Instant) -> Self {
+        Self { rate, full_at: now }
+    }
+
+    /// When more may be taken: not yet, until then.
+    pub fn wait_until(&self, now: Instant) -> Option<Instant> {
+        let owed = self.full_at - now;
+        (owed > BURST).then(|| now + (owed - BURST))
+    }
+
+    /// This was taken: it is owed, be it more than there was.
+    pub fn take(&mut self, now: Instant, bytes: u64) {
+        let Some(rate) = self.rate.filter(|rate| *rate > 0) else { return };
+        let ns = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
+        self.full_at = self.full_at.max(now) + Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_much_passes_as_the_rate_says_and_a_tenth_of_a_second_more() {
+        let mut now = Instant::ZERO;
+        let mut bucket = Bucket::new(Some(1 << 20), now);
+        let mut taken = 0;
+        while taken < 10 << 20 {
+            if let Some(until) = bucket.wait_until(now) {
+                assert!(until > now);
+                now = until;
+            }
+            bucket.take(now, 64 << 10);
+            taken += 64 << 10;
+        }
+        let seconds = now.as_nanos() as f64 / 1e9;
+        assert!((9.8..10.0).contains(&seconds), "{seconds}");
+    }
+
+    #[test]
+    fn without_a_rate_nothing_waits_and_a_pause_saves_nothing_up() {
+        let mut free = Bucket::new(None, Instant::ZERO);
+        free.take(Instant::ZERO, u64::MAX);
+        assert_eq!(free.wait_until(Instant::ZERO), None);
+        let mut bucket = Bucket::new(Some(1000), Instant::ZERO);
+        let later = Instant::ZERO + Duration::from_secs(100);
+        bucket.take(later, 1000);
+        assert_eq!(bucket.wait_until(later), Some(later + Duration::from_millis(900)));
+    }
+}

@@ -1,0 +1,436 @@
+//! Swaps of disks in made-up worlds: users who change things between any two steps, media that fail, power that is cut
+//! anywhere, somebody who cancels. There is always one complete device.
+
+#[path = "native/random.rs"]
+mod random;
+#[path = "swap/world.rs"]
+mod world;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use farbus_model::block::MemoryStore;
+use farbus_model::{BlockStore, Instant, Medium, StoreError};
+use farbus_session::block::swap::{Journal, Milestone, Options, Phase, Report, Side, Step, SwapError};
+use farbus_session::block::{MemoryMedium, SparseMemory, Swap, Switch};
+use random::Random;
+use world::{Fault, Shared, World};
+
+/// How many worlds are played.
+fn worlds() -> u64 {
+    std::env::var("FARBUS_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(60)
+}
+
+struct Play {
+    shared: Shared,
+    switch: Switch,
+    users: Vec<Box<dyn BlockStore>>,
+    random: Random,
+    now: Instant,
+    stamp: u64,
+}
+
+impl Play {
+    fn new(seed: u64) -> Self {
+        let shared = World::shared();
+        let switch = Switch::new(shared.medium(Side::Source)).unwrap();
+        let users = (0..1 + seed % 3).map(|_| switch.open().unwrap()).collect();
+        Self { shared, switch, users, random: Random::new(seed), now: Instant::ZERO, stamp: 1 << 32 }
+    }
+
+    fn act(&mut self) {
+        if self.random.once_in(30) {
+            self.users.push(self.switch.open().unwrap());
+        }
+        if self.users.len() > 1 && self.random.once_in(30) {
+            let gone = self.random.below(self.users.len() as u64) as usize;
+            self.users.swap_remove(gone);
+        }
+        let user = self.random.below(self.users.len() as u64) as usize;
+        self.stamp += 1;
+        self.shared.act(&mut *self.users[user], &mut self.random, self.stamp);
+    }
+
+    fn swap(&mut self, options: Options, cancel_in: Option<u64>) -> Result<Report, SwapError> {
+        let destination = self.shared.medium(Side::Destination);
+        let journal = self.shared.journal(self.switch.open().unwrap(), Random::new(self.random.next()));
+        let mut swap = Swap::begin(&self.switch, destination, journal, options, self.now)?;
+        for steps in 0..100_000 {
+            for _ in 0..self.random.below(6) {
+                self.act();
+            }
+            if cancel_in == Some(steps) && swap.cancel() {
+                assert!(!swap.phase().is_decided());
+            }
+            self.now = self.now + Duration::from_micros(self.random.below(50));
+            match swap.step(self.now) {
+                Step::Again => {}
+                Step::At(when) => {
+                    assert!(when > self.now);
+                    self.now = when;
+                }
+                Step::Ended(result) => {
+                    drop(swap);
+                    return result;
+                }
+            }
+            let progress = swap.progress(self.now);
+            assert!(progress.left_bytes <= progress.total_bytes);
+        }
+        panic!("a swap does not end");
+    }
+
+    /// The device is this medium and nobody has the other.
+    fn check(&mut self, side: Side) {
+        for _ in 0..20 {
+            self.act();
+        }
+        // Those who were idle let go with the next thing they do.
+        for user in &mut self.users {
+            user.read_at(0, &mut [0; 512]).unwrap();
+        }
+        let mut world = self.shared.world();
+        world.check(side);
+        world.look_at_a_cut();
+        assert_eq!(world.milestone == Milestone::Switched, side == Side::Destination);
+        let (source, destination) = (world.source.handles, world.destination.handles);
+        let (here, there) = if side == Side::Source { (source, destination) } else { (destination, source) };
+        assert_eq!((here, there), (self.users.len(), 0), "handles on the device, and on what it is not");
+    }
+}
+
+fn options(random: &mut Random) -> Options {
+    let rate = random.once_in(3).then(|| 1 << (12 + random.below(20)));
+    Options { rate, verify: random.once_in(2), resume: random.once_in(2) }
+}
+
+#[test]
+fn whatever_is_changed_meanwhile_the_copy_is_the_original() {
+    let mut cuts = 0;
+    for seed in 0..worlds() {
+        let mut play = Play::new(seed);
+        let options = options(&mut play.random);
+        let report = play.swap(options, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        assert!(report.copied_bytes >= play.switch.size_bytes() && report.rounds >= 1);
+        play.check(Side::Destination);
+        cuts += play.shared.world().cuts_looked_at;
+    }
+    eprintln!("{} worlds, a power cut looked at {cuts} times", worlds());
+    assert!(cuts > worlds() * 50);
+}
+
+#[test]
+fn cancelled_anywhere_it_is_as_if_it_had_never_been_and_can_be_done_again() {
+    let mut cancelled = 0;
+    for seed in 0..worlds() {
+        let mut play = Play::new(seed);
+        let options = options(&mut play.random);
+        let after = play.random.below(16);
+        match play.swap(options, Some(after)) {
+            Err(SwapError::Cancelled) => {
+                cancelled += 1;
+                play.check(Side::Source);
+                assert!(!play.switch.is_swapping());
+                play.swap(Options { resume: true, ..options }, None).unwrap();
+            }
+            ended => assert!(ended.is_ok(), "seed {seed}: {ended:?}"),
+        }
+        play.check(Side::Destination);
+    }
+    assert!(cancelled > worlds() / 4, "{cancelled}");
+}
+
+#[test]
+fn whatever_fails_there_is_one_complete_device() {
+    let (mut failed, mut done) = (0, 0);
+    for seed in 0..worlds() {
+        let mut play = Play::new(seed);
+        let options = options(&mut play.random);
+        let side = play.random.pick(&[Side::Source, Side::Destination]);
+        let error = play.random.pick(&[StoreError::Medium, StoreError::NoSpace]);
+        let (from_call, is_for_ever) = (1 + play.random.below(60), play.random.once_in(2));
+        play.shared.world().disk(side).fails = Some(Fault { from_call, is_for_ever, error });
+        let result = play.swap(options, None);
+        play.shared.world().source.mend();
+        play.shared.world().destination.mend();
+        match result {
+            Ok(_) => {
+                done += 1;
+                play.check(Side::Destination);
+            }
+            Err(told) => {
+                failed += 1;
+                assert!(
+                    matches!(told, SwapError::Medium { side: named, error: how, .. } if named == side && how == error),
+                    "seed {seed}: {told:?}"
+                );
+                play.check(Side::Source);
+                play.swap(Options { resume: true, ..options }, None).unwrap();
+                play.check(Side::Destination);
+            }
+        }
+    }
+    assert!(failed > worlds() / 5 && done > worlds() / 20, "{failed} failed, {done} did not");
+}
+
+#[test]
+fn a_journal_that_cannot_be_written_leaves_the_source() {
+    for seed in 0..worlds() / 4 {
+        let mut play = Play::new(seed);
+        play.shared.world().journal_fails = Some(seed % 2 == 0);
+        let options = options(&mut play.random);
+        assert!(matches!(play.swap(options, None), Err(SwapError::Journal(_))), "seed {seed}");
+        play.check(Side::Source);
+        assert_eq!(play.shared.world().milestone, Milestone::Abandoned);
+    }
+}
+
+#[test]
+fn what_the_destination_swallows_is_found_before_the_switch() {
+    let verify = Options { verify: true, ..Options::default() };
+    for seed in 0..worlds() / 4 {
+        let mut play = Play::new(seed);
+        let deaf = play.random.below(world::SECTORS as u64);
+        play.shared.world().destination.deaf_sector = Some(deaf as usize);
+        let Err(SwapError::Differs { offset }) = play.swap(verify, None) else { panic!("seed {seed} found nothing") };
+        assert_eq!(offset / world::SECTOR as u64, deaf);
+        play.check(Side::Source);
+    }
+}
+
+#[test]
+fn a_bad_block_is_named_to_the_page() {
+    struct Bad(MemoryMedium);
+    struct BadStore(Box<dyn BlockStore>);
+    impl Medium for Bad {
+        fn open(&self) -> Result<Box<dyn BlockStore>, String> {
+            Ok(Box::new(BadStore(self.0.open()?)))
+        }
+        fn preferred_bytes(&self) -> u32 {
+            4096
+        }
+    }
+    impl BlockStore for BadStore {
+        fn size_bytes(&self) -> u64 {
+            self.0.size_bytes()
+        }
+        fn is_read_only(&self) -> bool {
+            false
+        }
+        fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
+            let is_bad = (offset..offset + to.len() as u64).contains(&1_234_567);
+            if is_bad { Err(StoreError::Medium) } else { self.0.read_at(offset, to) }
+        }
+        fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+            self.0.write_at(offset, from)
+        }
+        fn flush(&mut self) -> Result<(), StoreError> {
+            self.0.flush()
+        }
+        fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+            self.0.discard(offset, len)
+        }
+        fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+            self.0.write_zeroes(offset, len)
+        }
+    }
+    let switch = Switch::new(Arc::new(Bad(memory(4 << 20)))).unwrap();
+    let error = run(&switch, Arc::new(memory(4 << 20)), Options::default()).unwrap_err();
+    let offset = 1_234_567 / 4096 * 4096;
+    assert_eq!(error, SwapError::Medium { side: Side::Source, offset, error: StoreError::Medium });
+    assert!(error.to_string().contains("a bad block, or it has become shorter"));
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_written() {
+    let switch = Switch::new(Arc::new(memory(1 << 20))).unwrap();
+    let begin = |destination: Arc<dyn Medium>| {
+        Swap::begin(&switch, destination, Box::new(Nowhere), Options::default(), Instant::ZERO)
+    };
+    let small = begin(Arc::new(memory(1 << 19))).unwrap_err();
+    assert_eq!(small, SwapError::TooSmall { needed: 1 << 20, found: 1 << 19 });
+    struct ReadOnly;
+    impl Medium for ReadOnly {
+        fn open(&self) -> Result<Box<dyn BlockStore>, String> {
+            Ok(Box::new(MemoryStore::new(vec![0; 1 << 20]).read_only()))
+        }
+        fn preferred_bytes(&self) -> u32 {
+            4096
+        }
+    }
+    assert_eq!(begin(Arc::new(ReadOnly)).unwrap_err(), SwapError::ReadOnly);
+    let first = begin(Arc::new(memory(1 << 20))).unwrap();
+    assert_eq!(begin(Arc::new(memory(1 << 20))).unwrap_err(), SwapError::AnotherSwap);
+    // One that is dropped is given up.
+    drop(first);
+    drop(begin(Arc::new(memory(1 << 20))).unwrap());
+    assert!(!switch.is_swapping());
+}
+
+#[test]
+fn a_read_only_device_stays_one_on_a_medium_that_could_be_written() {
+    struct Sealed(Vec<u8>);
+    impl Medium for Sealed {
+        fn open(&self) -> Result<Box<dyn BlockStore>, String> {
+            Ok(Box::new(MemoryStore::new(self.0.clone()).read_only()))
+        }
+        fn preferred_bytes(&self) -> u32 {
+            4096
+        }
+    }
+    let switch = Switch::new(Arc::new(Sealed(vec![7; 1 << 20]))).unwrap();
+    let mut user = switch.open().unwrap();
+    run(&switch, Arc::new(memory(2 << 20)), Options::default()).unwrap();
+    let mut bytes = [0; 512];
+    user.read_at(1 << 19, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 512]);
+    assert_eq!((user.size_bytes(), user.is_read_only()), (1 << 20, true));
+    assert_eq!(user.write_at(0, &[1; 512]), Err(StoreError::ReadOnly));
+}
+
+#[test]
+fn a_request_that_hangs_is_waited_for_and_then_the_swap_is_given_up() {
+    struct Hanging(Arc<(Mutex<()>, AtomicBool)>, MemoryMedium);
+    struct HangingStore(Arc<(Mutex<()>, AtomicBool)>, Box<dyn BlockStore>);
+    impl Medium for Hanging {
+        fn open(&self) -> Result<Box<dyn BlockStore>, String> {
+            Ok(Box::new(HangingStore(Arc::clone(&self.0), self.1.open()?)))
+        }
+        fn preferred_bytes(&self) -> u32 {
+            4096
+        }
+    }
+    impl BlockStore for HangingStore {
+        fn size_bytes(&self) -> u64 {
+            self.1.size_bytes()
+        }
+        fn is_read_only(&self) -> bool {
+            false
+        }
+        fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
+            self.1.read_at(offset, to)
+        }
+        fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+            self.0.1.store(true, Ordering::Release);
+            drop(self.0.0.lock().unwrap_or_else(PoisonError::into_inner));
+            self.1.write_at(offset, from)
+        }
+        fn flush(&mut self) -> Result<(), StoreError> {
+            Ok(())
+        }
+        fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+            self.1.discard(offset, len)
+        }
+        fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+            self.1.write_zeroes(offset, len)
+        }
+    }
+    let hold = Arc::new((Mutex::new(()), AtomicBool::new(false)));
+    let switch = Switch::new(Arc::new(Hanging(Arc::clone(&hold), memory(1 << 20)))).unwrap();
+    let mut user = switch.open().unwrap();
+    let held = hold.0.lock().unwrap();
+    let writer = std::thread::spawn(move || {
+        user.write_at(0, &[9; 512]).unwrap();
+        user
+    });
+    while !hold.1.load(Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+    let mut now = Instant::ZERO;
+    let destination = Arc::new(memory(1 << 20));
+    let mut swap = Swap::begin(&switch, destination, Box::new(Nowhere), Options::default(), now).unwrap();
+    let ended = loop {
+        match swap.step(now) {
+            Step::Again => {}
+            Step::At(_) => now = now + Duration::from_secs(1),
+            Step::Ended(result) => break result,
+        }
+    };
+    assert_eq!((ended, now.as_nanos() / 1_000_000_000), (Err(SwapError::Stuck), 61));
+    drop(held);
+    let mut user = writer.join().unwrap();
+    drop(swap);
+    run(&switch, Arc::new(memory(1 << 20)), Options::default()).unwrap();
+    let mut bytes = [0; 512];
+    user.read_at(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [9; 512]);
+}
+
+/// Threads that write as fast as they can, each its own part, while the medium is swapped under them again and again.
+#[test]
+fn threads_at_full_speed_notice_nothing() {
+    const PART: u64 = 300_000;
+    const USERS: u64 = 3;
+    let size = PART * USERS;
+    let switch = Switch::new(Arc::new(memory(size))).unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let users: Vec<_> = (0..USERS)
+        .map(|part| {
+            let (mut store, is_over) = (switch.open().unwrap(), Arc::clone(&is_over));
+            std::thread::spawn(move || {
+                let mut random = Random::new(part);
+                let mut model = vec![0; PART as usize];
+                let mut requests = 0_u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    let at = random.below(PART - 5000) as usize;
+                    let length = 1 + random.below(5000) as usize;
+                    let offset = part * PART + at as u64;
+                    if random.once_in(3) {
+                        let mut bytes = vec![0; length];
+                        store.read_at(offset, &mut bytes).unwrap();
+                        assert!(bytes == model[at..at + length], "part {part} at {at}");
+                    } else {
+                        model[at..at + length].fill(random.below(255) as u8 + 1);
+                        store.write_at(offset, &model[at..at + length]).unwrap();
+                    }
+                    requests += 1;
+                }
+                (model, requests)
+            })
+        })
+        .collect();
+    let mut last = memory(size);
+    for round in 0..12 {
+        last = memory(size);
+        let options = Options { verify: round % 2 == 1, ..Options::default() };
+        run(&switch, Arc::new(last.clone()), options).unwrap_or_else(|error| panic!("swap {round}: {error}"));
+    }
+    is_over.store(true, Ordering::Relaxed);
+    for (part, user) in users.into_iter().enumerate() {
+        let (model, requests) = user.join().unwrap();
+        let mut bytes = vec![0; PART as usize];
+        last.open().unwrap().read_at(part as u64 * PART, &mut bytes).unwrap();
+        assert!(bytes == model, "part {part} after {requests} requests");
+        assert!(requests > 10);
+    }
+}
+
+struct Nowhere;
+
+impl Journal for Nowhere {
+    fn note(&mut self, _milestone: Milestone) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+fn memory(size: u64) -> MemoryMedium {
+    MemoryMedium::new(SparseMemory::new(size, size))
+}
+
+/// Swaps, with a real clock.
+fn run(switch: &Switch, destination: Arc<dyn Medium>, options: Options) -> Result<Report, SwapError> {
+    let began = std::time::Instant::now();
+    let now = || Instant::ZERO + began.elapsed();
+    let mut swap = Swap::begin(switch, destination, Box::new(Nowhere), options, now())?;
+    loop {
+        match swap.step(now()) {
+            Step::Again => {}
+            Step::At(when) => std::thread::sleep(when - now()),
+            Step::Ended(result) => {
+                assert!(result.is_err() || swap.phase() == Phase::Releasing);
+                return result;
+            }
+        }
+    }
+}
