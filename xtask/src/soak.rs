@@ -57,7 +57,8 @@ fn play_worlds() -> Result<(), String> {
 }
 
 fn cut_links() -> Result<(), String> {
-    let mut cut = cargo(&["test", "--package", "farbus", "--test", "command", "a_disk_as_a_file", "--", "--nocapture"]);
+    let mut cut =
+        cargo(&["test", "--package", "farbus", "--test", "command", "outlives_cut_links", "--", "--nocapture"]);
     cut.env(CUTS.0, CUTS.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(cut)
 }

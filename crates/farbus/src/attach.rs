@@ -1,6 +1,5 @@
 //! A remote device, for this machine: through its kernel, or as a file.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -9,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use farbus_host::RemoteDisk;
 use farbus_io::frontend::fuse::{Cutter, DiskMount, Health};
 use farbus_io::link::{Clock, Interest, Link, Wake, wait};
 use farbus_io::sys::vhci::Port;
@@ -19,12 +17,14 @@ use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, R
 use tracing::{debug, warn};
 
 use crate::broker::Hands;
-use crate::client::{Attribute, Client, ClientError, FailureReport, Target};
-use crate::device_port::{DevicePort, Watched};
+use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target, local, local_address};
+use crate::device_port::Cutter as DiskCutter;
 use crate::meters::{Calls, Meters, Readings};
+use crate::opened_disk::{DiskMode, OpenedDisk, Way};
 use crate::parting::{Parter, Verdict};
 use crate::session_port::{Seen, SessionPort};
 use crate::session_relay::{self, Saved, SessionRelay};
+use crate::standing::Standing;
 
 /// Why an attachment ended.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Ender {
 /// A device attached to this machine's kernel: the kernel's messages come in on a socket pair and
 /// only such answers as the protocol allows go back (field experience: CVE-2026-31607).
 pub struct KernelAttachment {
-    relay: Way,
+    relay: Between,
     hands: Hands,
     port: Port,
     ender: Ender,
@@ -93,11 +93,11 @@ impl KernelAttachment {
         let (kernel, theirs) = Link::pair("this kernel").map_err(local)?;
         let hands = client.hands().clone();
         let plug = |device_id, speed| hands.plug(theirs.as_fd(), device_id, speed).map_err(local);
-        let (port, relay) = match client.session(target)? {
+        let (port, relay) = match client.session(target, GRACE)? {
             Some(device) => {
                 let said = device.remote().description().expect("what is open was described");
                 let (device_id, speed) = (said.bus << 16 | said.device & 0xffff, said.speed);
-                (plug(device_id, speed)?, Way::Session(Box::new(SessionRelay::new(kernel, device, device_id))))
+                (plug(device_id, speed)?, Between::Session(Box::new(SessionRelay::new(kernel, device, device_id))))
             }
             None => {
                 let (remote, device) = client.enumerate(target)?;
@@ -105,7 +105,7 @@ impl KernelAttachment {
                 let port = plug(device_id, speed)?;
                 let clock = Clock::start();
                 let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, device_id, device, OnReset::PassOn);
-                (port, Way::Plain(Box::new(Relay { kernel, remote, exporter, clock, calls: Calls::default() })))
+                (port, Between::Plain(Box::new(Relay { kernel, remote, exporter, clock, calls: Calls::default() })))
             }
         };
         drop(theirs);
@@ -122,19 +122,19 @@ impl KernelAttachment {
         let relay = SessionRelay::restore(saved, client.redial(target)?).map_err(local)?;
         let ender = Ender::new().map_err(local)?;
         let (parter, hands) = (Parter::new(Arc::clone(&ender.wake), port), client.hands().clone());
-        Ok(Self { relay: Way::Session(Box::new(relay)), hands, port, ender, parter, meters: Arc::default() })
+        Ok(Self { relay: Between::Session(Box::new(relay)), hands, port, ender, parter, meters: Arc::default() })
     }
 
     /// It does not run here after all: whoever had it keeps it.
     pub fn leave(self) {
-        if let Way::Session(relay) = self.relay {
+        if let Between::Session(relay) = self.relay {
             relay.hand_over();
         }
     }
 
     /// What makes it ready for another process; none for a plain connection, which ends with its link.
     pub fn parter(&self) -> Option<Parter> {
-        matches!(self.relay, Way::Session(_)).then(|| self.parter.clone())
+        matches!(self.relay, Between::Session(_)).then(|| self.parter.clone())
     }
 
     /// The port it is plugged into.
@@ -150,8 +150,16 @@ impl KernelAttachment {
     /// Our end of the link, as the exporter sees its user.
     pub fn local_address(&self) -> Option<SocketAddr> {
         match &self.relay {
-            Way::Plain(relay) => local_address(&relay.remote),
-            Way::Session(_) => None,
+            Between::Plain(relay) => local_address(&relay.remote),
+            Between::Session(_) => None,
+        }
+    }
+
+    /// How its session stands, if it has one.
+    pub fn standing(&self) -> Option<Standing> {
+        match &self.relay {
+            Between::Plain(_) => None,
+            Between::Session(relay) => relay.standing(),
         }
     }
 
@@ -163,8 +171,8 @@ impl KernelAttachment {
     /// Relays until it ends, then unplugs.
     pub fn run(mut self) -> Ended {
         let ended = match self.relay {
-            Way::Plain(mut relay) => relay.run(&self.ender, &self.meters),
-            Way::Session(relay) => run_session(relay, &self.ender, &mut self.parter, &self.meters),
+            Between::Plain(mut relay) => relay.run(&self.ender, &self.meters),
+            Between::Session(relay) => run_session(relay, &self.ender, &mut self.parter, &self.meters),
         };
         if matches!(ended, Ended::HandedOver) {
             return ended;
@@ -179,7 +187,7 @@ impl KernelAttachment {
 }
 
 /// What is between the kernel and the exporter.
-enum Way {
+enum Between {
     Plain(Box<Relay>),
     Session(Box<SessionRelay>),
 }
@@ -369,9 +377,29 @@ impl Offers<RemoteDevice> for Nothing {
 /// A remote disk as a file: no kernel USB at all.
 pub struct FileAttachment {
     mount: DiskMount,
-    watched: Watched,
+    way: Way,
+    cutter: DiskCutter,
+    standing: Option<Standing>,
+    local_address: Option<SocketAddr>,
     ender: Ender,
     size_bytes: u64,
+    mode: DiskMode,
+}
+
+/// Takes a disk from the users of its file without waiting for anything.
+#[derive(Clone)]
+pub struct FileCutter {
+    mount: Cutter,
+    disk: DiskCutter,
+}
+
+impl FileCutter {
+    /// Whatever is asked of it fails, now and from now on.
+    pub fn cut(&self) {
+        self.mount.cut();
+        // What is under way ends, too: nobody waits for a link any more.
+        self.disk.cut();
+    }
 }
 
 /// The name of the file in the mounted folder.
@@ -386,20 +414,20 @@ impl FileAttachment {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn new(client: &Client, target: &Target, at: &Path) -> Result<Self, ClientError> {
-        Self::over(client.open_disk(target)?, client.hands(), at)
+    pub fn new(client: &Client, target: &Target, mode: DiskMode, at: &Path) -> Result<Self, ClientError> {
+        Self::over(OpenedDisk::open(client, target, mode)?, client.hands(), at)
     }
 
     /// Shows a disk that was opened before.
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn over(mut disk: RemoteDisk<DevicePort>, hands: &Hands, at: &Path) -> Result<Self, ClientError> {
-        let watched = disk.port_mut().watched().map_err(local)?;
-        let size_bytes = farbus_model::BlockStore::size_bytes(&disk);
-        let mount = DiskMount::mount_by(hands, at, DISK_FILE, disk).map_err(local)?;
+    pub fn over(disk: OpenedDisk, hands: &Hands, at: &Path) -> Result<Self, ClientError> {
+        let (size_bytes, mode, local_address) = (disk.device.info().size_bytes, disk.mode(), disk.local_address());
+        let OpenedDisk { device, clock, way, cutter, standing } = disk.with_any_byte();
+        let mount = DiskMount::mount_by(hands, at, DISK_FILE, device, clock).map_err(local)?;
         let ender = Ender::new().map_err(local)?;
-        Ok(Self { mount, watched, ender, size_bytes })
+        Ok(Self { mount, way, cutter, standing, local_address, ender, size_bytes, mode })
     }
 
     /// The disk's file.
@@ -412,29 +440,37 @@ impl FileAttachment {
         self.size_bytes
     }
 
+    /// How it is used.
+    pub fn mode(&self) -> DiskMode {
+        self.mode
+    }
+
     /// What ends it.
     pub fn ender(&self) -> Ender {
         self.ender.clone()
     }
 
+    /// How its session stands, if it has one.
+    pub fn standing(&self) -> Option<Standing> {
+        self.standing.clone()
+    }
+
     /// Our end of the link, as the exporter sees its user.
     pub fn local_address(&self) -> Option<SocketAddr> {
-        match &self.watched {
-            Watched::Link(link) => local_address(link),
-            Watched::Session(_) => None,
-        }
+        self.local_address
     }
 
     /// What takes the disk from its users without waiting for anything: a second Ctrl-C.
-    pub fn cutter(&self) -> Cutter {
-        self.mount.cutter()
+    pub fn cutter(&self) -> FileCutter {
+        FileCutter { mount: self.mount.cutter(), disk: self.cutter.clone() }
     }
 
     /// Watches until it ends, then takes the file away. The disk is served by its own thread.
     pub fn run(mut self) -> Ended {
-        let ended = match &self.watched {
-            Watched::Link(link) => self.watch(link),
-            Watched::Session(port) => self.watch_session(port),
+        let ended = match &self.way {
+            Way::Link(link) => self.watch(Some(link)),
+            Way::Device => self.watch(None),
+            Way::Port(port) => self.watch_session(port),
         };
         if matches!(ended, Ended::Lost(_) | Ended::Over(_)) {
             self.mount.cutter().cut();
@@ -450,9 +486,11 @@ impl FileAttachment {
             }
             Err(error) => warn!(%error, "the folder stays mounted"),
         }
-        if let (Watched::Session(port), Ended::Asked | Ended::Released) = (&self.watched, &ended) {
+        if let (Way::Port(port), Ended::Asked | Ended::Released) = (&self.way, &ended) {
             port.close();
         }
+        // Whoever may still cut it off holds its link, too: to its exporter it ends here.
+        self.cutter.cut();
         ended
     }
 
@@ -479,44 +517,37 @@ impl FileAttachment {
                 return Ended::Asked;
             }
             if interests[0].readable {
-                return match self.mount.health() {
-                    Health::Ended => Ended::Released,
-                    _ => Ended::Lost("the disk failed, or the way to it broke".into()),
-                };
+                return self.end_of_mount("the disk failed, or the way to it broke");
             }
         }
     }
 
-    fn watch(&self, watched: &Link) -> Ended {
+    /// Waits for the end of the mount, and of the link if that is the device's, too.
+    fn watch(&self, link: Option<&Link>) -> Ended {
         loop {
-            let mut interests = [
-                Interest::hangup(watched.as_fd()),
-                Interest::new(self.mount.event(), false),
-                Interest::new(self.ender.wake.as_fd(), false),
-            ];
+            let mut interests =
+                vec![Interest::new(self.mount.event(), false), Interest::new(self.ender.wake.as_fd(), false)];
+            interests.extend(link.map(|link| Interest::hangup(link.as_fd())));
             if let Err(error) = wait(&mut interests, None) {
                 return Ended::Lost(error.to_string());
             }
-            let [on_link, on_mount, on_ender] = interests.map(|interest| interest.readable);
-            if on_ender && self.ender.was_asked() {
+            if interests[1].readable && self.ender.was_asked() {
                 return Ended::Asked;
             }
-            if on_mount && self.mount.health() == Health::Ended {
-                return Ended::Released;
-            }
-            if on_link || on_mount {
-                return Ended::Lost("the exporter ended the connection, or the way to it broke".into());
+            let is_link_over = interests.get(2).is_some_and(|on_link| on_link.readable);
+            if is_link_over || interests[0].readable {
+                return self.end_of_mount("the exporter ended the connection, or the way to it broke");
             }
         }
     }
-}
 
-pub(crate) fn local_address(link: &Link) -> Option<SocketAddr> {
-    rustix::net::getsockname(link.as_fd()).ok()?.try_into().ok()
-}
-
-pub(crate) fn local(error: impl fmt::Display) -> ClientError {
-    ClientError::Local(error.to_string())
+    fn end_of_mount(&self, why: &str) -> Ended {
+        match (self.mount.health(), self.standing.as_ref().and_then(Standing::end)) {
+            (Health::Ended, None) => Ended::Released,
+            (_, Some(end)) => Ended::Over(report_of(&end)),
+            (_, None) => Ended::Lost(why.into()),
+        }
+    }
 }
 
 /// What an attachment tells `farbus status`.
@@ -526,7 +557,7 @@ pub struct AttachmentStatus {
     pub name: String,
     /// `HOST:PORT/DEVICE`.
     pub title: String,
-    /// `attached`.
+    /// `attached`, or `link lost` while it waits for another; before that, `waiting`.
     pub state: &'static str,
     /// The exporter.
     pub user: String,
@@ -537,7 +568,26 @@ pub struct AttachmentStatus {
     /// What for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// How a disk is used: `exclusive` or `read`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<&'static str>,
+    /// For how long it has been waiting for a link, seconds; while it has one it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_lost_s: Option<f64>,
     /// What passed through, where it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
+}
+
+impl AttachmentStatus {
+    /// The same, as its session stands: a device without a link is attached, and waits.
+    #[must_use]
+    pub fn with_standing(self, standing: Option<&Standing>) -> Self {
+        match standing.and_then(Standing::unlinked) {
+            Some(span) if self.state == "attached" => {
+                Self { state: "link lost", link_lost_s: Some(span.as_secs_f64()), ..self }
+            }
+            _ => self,
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -209,9 +210,11 @@ pub struct Client {
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
 }
 
-/// How long a session with a paired host outlives its link unless somebody says otherwise: less than the 30 s after which Linux's usb-storage gives a
-/// command up, by the time that it takes to go on (U11).
+/// How long a kernel's USB device of a paired host outlives its link unless somebody says otherwise: less than the 30 s after which
+/// Linux's usb-storage gives a command up, by the time that it takes to go on (U11).
 pub const GRACE: Duration = Duration::from_secs(20);
+/// The same of a disk that is driven here and shown by FUSE or NBD: no kernel's timer runs.
+pub const GRACE_DISK: Duration = Duration::from_secs(60);
 /// A session carries one device here: its attachment's number.
 const ATTACHMENT: u16 = 1;
 
@@ -382,7 +385,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn open(&self, target: &Target) -> Result<farbus_host::RemoteDevice<DevicePort>, ClientError> {
-        let (speed, descriptors, port) = match self.session(target)? {
+        let (speed, descriptors, port) = match self.session(target, GRACE_DISK)? {
             Some(linked) => {
                 let (speed, descriptors) = (linked.speed(), linked.descriptors().clone());
                 (speed, descriptors, DevicePort::Session(SessionPort::new(linked)))
@@ -412,20 +415,21 @@ impl Client {
         })
     }
 
-    /// Takes a device in a session, which outlives its links for as long as [`Client::outlive`] said. `None` if no session is
-    /// wanted: unless somebody said otherwise there is one with paired hosts alone, because others may not speak our protocol.
+    /// Takes a device in a session, which outlives its links for as long as [`Client::outlive`] said, else `usual`. `None` if no
+    /// session is wanted: unless somebody said otherwise there is one with paired hosts alone, because others may not speak our
+    /// protocol.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn session(&self, target: &Target) -> Result<Option<Linked<RemoteUsb>>, ClientError> {
-        let mode = native::Mode::Exclusive;
-        let grace = self.grace_for(&target.address)?;
+    pub fn session(&self, target: &Target, usual: Duration) -> Result<Option<Linked<RemoteUsb>>, ClientError> {
+        let asked = (native::Class::USB, native::Mode::Exclusive);
+        let grace = self.grace_for(&target.address, usual)?;
         if grace.is_zero() {
             return Ok(None);
         }
-        let open = |open| RemoteUsb::new(ATTACHMENT, open);
         let mut done = Completions::new(BufferPool::new(0));
-        self.begin(target, native::Class::USB, mode, grace, open, &mut done).map(Some)
+        let linked = self.begin(target, asked, grace, RemoteUsb::new, &mut done)?;
+        self.opened(target, linked).map(Some)
     }
 
     /// Looks on at what a device sends to its user; what it shows before this returns is in `seen`.
@@ -433,25 +437,25 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn observe(&self, target: &Target, seen: &mut Vec<Event>) -> Result<Linked<RemoteObserver>, ClientError> {
-        let open = |open| RemoteObserver::new(ATTACHMENT, open);
+        let asked = (native::Class::USB, native::Mode::Observe);
         let grace = self.grace.unwrap_or(GRACE);
-        self.begin(target, native::Class::USB, native::Mode::Observe, grace, open, seen)
+        let linked = self.begin(target, asked, grace, RemoteObserver::new, seen)?;
+        self.opened(target, linked)
     }
 
     /// How long a session with this host is to outlive its link; zero is none at all.
-    fn grace_for(&self, address: &str) -> Result<Duration, ClientError> {
-        let usual = || Ok(if self.known(address)?.is_some() { GRACE } else { Duration::ZERO });
-        self.grace.map_or_else(usual, Ok)
+    pub(crate) fn grace_for(&self, address: &str, usual: Duration) -> Result<Duration, ClientError> {
+        let unsaid = || Ok(if self.known(address)?.is_some() { usual } else { Duration::ZERO });
+        self.grace.map_or_else(unsaid, Ok)
     }
 
-    /// Begins a session for one device.
-    fn begin<A: Attached>(
+    /// Begins a session for one device: whether its exporter gave it is [`Linked::end`]'s to say.
+    pub(crate) fn begin<A: Attached>(
         &self,
         target: &Target,
-        class: native::Class,
-        mode: native::Mode,
+        (class, mode): (native::Class, native::Mode),
         grace: Duration,
-        attached: impl FnOnce(native::Open) -> A,
+        attached: impl FnOnce(u16, native::Open) -> A,
         done: &mut A::Done,
     ) -> Result<Linked<A>, ClientError> {
         let known = self.known(&target.address)?;
@@ -462,8 +466,11 @@ impl Client {
         let mut redial = redialler(connect);
         let dial: Dial = Box::new(move || first.take().map_or_else(&mut redial, Ok));
         let (name, reason) = (target.device.clone(), String::new());
-        let attached = attached(native::Open { class, mode, epoch: 0, name, reason });
-        let linked = Linked::open(dial, attached, grace, done).map_err(|source| lost(&described, source))?;
+        let attached = attached(ATTACHMENT, native::Open { class, mode, epoch: 0, name, reason });
+        Linked::open(dial, attached, grace, done).map_err(|source| lost(&described, source))
+    }
+
+    fn opened<A: Attached>(&self, target: &Target, linked: Linked<A>) -> Result<Linked<A>, ClientError> {
         match linked.end() {
             None => Ok(linked),
             Some(end) => Err(self.refusal(target, end)),
@@ -494,7 +501,7 @@ impl Client {
     }
 
     /// An exporter's no, in our words.
-    fn refusal(&self, target: &Target, end: &native::End) -> ClientError {
+    pub(crate) fn refusal(&self, target: &Target, end: &native::End) -> ClientError {
         let (target, what) = (target.clone(), end.message.clone());
         match end.cause {
             native::Cause::Busy => {
@@ -589,6 +596,14 @@ pub fn open(target: &Target) -> Result<farbus_host::RemoteDevice<DevicePort>, Cl
 /// [`ClientError`].
 pub fn open_disk(target: &Target) -> Result<RemoteDisk<DevicePort>, ClientError> {
     Client::default().open_disk(target)
+}
+
+pub(crate) fn local_address(link: &Link) -> Option<SocketAddr> {
+    rustix::net::getsockname(link.as_fd()).ok()?.try_into().ok()
+}
+
+pub(crate) fn local(error: impl fmt::Display) -> ClientError {
+    ClientError::Local(error.to_string())
 }
 
 /// Whether an exporter other than farbus may call a device so: `1-1.4`, `usbip-vudc.0`, and never a name like `disk`.

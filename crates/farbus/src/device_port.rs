@@ -4,7 +4,6 @@ use std::io;
 use std::sync::Arc;
 
 use farbus_host::{Port, PortError};
-use farbus_io::link::Link;
 use farbus_model::{Done, Instant, Payload, Urb, UrbId};
 
 use crate::linked::Linked;
@@ -20,19 +19,16 @@ pub enum DevicePort {
     Session(SessionPort),
 }
 
-/// What a watcher watches while somebody drives the device.
-pub enum Watched {
-    /// A link that is the end when it ends.
-    Link(Link),
-    /// A session.
-    Session(SessionPort),
-}
-
 /// Takes a device from its user without waiting for anything.
 #[derive(Clone)]
 pub struct Cutter(Arc<dyn Fn() + Send + Sync>);
 
 impl Cutter {
+    /// One that does this.
+    pub fn new(cut: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(cut))
+    }
+
     /// Whatever is asked of the device fails, now and from now on.
     pub fn cut(&self) {
         (self.0)();
@@ -40,28 +36,6 @@ impl Cutter {
 }
 
 impl DevicePort {
-    /// What to watch.
-    ///
-    /// # Errors
-    /// If the system has no more descriptors.
-    pub fn watched(&self) -> io::Result<Watched> {
-        match self {
-            DevicePort::Plain(port) => port.link().map(Watched::Link),
-            DevicePort::Session(port) => Ok(Watched::Session(port.clone())),
-        }
-    }
-
-    /// The link of a plain connection.
-    ///
-    /// # Errors
-    /// If the system has no more descriptors.
-    pub fn plain_link(&self) -> io::Result<Option<Link>> {
-        match self {
-            DevicePort::Plain(port) => port.link().map(Some),
-            DevicePort::Session(_) => Ok(None),
-        }
-    }
-
     /// What takes the device from whoever drives it, from any thread.
     ///
     /// # Errors
@@ -70,11 +44,11 @@ impl DevicePort {
         Ok(match self {
             DevicePort::Plain(port) => {
                 let link = port.link()?;
-                Cutter(Arc::new(move || link.shut_down()))
+                Cutter::new(move || link.shut_down())
             }
             DevicePort::Session(port) => {
                 let quitter = port.ask(Linked::quitter);
-                Cutter(Arc::new(move || quitter.quit()))
+                Cutter::new(move || quitter.quit())
             }
         })
     }

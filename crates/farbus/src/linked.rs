@@ -24,6 +24,7 @@ use tracing::{info, warn};
 
 use crate::engine::span_until;
 use crate::greeting;
+use crate::standing::Standing;
 
 /// How long a greeting may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(5);
@@ -57,6 +58,7 @@ pub struct Linked<A: Attached> {
     /// Links that were made after the first.
     relinks: u32,
     quitter: Quitter,
+    standing: Standing,
 }
 
 impl<A: Attached> Linked<A> {
@@ -85,8 +87,20 @@ impl<A: Attached> Linked<A> {
         let readiness = all.readiness();
         let link = Some(link);
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
-        let mut linked =
-            Self { session, remote, link, is_blocked: false, dialer, all, readiness, clock, host, relinks: 0, quitter };
+        let mut linked = Self {
+            session,
+            remote,
+            link,
+            is_blocked: false,
+            dialer,
+            all,
+            readiness,
+            clock,
+            host,
+            relinks: 0,
+            quitter,
+            standing: Standing::default(),
+        };
         let until = linked.clock.now() + GREETING_TIME_MAX;
         loop {
             linked.turn(done);
@@ -138,6 +152,11 @@ impl<A: Attached> Linked<A> {
         self.quitter.clone()
     }
 
+    /// What can be seen of it from any thread.
+    pub fn standing(&self) -> Standing {
+        self.standing.clone()
+    }
+
     /// Why it is over, if it is.
     pub fn end(&self) -> Option<&End> {
         match self.remote.state() {
@@ -183,6 +202,9 @@ impl<A: Attached> Linked<A> {
             warn!(host = self.host, "no link in time: the device is given up");
             self.remote.handle_over(Cause::Network, "no link to its exporter in time", done);
         }
+        if let Some(end) = self.end() {
+            self.standing.note_end(end);
+        }
     }
 
     /// Writes it down, for another process to go on with. This one may go on all the same, if the other does not.
@@ -212,8 +234,9 @@ impl<A: Attached> Linked<A> {
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let restored = ImporterSession::restore(clock.now(), LaneLimits::DEFAULT, from).map_err(wrong)?;
         let (session, remote) = restored;
-        let (link, is_blocked, relinks) = (None, false, 0);
-        Ok(Self { session, remote, link, is_blocked, dialer, all, readiness, clock, host, relinks, quitter })
+        let (link, is_blocked, relinks, standing) = (None, false, 0, Standing::default());
+        standing.note_link(false);
+        Ok(Self { session, remote, link, is_blocked, dialer, all, readiness, clock, host, relinks, quitter, standing })
     }
 
     /// The other process has let go: a link is tried for, unless there is one.
@@ -267,6 +290,7 @@ impl<A: Attached> Linked<A> {
         }
         info!(host = self.host, "linked again");
         self.link = Some(link);
+        self.standing.note_link(true);
     }
 
     fn lose(&mut self, why: &str) {
@@ -279,6 +303,7 @@ impl<A: Attached> Linked<A> {
         self.session.handle_lost(self.clock.now());
         if self.end().is_none() && was_linked {
             warn!(host = self.host, why, "the link was lost; the device waits for another");
+            self.standing.note_link(false);
             self.dialer.dial(self.session.hello());
         }
     }

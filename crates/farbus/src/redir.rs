@@ -13,8 +13,8 @@ use farbus_model::{Instant, Limits};
 use farbus_session::{RedirHost, Reject, RemoteDevice};
 use tracing::{debug, info, warn};
 
-use crate::attach::{Ended, Ender, local, local_address};
-use crate::client::{Client, ClientError, Target};
+use crate::attach::{Ended, Ender};
+use crate::client::{Client, ClientError, Target, local, local_address};
 use crate::engine::span_until;
 use crate::meters::{Calls, Meters};
 use crate::place::{Entrance, Place};

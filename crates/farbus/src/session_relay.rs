@@ -15,6 +15,7 @@ use tracing::debug;
 use crate::engine::span_until;
 use crate::linked::{Dial, Linked};
 use crate::meters::{Calls, Meters};
+use crate::standing::Standing;
 
 /// Kind of its snapshots.
 const SNAPSHOT_KIND: u16 = 1;
@@ -63,6 +64,11 @@ impl SessionRelay {
         let on_reset = OnReset::ResetDevice;
         let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, device_id, device, on_reset);
         Self { kernel, exporter, clock, calls: Calls::default() }
+    }
+
+    /// How its session stands.
+    pub fn standing(&self) -> Option<Standing> {
+        self.exporter.device().map(Linked::standing)
     }
 
     /// One turn: does what can be done, waits for what comes next, on `ender` too.

@@ -27,7 +27,7 @@ use crate::greeting;
 /// How long a greeting may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 /// The longest that a session outlives its link: what people call a short absence. An importer may ask for less.
-const GRACE_MAX: Duration = Duration::from_secs(120);
+pub const GRACE_MAX: Duration = Duration::from_secs(120);
 /// Receives in a row before others have their turn.
 const RECEIVES_MAX: usize = 16;
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use farbus_io::frontend::fuse::{DiskMount, Health, MountError, Unmounted};
 use farbus_io::store::{FileStore, Trouble};
 use farbus_model::block::MemoryStore;
-use farbus_model::{BlockStore, StoreError};
+use farbus_model::{BlockStore, StoreDevice, StoreError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -35,7 +35,7 @@ fn ext4_on_a_loop_device_keeps_every_file_buffered_and_direct() {
     for direct in [false, true] {
         let image = scratch.file_of_size("image", 256 * MIB);
         let store = FileStore::open(&image, false).unwrap();
-        let mut disk = DiskMount::mount(&scratch.path("at"), "disk", store).unwrap();
+        let mut disk = mount(&scratch.path("at"), "disk", store).unwrap();
 
         let device = Loop::over(disk.file(), direct);
         assert_eq!(device.is_direct(), direct, "the kernel agreed to the way of access");
@@ -70,7 +70,7 @@ fn trimming_the_file_system_gives_the_images_space_back() {
     let Some(scratch) = rig(&["losetup", "mkfs.ext4", "mount", "umount", "fstrim"]) else { return };
     let image = scratch.file_of_size("image", 256 * MIB);
     let allocated = || fs::metadata(&image).unwrap().blocks() * 512;
-    let mut disk = DiskMount::mount(&scratch.path("at"), "disk", FileStore::open(&image, false).unwrap()).unwrap();
+    let mut disk = mount(&scratch.path("at"), "disk", FileStore::open(&image, false).unwrap()).unwrap();
     let device = Loop::over(disk.file(), false);
     run("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", &device.0]);
     let tree = Mounted::new(&device.0, &scratch.path("tree"));
@@ -91,7 +91,7 @@ fn trimming_the_file_system_gives_the_images_space_back() {
 fn a_sparse_64_gib_disk_shows_its_size_and_takes_a_file_system() {
     let Some(scratch) = rig(&["losetup", "mkfs.ext4", "mount", "umount"]) else { return };
     let image = scratch.file_of_size("image", 64 << 30);
-    let mut disk = DiskMount::mount(&scratch.path("at"), "disk", FileStore::open(&image, false).unwrap()).unwrap();
+    let mut disk = mount(&scratch.path("at"), "disk", FileStore::open(&image, false).unwrap()).unwrap();
     assert_eq!(fs::metadata(disk.file()).unwrap().len(), 64 << 30);
     let device = Loop::over(disk.file(), false);
     run("mkfs.ext4", &["-q", "-F", &device.0]);
@@ -106,7 +106,7 @@ fn a_sparse_64_gib_disk_shows_its_size_and_takes_a_file_system() {
 #[test]
 fn fio_reads_back_what_it_wrote_by_every_way_into_the_file() {
     let Some(scratch) = rig(&["fio"]) else { return };
-    let mut disk = DiskMount::mount(&scratch.path("at"), "disk", MemoryStore::new(vec![0; 64 << 20])).unwrap();
+    let mut disk = mount(&scratch.path("at"), "disk", MemoryStore::new(vec![0; 64 << 20])).unwrap();
     for way in
         ["--ioengine=psync --direct=0", "--ioengine=libaio --direct=1 --iodepth=16", "--ioengine=mmap --direct=0"]
     {
@@ -128,7 +128,7 @@ fn fio_reads_back_what_it_wrote_by_every_way_into_the_file() {
 fn a_store_that_is_gone_in_mid_write_ends_everything_within_seconds() {
     let Some(scratch) = rig(&["losetup", "mkfs.ext4", "mount", "umount"]) else { return };
     let (store, strings) = Fragile::of_size(128 * MIB);
-    let mut disk = DiskMount::mount(&scratch.path("at"), "disk", store).unwrap();
+    let mut disk = mount(&scratch.path("at"), "disk", store).unwrap();
     let device = Loop::over(disk.file(), false);
     run("mkfs.ext4", &["-q", "-F", &device.0]);
     let tree = Mounted::new(&device.0, &scratch.path("tree"));
@@ -156,7 +156,7 @@ fn a_store_that_is_gone_in_mid_write_ends_everything_within_seconds() {
 fn a_store_that_never_answers_is_cut_off_from_its_users() {
     let Some(scratch) = rig(&["losetup"]) else { return };
     let (store, strings) = Fragile::of_size(MIB);
-    let mut disk = DiskMount::mount(&scratch.path("at"), "disk", store).unwrap();
+    let mut disk = mount(&scratch.path("at"), "disk", store).unwrap();
     let device = Loop::over(disk.file(), false);
     let file = File::options().read(true).write(true).open(disk.file()).unwrap();
     file.write_all_at(&[1; 4096], 0).unwrap();
@@ -195,7 +195,7 @@ fn each_trouble_of_the_store_has_its_own_error_and_fsync_reports_it() {
         [(StoreError::Medium, Errno::IO), (StoreError::NoSpace, Errno::NOSPC), (StoreError::ReadOnly, Errno::ROFS)]
     {
         let (store, strings) = Fragile::of_size(MIB);
-        let mut disk = DiskMount::mount(&scratch.path("at"), "disk", store).unwrap();
+        let mut disk = mount(&scratch.path("at"), "disk", store).unwrap();
         let file = File::options().read(true).write(true).open(disk.file()).unwrap();
         file.write_all_at(&[1; 512], 0).unwrap();
         strings.fail(Some(error));
@@ -218,7 +218,7 @@ fn each_trouble_of_the_store_has_its_own_error_and_fsync_reports_it() {
 fn an_unmount_by_somebody_else_is_told_to_the_owner() {
     let Some(scratch) = rig(&["umount"]) else { return };
     let (store, strings) = Fragile::of_size(MIB);
-    let mut disk = DiskMount::mount(&scratch.path("at"), "disk", store).unwrap();
+    let mut disk = mount(&scratch.path("at"), "disk", store).unwrap();
     assert!(!is_readable(disk.event()));
     File::options().write(true).open(disk.file()).unwrap().write_all(&[1; 512]).unwrap();
     assert_eq!(strings.flushes.load(Ordering::Relaxed), 1, "closing made it durable");
@@ -234,7 +234,7 @@ fn what_somebody_else_mounts_at_the_same_place_is_left_alone() {
     let at = scratch.path("at");
     fs::create_dir(&at).unwrap();
     let _below = Mounted::tmpfs(&at);
-    let mut disk = DiskMount::mount(&at, "disk", MemoryStore::new(vec![0; 1 << 20])).unwrap();
+    let mut disk = mount(&at, "disk", MemoryStore::new(vec![0; 1 << 20])).unwrap();
     unmount(&at);
     assert_eq!(disk.wait_for(Health::Ended, Some(Duration::from_secs(5))), Health::Ended);
     assert_eq!(disk.unmount().unwrap(), CLEAN);
@@ -245,7 +245,7 @@ fn what_somebody_else_mounts_at_the_same_place_is_left_alone() {
 #[test]
 fn a_disk_in_use_leaves_the_tree_and_serves_its_users_to_the_end() {
     let Some(scratch) = rig(&[]) else { return };
-    let mut disk = DiskMount::mount(&scratch.path("at"), "disk", MemoryStore::new(vec![7; 1 << 20])).unwrap();
+    let mut disk = mount(&scratch.path("at"), "disk", MemoryStore::new(vec![7; 1 << 20])).unwrap();
     let file = File::options().read(true).write(true).open(disk.file()).unwrap();
     file.write_all_at(&[8; 512], 0).unwrap();
     assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: true, flushed: Ok(()) });
@@ -264,7 +264,7 @@ fn a_disk_in_use_leaves_the_tree_and_serves_its_users_to_the_end() {
 fn a_dropped_disk_refuses_the_users_that_are_left() {
     let Some(scratch) = rig(&[]) else { return };
     let (store, strings) = Fragile::of_size(MIB);
-    let disk = DiskMount::mount(&scratch.path("at"), "disk", store).unwrap();
+    let disk = mount(&scratch.path("at"), "disk", store).unwrap();
     let file = File::open(disk.file()).unwrap();
     drop(disk);
     assert!(!scratch.path("at").exists());
@@ -280,7 +280,7 @@ fn child_that_mounts_and_unmounts() {
     for read_only in [false, true] {
         let store = MemoryStore::new(vec![5; 1 << 20]);
         let store = if read_only { store.read_only() } else { store };
-        let mut disk = DiskMount::mount(Path::new(&at), "disk", store).unwrap();
+        let mut disk = mount(Path::new(&at), "disk", store).unwrap();
         let file = File::options().read(true).write(!read_only).open(disk.file()).unwrap();
         assert_eq!(file.metadata().unwrap().uid(), rustix::process::geteuid().as_raw());
         if !read_only {
@@ -326,7 +326,7 @@ fn an_ordinary_user_mounts_with_fuses_helper_or_is_told_to_install_it() {
 #[test]
 fn child_that_mounts_and_waits() {
     let Some(at) = std::env::var_os("FARBUS_TEST_CHILD_MOUNTS_AT") else { return };
-    let disk = DiskMount::mount(Path::new(&at), "disk", MemoryStore::new(vec![0; 1 << 20])).unwrap();
+    let disk = mount(Path::new(&at), "disk", MemoryStore::new(vec![0; 1 << 20])).unwrap();
     disk.wait_for(Health::Ended, None);
 }
 
@@ -347,14 +347,14 @@ fn the_mount_of_a_killed_process_is_recognised_and_cleared_as_told() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    let again = DiskMount::mount(&at, "disk", MemoryStore::new(vec![0; 512]));
+    let again = mount(&at, "disk", MemoryStore::new(vec![0; 512]));
     let _cleared = Mounted(at.clone());
     let error = again.err().unwrap();
     assert!(matches!(error, MountError::DeadMount { .. }), "{error}");
     let told = format!("fusermount3 -u {}", at.display());
     assert!(error.to_string().contains(&told), "{error}");
     run("fusermount3", &["-u", &text(&at)]);
-    DiskMount::mount(&at, "disk", MemoryStore::new(vec![0; 512])).unwrap();
+    mount(&at, "disk", MemoryStore::new(vec![0; 512])).unwrap();
 }
 
 // ---- the file ----
@@ -364,7 +364,7 @@ fn the_file_has_the_disks_size_whatever_is_done_to_it() {
     let Some(scratch) = rig(&[]) else { return };
     // No multiple of the kernel's page.
     let size = 5 * MIB - 512;
-    let mut disk = DiskMount::mount(&scratch.path("at"), "disk", MemoryStore::new(vec![0xaa; size as usize])).unwrap();
+    let mut disk = mount(&scratch.path("at"), "disk", MemoryStore::new(vec![0xaa; size as usize])).unwrap();
     let metadata = fs::metadata(disk.file()).unwrap();
     assert_eq!((metadata.len(), metadata.blocks() * 512, metadata.nlink()), (size, size, 1));
     assert_eq!(metadata.permissions().mode() & 0o7777, 0o600);
@@ -409,7 +409,7 @@ fn the_file_has_the_disks_size_whatever_is_done_to_it() {
 #[test]
 fn holes_and_zeroes_reach_the_store() {
     let Some(scratch) = rig(&[]) else { return };
-    let mut disk = DiskMount::mount(&scratch.path("at"), "disk", MemoryStore::new(vec![0xaa; 1 << 20])).unwrap();
+    let mut disk = mount(&scratch.path("at"), "disk", MemoryStore::new(vec![0xaa; 1 << 20])).unwrap();
     let file = File::options().read(true).write(true).open(disk.file()).unwrap();
     let allocate = |mode, offset, len| rustix::fs::fallocate(&file, mode, offset, len);
     let keep = FallocateFlags::KEEP_SIZE;
@@ -436,7 +436,7 @@ fn holes_and_zeroes_reach_the_store() {
 fn a_read_only_disk_is_read_and_cannot_be_opened_for_writing() {
     let Some(scratch) = rig(&["losetup"]) else { return };
     let store = MemoryStore::new(vec![0x77; 1 << 20]).read_only();
-    let mut disk = DiskMount::mount(&scratch.path("at"), "disk", store).unwrap();
+    let mut disk = mount(&scratch.path("at"), "disk", store).unwrap();
     assert_eq!(fs::metadata(disk.file()).unwrap().permissions().mode() & 0o7777, 0o400);
     assert_eq!(errno(File::options().write(true).open(disk.file())), Errno::ROFS);
     let device = Loop::over(disk.file(), false);
@@ -452,12 +452,12 @@ fn places_and_names_that_will_not_do_are_refused() {
     let Some(scratch) = rig(&[]) else { return };
     let store = || MemoryStore::new(vec![0; 512]);
     for name in ["", ".", "..", "a/b", "a\0b"] {
-        assert!(matches!(DiskMount::mount(&scratch.path("at"), name, store()), Err(MountError::BadName { .. })));
+        assert!(matches!(mount(&scratch.path("at"), name, store()), Err(MountError::BadName { .. })));
     }
     assert!(!scratch.path("at").exists());
     scratch.file_of_size("file", 0);
-    assert!(matches!(DiskMount::mount(&scratch.0, "d", store()), Err(MountError::NotEmpty { .. })));
-    assert!(matches!(DiskMount::mount(&scratch.path("file"), "d", store()), Err(MountError::NotAFolder { .. })));
+    assert!(matches!(mount(&scratch.0, "d", store()), Err(MountError::NotEmpty { .. })));
+    assert!(matches!(mount(&scratch.path("file"), "d", store()), Err(MountError::NotAFolder { .. })));
 }
 
 // ---- a store over a block device ----
@@ -492,6 +492,10 @@ fn a_block_device_is_a_store_and_is_refused_while_mounted() {
 }
 
 // ---- what the tests stand on ----
+
+fn mount(at: &Path, file_name: &str, store: impl BlockStore + 'static) -> Result<DiskMount, MountError> {
+    DiskMount::mount(at, file_name, StoreDevice::new(store))
+}
 
 /// A store in memory that fails when its strings are pulled.
 struct Fragile {

@@ -58,6 +58,12 @@ pub const OBSERVED_BYTES_MAX: usize = 1 << 20;
 /// Events that an observer may ask for beforehand.
 pub const OBSERVED_GRANT_MAX: u32 = 4096;
 
+/// Bytes of one FUSE read or write: what Linux allows (`fs.fuse.max_pages_limit`, 256 pages).
+pub const FUSE_REQUEST_BYTES_MAX: u32 = 1 << 20;
+/// FUSE requests that a device has at a time; beyond, the kernel's next ones stay with the kernel. As many as it may have on their
+/// way without a program waiting for each, and a loop device keeps half of them busy.
+pub const FUSE_REQUESTS_MAX: usize = 64;
+
 /// What one session may hold. Summed by [`Limits::bytes_max`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

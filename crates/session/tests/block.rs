@@ -3,13 +3,16 @@
 #[path = "../../wire/tests/fuzzing/mod.rs"]
 mod fuzzing;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use farbus_model::block::MemoryStore;
 use farbus_model::trace::Stage;
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool,
     Completions, Instant, Payload, StoreError,
 };
-use farbus_session::block::{Range, ReadOnly, Scratch, SparseMemory, StoreDevice, Traced};
+use farbus_session::block::{AnyByte, Range, ReadOnly, Scratch, SparseMemory, StoreDevice, Traced};
 use fuzzing::{Input, fuzz};
 
 const SIZE: u64 = 64 << 10;
@@ -207,6 +210,106 @@ fn a_traced_device_tells_who_came_and_when_he_left() {
     assert!(done.pop().is_some_and(|answer| answer.result.is_ok()));
     let taps: Vec<_> = view.ring().taps().map(|tap| (tap.key, tap.stage, tap.at)).collect();
     assert_eq!(taps, [(77, Stage::Submitted, asked), (77, Stage::Completed, answered)]);
+}
+
+#[test]
+fn any_byte_of_a_device_of_blocks_is_read_and_changed() {
+    let mut view = AnyByte::new(device(512));
+    assert_eq!((view.info().block_bytes, view.info().size_bytes), (1, SIZE));
+    let mut model = read(&mut device(1), 0, SIZE as u32).unwrap();
+    for (offset, length) in [(0, 1), (511, 2), (512, 512), (1000, 24), (1000, 5000), (SIZE - 1, 1), (3, 509)] {
+        let bytes: Vec<u8> = (0..length as u32).map(|at| (at * 7 + 3) as u8).collect();
+        write(&mut view, offset, &bytes).unwrap();
+        model[offset as usize..][..length as usize].copy_from_slice(&bytes);
+        assert!(read(&mut view, offset, length as u32).unwrap() == bytes, "{length} at {offset}");
+        assert!(read(&mut view, 0, SIZE as u32).unwrap() == model, "{length} at {offset}");
+    }
+    for (op, offset, length) in
+        [(BlockOp::Discard, 100, 9), (BlockOp::WriteZeroes, 700, 3000), (BlockOp::Discard, 0, 512)]
+    {
+        ask(&mut view, BlockRequest::zero(BlockId(1), op, offset, length)).unwrap();
+        model[offset as usize..][..length as usize].fill(0);
+        assert!(read(&mut view, 0, SIZE as u32).unwrap() == model, "{length} at {offset}");
+    }
+    assert_eq!(read(&mut view, SIZE, 1), Err(StoreError::Invalid));
+    assert_eq!(write(&mut AnyByte::new(ReadOnly::new(device(512))), 1, &[1]), Err(StoreError::ReadOnly));
+}
+
+/// Counts changes, those that were to be durable apart.
+struct Noting<D>(D, Arc<[AtomicU32; 2]>);
+
+impl<D: BlockDevice> BlockDevice for Noting<D> {
+    fn info(&self) -> &BlockInfo {
+        self.0.info()
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        if request.op != BlockOp::Read {
+            self.1[usize::from(request.is_durable)].fetch_add(1, Ordering::Relaxed);
+        }
+        self.0.submit(now, request, done);
+    }
+}
+
+#[test]
+fn what_is_to_be_durable_is_so_in_all_its_parts() {
+    let noted = Arc::<[AtomicU32; 2]>::default();
+    let mut view = AnyByte::new(Noting(device(512), Arc::clone(&noted)));
+    let zero = BlockRequest::zero(BlockId(1), BlockOp::WriteZeroes, 100, 2000);
+    ask(&mut view, BlockRequest { is_durable: true, ..zero }).unwrap();
+    let counts = || [0, 1].map(|at| noted[at].load(Ordering::Relaxed));
+    assert_eq!(counts(), [0, 3], "a block cut at its front, whole ones, one cut at its back");
+    write(&mut view, 5, &[1]).unwrap();
+    assert_eq!(counts(), [1, 3]);
+}
+
+/// Changes of different bytes that are under way together, whichever the device carries out first.
+#[test]
+fn fuzz_any_byte_at_once() {
+    fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_any_byte_at_once", |input| {
+        let order = u64::from(input.byte());
+        let late = Late { device: device(512), unsent: Vec::new(), held: Vec::new(), order };
+        let mut view = AnyByte::new(late);
+        let mut model = read(&mut device(1), 0, SIZE as u32).unwrap();
+        let mut done = completions();
+        while !input.is_empty() {
+            // Neighbours, in any order of asking: each change begins where another ends.
+            let (mut at, mut requests) = (u64::from(input.below(4096)), Vec::new());
+            for id in 0..=u64::from(input.below(8)) {
+                let length = 1 + input.below(1200);
+                let fill = ((id as u8) << 4) | (1 + input.below(15) as u8);
+                let request = match input.below(4) {
+                    0 => BlockRequest::zero(BlockId(id), BlockOp::WriteZeroes, at, length),
+                    1 => BlockRequest::zero(BlockId(id), BlockOp::Discard, at, length),
+                    _ => BlockRequest::write(BlockId(id), at, Payload::from(vec![fill; length as usize])),
+                };
+                let value = if request.op == BlockOp::Write { fill } else { 0 };
+                model[at as usize..][..length as usize].fill(value);
+                at += u64::from(length);
+                requests.insert(input.below(requests.len() as u32 + 1) as usize, request);
+            }
+            let mut open = requests.len();
+            for request in requests {
+                view.submit(Instant::ZERO, request.launch(), &mut done);
+                if input.below(3) == 0 {
+                    view.end_turn(Instant::ZERO, &mut done);
+                    view.handle_ready(Instant::ZERO, &mut done);
+                }
+            }
+            for _ in 0..100 {
+                view.end_turn(Instant::ZERO, &mut done);
+                view.handle_ready(Instant::ZERO, &mut done);
+                while let Some(answer) = done.pop() {
+                    assert_eq!(answer.result, Ok(()));
+                    open -= 1;
+                }
+            }
+            assert_eq!(open, 0, "every request is answered, once");
+        }
+        for at in (0..SIZE).step_by(4096) {
+            assert!(read(&mut view, at, 4096).unwrap() == model[at as usize..][..4096], "from {at} on");
+        }
+    });
 }
 
 /// A stack of layers as the input wants it, and where in the device it begins.

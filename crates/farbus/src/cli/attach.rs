@@ -21,8 +21,10 @@ use crate::client::{Attribute, Client, ClientError, FailureReport, Target, remem
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
+use crate::opened_disk::{DiskMode, OpenedDisk};
 use crate::place::{Place, Protocol, plain_name};
 use crate::redir::{Gate, RedirAttachment};
+use crate::standing::Standing;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
 use farbus_session::{OpStatus, Reject};
@@ -41,7 +43,8 @@ use farbus_session::{OpStatus, Reject};
     farbus attach lab3/disk --via redir &\n  \
     qemu-system-x86_64 -device qemu-xhci -chardev socket,id=disk,path=/run/farbus/redir-disk.sock \
     -device usb-redir,chardev=disk\n  \
-    farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n\n\
+    farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n  \
+    farbus attach lab3/disk --via nbd --mode read &\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
     /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host; DEVICE is a name or bus id that 'farbus list HOST' shows.
@@ -62,8 +65,11 @@ pub struct AttachArgs {
     /// Wait for a device that is in use, for ever or so long; who waited longest comes next.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
+    /// fuse, nbd: 'exclusive', by you alone, who may change it; 'read', by you and others, none of whom changes it.
+    #[arg(long, value_name = "MODE", default_value = DiskMode::Exclusive.as_str())]
+    mode: DiskMode,
     /// How long the device outlives its link, seconds: it waits, and goes on over the next one. 0: not at all, which is usual with
-    /// hosts that are not paired; else 20. Its exporter has to be a farbus.
+    /// hosts that are not paired; else 60 with fuse and nbd, and 20 with kernel. Its exporter has to be a farbus.
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
@@ -200,6 +206,17 @@ enum Way {
 
 impl Way {
     fn of(args: &AttachArgs) -> Result<Self, Failure> {
+        let way = Self::said(args)?;
+        let is_disk = matches!(way, Way::File(_) | Way::Programs(Protocol::Nbd, _));
+        match args.mode {
+            DiskMode::Read if !is_disk => Err(Failure::local(
+                "--mode read goes with --via fuse and --via nbd: a USB device has one user\n  try: --via nbd --mode read",
+            )),
+            _ => Ok(way),
+        }
+    }
+
+    fn said(args: &AttachArgs) -> Result<Self, Failure> {
         if let Some(protocol) = args.via.protocol() {
             if args.at.is_some() {
                 return Err(Failure::local(
@@ -334,6 +351,7 @@ fn attach_to_kernel(
     let target = &args.target;
     let Some(attachment) = patience.have(|| KernelAttachment::new(client, target))? else { return Ok(None) };
     let at = format!("vhci port {}", attachment.port().0);
+    shown.stands(attachment.standing(), None);
     shown.attached(&at, attachment.ender(), Some(attachment.meters()));
     explain(client, target, args.reason.as_ref(), attachment.local_address());
     end_on(patience.take_signals(), attachment.ender(), || {});
@@ -349,14 +367,18 @@ fn attach_as_file(
     patience: &mut Patience<'_>,
 ) -> Result<Option<Ended>, Failure> {
     let target = &args.target;
-    let Some(attachment) = patience.have(|| FileAttachment::new(client, target, at))? else { return Ok(None) };
+    let Some(attachment) = patience.have(|| FileAttachment::new(client, target, args.mode, at))? else {
+        return Ok(None);
+    };
     let file = attachment.file();
+    shown.stands(attachment.standing(), Some(attachment.mode()));
     shown.attached(&file.display().to_string(), attachment.ender(), None);
     explain(client, target, args.reason.as_ref(), attachment.local_address());
     let cutter = attachment.cutter();
     end_on(patience.take_signals(), attachment.ender(), move || cutter.cut());
     let size = format_bytes(attachment.size_bytes());
-    say(format!("{target} attached as {} ({size})   (Ctrl-C or 'farbus detach' ends)", file.display()));
+    let mode = words_of(attachment.mode());
+    say(format!("{target} attached as {} ({size}{mode})   (Ctrl-C or 'farbus detach' ends)", file.display()));
     say(format!(
         "  next: losetup --direct-io=on -f --show {0}, or qemu-system-x86_64 -drive file={0},format=raw",
         file.display()
@@ -374,14 +396,15 @@ fn attach_as_nbd(
     let target = &args.target;
     // Nothing is taken from anybody before; and whoever connects while the device is waited for waits, too.
     let entrance = client.hands().listen_at(place).map_err(Failure::local)?;
-    let Some(disk) = patience.have(|| client.open_disk(target))? else { return Ok(None) };
+    let Some(disk) = patience.have(|| OpenedDisk::open(client, target, args.mode))? else { return Ok(None) };
     let attachment = NbdAttachment::over(disk, target, entrance)?;
+    shown.stands(attachment.standing(), Some(attachment.mode()));
     shown.attached(attachment.uri(), attachment.ender(), Some(attachment.meters()));
     explain(client, target, args.reason.as_ref(), attachment.local_address());
     let cutter = attachment.cutter();
     end_on(patience.take_signals(), attachment.ender(), move || cutter.cut());
     let served = Served { uri: attachment.uri().to_owned(), name: String::new(), size_bytes: attachment.size_bytes() };
-    say_served(&format!("{target} attached"), &[served], args.json)?;
+    say_served(&format!("{target} attached{}", words_of(attachment.mode())), &[served], args.json)?;
     Ok(Some(attachment.run()))
 }
 
@@ -409,6 +432,14 @@ fn lend_to_guests(
                                               device_add usb-redir,id={id},chardev={id}"
     ));
     Ok(Some(attachment.run()))
+}
+
+/// What is worth saying of how a disk is used.
+const fn words_of(mode: DiskMode) -> &'static str {
+    match mode {
+        DiskMode::Exclusive => "",
+        DiskMode::Read => ", to be read",
+    }
 }
 
 /// Where a disk's file appears unless somebody says otherwise.
@@ -459,6 +490,8 @@ struct State {
     ender: Option<Ender>,
     meters: Option<Arc<Meters>>,
     gate: Option<Gate>,
+    standing: Option<Standing>,
+    mode: Option<DiskMode>,
     is_ending: bool,
 }
 
@@ -478,6 +511,11 @@ impl Shown {
         }
         (state.at, state.since) = (at.to_owned(), Some(Instant::now()));
         (state.ender, state.meters) = (Some(ender), meters);
+    }
+
+    fn stands(&self, standing: Option<Standing>, mode: Option<DiskMode>) {
+        let mut state = self.state();
+        (state.standing, state.mode) = (standing, mode);
     }
 
     fn gate(&self) -> Option<Gate> {
@@ -535,8 +573,11 @@ impl Shown {
             at: state.at.clone(),
             reason: self.reason.clone(),
             used_s: state.since.map(|since| since.elapsed().as_secs_f64()).unwrap_or_default(),
+            mode: state.mode.map(DiskMode::as_str),
+            link_lost_s: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
+        let device = device.with_standing(state.standing.as_ref());
         let address = self.target.address.clone();
         ProcessStatus { pid: std::process::id(), role: "attach", address, devices: vec![device] }.answer()
     }

@@ -167,6 +167,8 @@ impl Shown {
             at: self.uri.clone(),
             used_s: self.since.elapsed().as_secs_f64(),
             reason: None,
+            mode: None,
+            link_lost_s: None,
             // They are counted together.
             meters: (at == 0).then(|| self.meters.read()),
         });

@@ -3,26 +3,25 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use farbus_host::RemoteDisk;
-use farbus_io::link::Link;
-use farbus_model::BlockDevice;
-use farbus_session::block::StoreDevice;
-
 use super::engine::{NbdServer, Offer};
 use super::uri::uri;
-use crate::attach::{Ended, Ender, local, local_address};
-use crate::client::{Client, ClientError, Target};
-use crate::device_port::{Cutter, DevicePort};
+use crate::attach::{Ended, Ender, report_of};
+use crate::client::{Client, ClientError, Target, local};
+use crate::device_port::Cutter;
 use crate::meters::Meters;
+use crate::opened_disk::{DiskMode, OpenedDisk, Way};
 use crate::place::{Entrance, Place};
+use crate::standing::Standing;
 
 /// A remote disk that programs here use by NBD.
 pub struct NbdAttachment {
     server: NbdServer,
     uri: String,
     size_bytes: u64,
+    mode: DiskMode,
     local_address: Option<SocketAddr>,
     cutter: Cutter,
+    standing: Option<Standing>,
 }
 
 impl NbdAttachment {
@@ -30,43 +29,28 @@ impl NbdAttachment {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn new(client: &Client, target: &Target, place: &Place) -> Result<Self, ClientError> {
-        let disk = client.open_disk(target)?;
+    pub fn new(client: &Client, target: &Target, mode: DiskMode, place: &Place) -> Result<Self, ClientError> {
+        let disk = OpenedDisk::open(client, target, mode)?;
         Self::over(disk, target, client.hands().listen_at(place).map_err(local)?)
     }
 
-    /// Offers a disk that was opened before.
+    /// Offers a disk that was opened before. It ends when the disk's link does, if there is no other after it.
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn over(mut disk: RemoteDisk<DevicePort>, target: &Target, entrance: Entrance) -> Result<Self, ClientError> {
-        // A session waits for its next link by itself, and its disk with it.
-        let watched = disk.port_mut().plain_link().map_err(local)?;
-        let cutter = disk.port_mut().cutter().map_err(local)?;
-        let sector_bytes = disk.info().block_bytes;
-        let device = StoreDevice::new(disk).preferring(sector_bytes);
-        Self::of(Box::new(device), target, entrance, watched, cutter)
-    }
-
-    /// Offers whatever block device `target` turned out to be. It ends when `watched` breaks, if that is given: a device that
-    /// outlives its links has none to be watched.
-    ///
-    /// # Errors
-    /// [`ClientError::Local`].
-    pub fn of(
-        device: Box<dyn BlockDevice>,
-        target: &Target,
-        entrance: Entrance,
-        watched: Option<Link>,
-        cutter: Cutter,
-    ) -> Result<Self, ClientError> {
-        let local_address = watched.as_ref().and_then(local_address);
-        let size_bytes = device.info().size_bytes;
+    pub fn over(disk: OpenedDisk, target: &Target, entrance: Entrance) -> Result<Self, ClientError> {
+        let (size_bytes, mode, local_address) = (disk.device.info().size_bytes, disk.mode(), disk.local_address());
+        let OpenedDisk { device, clock, way, cutter, standing } = disk;
+        let watched = match way {
+            Way::Link(link) => Some(link),
+            // A session waits for its next link by itself, and its disk with it.
+            Way::Port(_) | Way::Device => None,
+        };
         // Over the network: a clear of its own is never known to be the faster way.
         let offer = Offer { name: String::new(), description: target.to_string(), device, zeroes_fast: false };
         let uri = uri(&entrance.place().map_err(local)?, "");
-        let server = NbdServer::new(entrance, vec![offer], watched).map_err(local)?;
-        Ok(Self { server, uri, size_bytes, local_address, cutter })
+        let server = NbdServer::new(entrance, vec![offer], watched).map_err(local)?.with_clock(clock);
+        Ok(Self { server, uri, size_bytes, mode, local_address, cutter, standing })
     }
 
     /// What clients are given to find it.
@@ -77,6 +61,16 @@ impl NbdAttachment {
     /// Its size.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
+    }
+
+    /// How it is used.
+    pub fn mode(&self) -> DiskMode {
+        self.mode
+    }
+
+    /// How its session stands, if it has one.
+    pub fn standing(&self) -> Option<Standing> {
+        self.standing.clone()
     }
 
     /// What ends it.
@@ -101,6 +95,12 @@ impl NbdAttachment {
 
     /// Serves until it ends.
     pub fn run(self) -> Ended {
-        self.server.run()
+        let ended = self.server.run();
+        // Whoever may still cut it off holds its link, too: to its exporter it ends here.
+        self.cutter.cut();
+        match (&ended, self.standing.as_ref().and_then(Standing::end)) {
+            (Ended::Lost(_), Some(end)) => Ended::Over(report_of(&end)),
+            _ => ended,
+        }
     }
 }

@@ -173,6 +173,13 @@ impl NbdServer {
         self
     }
 
+    /// Tells its devices the moments of this clock: a device that has links has one of its own.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
     /// Where it is.
     pub fn entrance(&self) -> &Entrance {
         &self.entrance

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::harness::{House, PATIENCE, Running, has_fuse, wait_until};
+use super::harness::{House, PATIENCE, Running, has, has_fuse, has_program, wait_until};
 use super::trust::{Host, hosts, pair};
 
 /// Stands between two hosts, and cuts.
@@ -122,6 +122,59 @@ fn block(at: u64, round: u64) -> Vec<u8> {
     word.iter().copied().cycle().take(64 << 10).collect()
 }
 
+/// Shares `what` on one host, and lets the other reach it through what cuts.
+fn share_through_a_cutter<'h>(house: &'h House, what: &str) -> ([Host<'h>; 2], Running, Cutter) {
+    let [lab3, desk] = hosts(house);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "all"]);
+    let share = lab3.start(&["share", what, "--listen", "none", "--secure", "127.0.0.1:0"]);
+    let line = share.wait_for_line("for paired hosts");
+    let cutter = Cutter::before(line.split_whitespace().nth(2).unwrap().parse().unwrap());
+    ([lab3, desk], share, cutter)
+}
+
+/// Attaches it there, to outlive a link for so many seconds.
+fn attach_through(desk: &Host<'_>, device: &str, cutter: &Cutter, arguments: &[&str], grace: &str) -> Running {
+    let (target, through) = (format!("lab3/{device}"), cutter.address.to_string());
+    let all = [&["attach", &*target, "--address", &*through, "--grace", grace], arguments].concat();
+    let attach = desk.start(&all);
+    attach.wait_for_line("attached");
+    attach
+}
+
+impl Cutter {
+    fn links(&self) -> u64 {
+        self.inside.connections.load(Ordering::Acquire)
+    }
+
+    /// Cuts the link in every way in turn, and waits for another each time; as long as somebody uses it.
+    fn cut_many(&self, cuts: u64, is_over: impl Fn() -> bool) {
+        for cut in (0..cuts).take_while(|_| !is_over()) {
+            // The device is in use over this link for a moment before it is cut.
+            let before = self.links();
+            thread::sleep(Duration::from_millis(20 + cut * 37 % 100));
+            match cut % 4 {
+                0 => self.cut(),
+                // Within the next head, or the next data.
+                1 => self.cut_after(1 + cut * 7919 % 70_000),
+                2 => {
+                    self.inside.is_down.store(true, Ordering::Release);
+                    self.cut();
+                    thread::sleep(Duration::from_millis(300));
+                    self.inside.is_down.store(false, Ordering::Release);
+                }
+                _ => {
+                    self.inside.is_frozen.store(true, Ordering::Release);
+                    thread::sleep(Duration::from_millis(200));
+                    self.cut();
+                    self.inside.is_frozen.store(false, Ordering::Release);
+                }
+            }
+            wait_until(PATIENCE, "another link", || self.links() > before || is_over());
+        }
+    }
+}
+
 #[test]
 fn a_disk_as_a_file_outlives_cut_links_and_not_a_byte_is_wrong() {
     if !has_fuse() {
@@ -189,30 +242,8 @@ fn cut_under_load(cutter: &Cutter, [lab3, desk]: [&Host; 2], mut attach: Running
             (last, round)
         })
     };
-    let links = || cutter.inside.connections.load(Ordering::Acquire);
-    for cut in 0..cuts() {
-        // The device is in use over this link for a moment before it is cut.
-        let before = links();
-        thread::sleep(Duration::from_millis(20 + cut * 37 % 100));
-        match cut % 4 {
-            0 => cutter.cut(),
-            // Within the next head, or the next data.
-            1 => cutter.cut_after(1 + cut * 7919 % 70_000),
-            2 => {
-                cutter.inside.is_down.store(true, Ordering::Release);
-                cutter.cut();
-                thread::sleep(Duration::from_millis(300));
-                cutter.inside.is_down.store(false, Ordering::Release);
-            }
-            _ => {
-                cutter.inside.is_frozen.store(true, Ordering::Release);
-                thread::sleep(Duration::from_millis(200));
-                cutter.cut();
-                cutter.inside.is_frozen.store(false, Ordering::Release);
-            }
-        }
-        wait_until(PATIENCE, "another link", || links() > before);
-    }
+    let links = || cutter.links();
+    cutter.cut_many(cuts(), || worker.is_finished());
     is_done.store(true, Ordering::Release);
     let (last, rounds) = worker.join().expect("not a byte is wrong, and no call failed");
     drop(file);
@@ -234,6 +265,106 @@ fn cut_under_load(cutter: &Cutter, [lab3, desk]: [&Host; 2], mut attach: Running
         let expected = block(at, round.expect("every block was written"));
         assert!(stored[at as usize * (64 << 10)..][..64 << 10] == expected, "block {at} on the exporter's disk");
     }
+}
+
+/// Lets fio write at random with many requests under way, and read it all again, over and over while the link is cut.
+fn fio_while_links_are_cut(house: &House, cutter: &Cutter, engine: &[&str]) {
+    let work = "--name=cut --rw=randwrite --bsrange=512-128k --blockalign=512 --size=8m --iodepth=16 --fsync=50 \
+                --verify=crc32c --verify_fatal=1 --verify_state_save=0 --minimal";
+    let arguments: Vec<&str> = engine.iter().copied().chain(work.split_whitespace()).collect();
+    let is_done = AtomicBool::new(false);
+    thread::scope(|s| {
+        let worker = s.spawn(|| {
+            let mut rounds = 0;
+            while !is_done.load(Ordering::Acquire) || rounds == 0 {
+                rounds += 1;
+                let seed = format!("--randseed={rounds}");
+                let mut command = house.command_of(Path::new("fio"), &arguments);
+                let output = command.arg(seed).output().unwrap();
+                let (stdout, stderr) =
+                    (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+                assert!(output.status.success(), "round {rounds}: {}\n{stdout}{stderr}", output.status);
+            }
+            rounds
+        });
+        cutter.cut_many(cuts(), || worker.is_finished());
+        is_done.store(true, Ordering::Release);
+        let rounds = worker.join().expect("not a byte is wrong, and no call failed");
+        println!("{} cuts, {} links, {rounds} rounds of 8 MiB", cuts(), cutter.links());
+    });
+}
+
+#[test]
+fn fio_on_a_block_device_as_a_file_outlives_cut_links() {
+    if !has_fuse() || !has("fio", has_program("fio")) {
+        return;
+    }
+    let house = House::new();
+    let what = format!("block:{}", house.image("cut.img", 32 << 20).display());
+    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
+    let at = house.path("mnt");
+    let arguments = ["--via", "fuse", "--at", at.to_str().unwrap()];
+    let mut attach = attach_through(&desk, "block", &cutter, &arguments, "60");
+    let file = format!("--filename={}", at.join("disk.img").display());
+    fio_while_links_are_cut(&house, &cutter, &[&file, "--ioengine=libaio", "--direct=1"]);
+    desk.ok(&["detach"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+}
+
+#[test]
+fn fio_on_a_block_device_by_nbd_outlives_cut_links() {
+    if !has("fio", has_program("fio")) {
+        return;
+    }
+    let house = House::new();
+    let what = format!("block:{}", house.image("cut.img", 32 << 20).display());
+    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
+    let socket = house.path("far.sock");
+    let arguments = ["--via", "nbd", "--socket", socket.to_str().unwrap()];
+    let mut attach = attach_through(&desk, "block", &cutter, &arguments, "60");
+    let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
+    fio_while_links_are_cut(&house, &cutter, &["--ioengine=nbd", &uri]);
+    desk.ok(&["detach"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+}
+
+#[test]
+fn a_status_says_that_the_link_is_lost_and_since_when() {
+    let house = House::new();
+    let what = format!("block:{}", house.image("cut.img", 1 << 20).display());
+    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
+    let socket = house.path("far.sock");
+    let arguments = ["--via", "nbd", "--socket", socket.to_str().unwrap()];
+    let mut attach = attach_through(&desk, "block", &cutter, &arguments, "60");
+    let device = || desk.json(&["status", "--json"])[0]["devices"][0].clone();
+    assert_eq!((&device()["state"], &device()["mode"]), (&"attached".into(), &"exclusive".into()));
+    assert!(device()["link_lost_s"].is_null());
+    assert_eq!(lab3.json(&["status", "--json"])[0]["devices"][0]["mode"], "exclusive");
+
+    cutter.inside.is_down.store(true, Ordering::Release);
+    cutter.cut();
+    wait_until(PATIENCE, "it is seen", || device()["state"] == "link lost");
+    thread::sleep(Duration::from_millis(300));
+    let waiting = device();
+    assert!(waiting["link_lost_s"].as_f64().is_some_and(|span| (0.2..30.0).contains(&span)), "{waiting}");
+    let told = desk.ok(&["status"]);
+    assert!(told.contains("link lost"), "{told}");
+
+    cutter.inside.is_down.store(false, Ordering::Release);
+    wait_until(PATIENCE, "another link", || device()["state"] == "attached");
+    assert!(device()["link_lost_s"].is_null());
+
+    // Nobody asks anything of it, and every link is replaced all the same, even one that is cut in its greeting.
+    for cut in 0..8 {
+        let before = cutter.links();
+        cutter.cut_after(cut * 300);
+        cutter.cut();
+        wait_until(PATIENCE, "another link", || cutter.links() > before);
+    }
+    cutter.cut_after(u64::MAX);
+    wait_until(PATIENCE, "a link that stays", || device()["state"] == "attached");
+    desk.ok(&["detach"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farbus::client::Target;
+use farbus::model::StoreDevice;
 use farbus::model::block::MemoryStore;
 use farbus_io::frontend::fuse::DiskMount;
 use rustix::process::{Pid, Signal, kill_process};
@@ -311,7 +312,7 @@ pub fn has_fuse() -> bool {
     static IS_USABLE: OnceLock<bool> = OnceLock::new();
     let try_it = || {
         let at = std::env::temp_dir().join(format!("farbus-command-{}-fuse", std::process::id()));
-        DiskMount::mount(&at, "disk", MemoryStore::new(vec![0; 512])).is_ok()
+        DiskMount::mount(&at, "disk", StoreDevice::new(MemoryStore::new(vec![0; 512]))).is_ok()
     };
     has("usable FUSE", *IS_USABLE.get_or_init(try_it))
 }

@@ -5,6 +5,7 @@
 //! | [`StoreDevice`] | a store, which answers at once |
 //! | [`ReadOnly`] | the device, unchangeable |
 //! | [`Range`] | a part of it, as a device of its own |
+//! | [`AnyByte`] | a device of larger blocks, asked for any byte |
 //! | [`Scratch`] | the device as it was, with changes of one's own that go away |
 //! | [`MemoryMedium`] | memory that several have open, by a handle each |
 //! | [`Switch`] | a medium behind which another may be put while it is in use, which [`Swap`] does |
@@ -16,6 +17,7 @@
 //! importer and `Scratch<_>` for another, over the same export.
 
 mod answered;
+mod any_byte;
 mod below;
 mod export;
 mod granules;
@@ -25,19 +27,20 @@ mod rate;
 mod read_only;
 mod scratch;
 mod sparse;
-mod store;
 pub mod swap;
 mod switch;
 mod traced;
 
 pub use answered::{Answered, make_durable};
+pub use any_byte::AnyByte;
 pub use export::{BlockExport, Changes, View};
+/// A store as a device: the layer at the bottom.
+pub use farbus_model::StoreDevice;
 pub use memory::MemoryMedium;
 pub use range::Range;
 pub use read_only::ReadOnly;
 pub use scratch::Scratch;
 pub use sparse::SparseMemory;
-pub use store::StoreDevice;
 pub use swap::Swap;
 pub use switch::{Switch, SwitchStore};
 pub use traced::Traced;

@@ -15,10 +15,12 @@ use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
+use crate::opened_disk::DiskMode;
 use crate::parting::Parter;
 use crate::place::Protocol;
 use crate::redir::{Gate, RedirAttachment};
 use crate::session_relay::Saved;
+use crate::standing::Standing;
 
 /// The first pause; each is twice the one before.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -67,6 +69,8 @@ struct State {
     parter: Option<Parter>,
     /// In a few words.
     how: &'static str,
+    standing: Option<Standing>,
+    mode: Option<DiskMode>,
     is_ending: bool,
 }
 
@@ -95,7 +99,7 @@ impl Word {
 /// What was had, ready to run.
 enum Had {
     Kernel(Box<KernelAttachment>),
-    File(FileAttachment),
+    File(Box<FileAttachment>),
     Nbd(Box<NbdAttachment>),
     Guests(Box<RedirAttachment>),
 }
@@ -113,7 +117,10 @@ impl Kept {
 
     fn new(spec: Attach, hands: &Hands) -> std::io::Result<Self> {
         // Whoever waits for one host does not keep the others waiting.
-        let client = Client::through(hands.apart()?);
+        let mut client = Client::through(hands.apart()?);
+        if let Some(grace) = spec.grace {
+            client.outlive(grace);
+        }
         let shared = Arc::new(Shared { client, state: Mutex::default(), changed: Condvar::new() });
         Ok(Self { spec, shared, inherited: None, thread: None })
     }
@@ -184,8 +191,11 @@ impl Kept {
             at: state.at.clone(),
             used_s: state.since.map(|since| since.elapsed().as_secs_f64()).unwrap_or_default(),
             reason: self.spec.reason.clone(),
+            mode: state.mode.map(DiskMode::as_str),
+            link_lost_s: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
+        let status = status.with_standing(state.standing.as_ref());
         (status, state.failure.clone())
     }
 
@@ -301,6 +311,12 @@ impl Shared {
             Had::Nbd(_) => (None, None, "via nbd"),
             Had::Guests(attachment) => (Some(attachment.gate()), None, "via redir"),
         };
+        let (standing, mode) = match &had {
+            Had::Kernel(attachment) => (attachment.standing(), None),
+            Had::File(attachment) => (attachment.standing(), Some(attachment.mode())),
+            Had::Nbd(attachment) => (attachment.standing(), Some(attachment.mode())),
+            Had::Guests(_) => (None, None),
+        };
         {
             let mut state = self.state();
             if state.is_ending || state.word == Word::Detached {
@@ -311,6 +327,7 @@ impl Shared {
             (state.since, state.failure, state.at) = (Some(Instant::now()), None, at);
             (state.ender, state.meters, state.gate) = (Some(ender), meters, gate);
             (state.parter, state.how) = (parter, how);
+            (state.standing, state.mode) = (standing, mode);
         }
         if !is_inherited {
             // Its exporter was told before, and its user here waits already.
@@ -325,6 +342,7 @@ impl Shared {
         {
             let mut state = self.state();
             (state.since, state.ender, state.meters, state.gate, state.parter) = (None, None, None, None, None);
+            (state.standing, state.mode) = (None, None);
             state.at.clear();
         }
         let target = &spec.target;
@@ -370,12 +388,13 @@ fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
     }
     match &spec.place {
         Some((Protocol::Nbd, place)) => {
-            NbdAttachment::new(client, &spec.target, place).map(|attachment| Had::Nbd(Box::new(attachment)))
+            NbdAttachment::new(client, &spec.target, spec.mode, place).map(|attachment| Had::Nbd(Box::new(attachment)))
         }
         Some((Protocol::Usbredir, place)) => {
             RedirAttachment::new(client, &spec.target, place).map(|attachment| Had::Guests(Box::new(attachment)))
         }
-        None => FileAttachment::new(client, &spec.target, &spec.folder()).map(Had::File),
+        None => FileAttachment::new(client, &spec.target, spec.mode, &spec.folder())
+            .map(|attachment| Had::File(Box::new(attachment))),
     }
 }
 

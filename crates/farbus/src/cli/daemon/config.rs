@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use farbus_session::rules::{Pattern, Rule, id_from};
 use serde::Deserialize;
@@ -19,7 +20,9 @@ use crate::address::{DEFAULT_PORT, SECURE_PORT};
 use crate::allow::Network;
 use crate::broker::Mandate;
 use crate::client::Target;
+use crate::opened_disk::DiskMode;
 use crate::place::{Place, Protocol};
+use crate::sessions::GRACE_MAX;
 use crate::wanted::Wanted;
 
 /// What a configuration file says, checked.
@@ -65,6 +68,10 @@ pub struct Attach {
     pub at: Option<PathBuf>,
     /// Where programs find it, and what they speak, if they alone use it.
     pub place: Option<(Protocol, Place)>,
+    /// How it is used, if it is a disk.
+    pub mode: DiskMode,
+    /// How long it outlives its link, if somebody says so.
+    pub grace: Option<Duration>,
     /// What for.
     pub reason: Option<String>,
 }
@@ -156,6 +163,8 @@ struct AttachTable {
     at: Option<Spanned<PathBuf>>,
     socket: Option<Spanned<PathBuf>>,
     listen: Option<Spanned<String>>,
+    mode: Option<Spanned<String>>,
+    grace: Option<Spanned<u64>>,
     reason: Option<String>,
 }
 
@@ -366,7 +375,22 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
         return Err((Some(at.span()), message.into()));
     }
     let place = attach_place_from(via, table.socket, table.listen, &target)?;
-    Ok(Attach { target, via, at: table.at.map(Spanned::into_inner), place, reason: table.reason })
+    let mode = table.mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    if let Some(word) = table.mode.as_ref().filter(|_| mode == DiskMode::Read && !matches!(via, Via::Fuse | Via::Nbd)) {
+        let message = "mode = \"read\" goes with via = \"fuse\" and via = \"nbd\": a USB device has one user";
+        return Err((Some(word.span()), message.into()));
+    }
+    let grace = table.grace.map(grace_from).transpose()?;
+    Ok(Attach { target, via, at: table.at.map(Spanned::into_inner), place, mode, grace, reason: table.reason })
+}
+
+fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
+    let grace = Duration::from_secs(*seconds.get_ref());
+    if grace <= GRACE_MAX {
+        return Ok(grace);
+    }
+    let message = format!("exporters wait {} s for a link that was lost, and no longer", GRACE_MAX.as_secs());
+    Err((Some(seconds.span()), message))
 }
 
 /// Where programs find it. Off the loopback anybody may be one, and nobody reads a daemon's warning: it is refused.
@@ -524,6 +548,10 @@ mod tests {
             ("[[usb]]\nvendor = 1133", "2:10", "string"),
             ("[[attach]]\ntarget = \"lab3\"", "2:10", "lab3/disk"),
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, fuse, nbd, redir and auto"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nmode = \"write\"", "4:8", "exclusive (one who may write)"),
+            ("[[attach]]\ntarget = \"a/b\"\nmode = \"read\"", "3:8", "via = \"fuse\" and via = \"nbd\""),
+            ("[[attach]]\ntarget = \"a/b\"\ngrace = 121", "3:9", "wait 120 s"),
+            ("[[attach]]\ntarget = \"a/b\"\ngrace = \"long\"", "3:9", "expected u64"),
             ("[[attach]]\ntarget = \"a/b\"\nsocket = \"/s\"", "3:10", "via = \"redir\""),
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"redir\"\nlisten = \"0.0.0.0\"", "4:10", "no password"),
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nlisten = \"10.0.0.7\"", "4:10", "no password"),

@@ -28,6 +28,7 @@ use crate::attach::{Ended, FileAttachment};
 use crate::broker::Hands;
 use crate::client::{ClientError, Target, list, name_of, open_disk};
 use crate::device_port::DevicePort;
+use crate::opened_disk::OpenedDisk;
 use crate::session_record::classes;
 use crate::share::Share;
 
@@ -160,7 +161,9 @@ fn steadily(
 /// block device, that device mounted.
 fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stage: &mut Stage) -> Result<(), Failure> {
     stage.doing("show")?;
-    let attachment = match FileAttachment::over(disk, &Hands::Own, &scratch.path("attached")) {
+    let shown =
+        OpenedDisk::usb(disk).and_then(|disk| FileAttachment::over(disk, &Hands::Own, &scratch.path("attached")));
+    let attachment = match shown {
         Ok(attachment) => attachment,
         Err(error) => {
             stage.reduce(format!("the disk is not shown as a file: {error}"));

@@ -1,8 +1,10 @@
 //! A disk as a file, without any USB in the kernel: a FUSE file system of one folder with one file,
 //! ready for `losetup`, `mkfs`, `mount`, `qemu`.
 //!
-//! One thread serves it: it takes a request from the kernel, asks the store, answers, and takes the
-//! next. No hand-off, no queue of ours, no allocation on that way. The kernel may keep the disk's pages
+//! One thread serves it, which owns the kernel's end and the device ([`BlockDevice`]). What the kernel asks is asked of the device as
+//! it comes, up to [`FUSE_REQUESTS_MAX`] at a time, and answered as the device completes it, in any order: read-ahead and
+//! asynchronous direct I/O reach as deep as the link. A device that answers at once is answered for at once; nothing is handed to
+//! another thread on a request's way, and what is written goes from where the kernel put it. The kernel may keep the disk's pages
 //! in its cache, for the disk is ours alone. The file has the disk's size for ever: a program that cuts
 //! it before writing is refused (`dd` wants `conv=notrunc`). A loop device belongs on top with
 //! `losetup --direct-io=on`: without it one disk is cached twice, and kernels such as 6.1 write page by
@@ -13,17 +15,19 @@
 //! | [`DiskMount::unmount`], nobody uses the file | [`Health::Ended`] | the file is gone |
 //! | the same, somebody does | `in_use`; later [`Health::Ended`] | gone from the tree; works on until closed |
 //! | `umount` by somebody else | [`Health::Ended`] | the file is gone |
-//! | the store says it is gone | [`Health::Lost`] | `ENODEV` at once, from everything |
+//! | the device says it is gone | [`Health::Lost`] | `ENODEV` at once, from everything |
 //! | [`Cutter::cut`] | [`Health::Lost`], soon [`Health::Ended`] | an error at once, gone from the tree |
 //! | [`DiskMount`] dropped | | unmounted; who still uses it gets `ENODEV` |
 //! | the process is killed | | `ENOTCONN` until somebody says `umount` |
 
 mod disk;
+mod engine;
 mod error;
 mod health;
 mod mounter;
 mod mounting;
 mod mountpoint;
+mod protocol;
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -33,15 +37,19 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use farbus_model::{BlockStore, StoreError};
-use fuser::SessionACL;
+use farbus_model::{BlockDevice, StoreError};
 
-use self::disk::{Disk, FileSystem, REQUEST_BYTES_MAX};
+use self::disk::Disk;
+use self::engine::{Engine, READ_AHEAD_BYTES};
 pub use self::error::{MountError, UnmountError};
 pub use self::health::Health;
 pub use self::mounter::{Keeper, Left, Mounted, Mounter};
 pub use self::mountpoint::OwnMounter;
+use crate::link::Clock;
 use crate::sys::writeback;
+
+#[cfg(doc)]
+use farbus_model::limits::FUSE_REQUESTS_MAX;
 
 /// How long the kernel may take to end the session of a mount that nobody uses. It takes
 /// microseconds; but a mount can live on in another mount namespace, and then it does not end.
@@ -51,7 +59,7 @@ const END_WAIT: Duration = Duration::from_secs(2);
 /// looking at every new file, or a child of ours not have got as far as closing its descriptors.
 const USER_WAIT: Duration = Duration::from_millis(200);
 
-/// A store mounted as a file.
+/// A block device mounted as a file.
 pub struct DiskMount {
     file: PathBuf,
     disk: Arc<Disk>,
@@ -80,15 +88,17 @@ pub struct Unmounted {
 }
 
 impl DiskMount {
-    /// Mounts `store` as the file `file_name` in the folder `at`, which is made if it is missing.
+    /// Mounts `device` as the file `file_name` in the folder `at`, which is made if it is missing. The device's moments are this
+    /// mount's own.
     ///
     /// # Errors
     /// [`MountError`], which says what to type next.
-    pub fn mount(at: &Path, file_name: &str, store: impl BlockStore + 'static) -> Result<DiskMount, MountError> {
-        Self::mount_by(&OwnMounter, at, file_name, store)
+    pub fn mount(at: &Path, file_name: &str, device: impl BlockDevice + 'static) -> Result<DiskMount, MountError> {
+        Self::mount_by(&OwnMounter, at, file_name, Box::new(device), Clock::start())
     }
 
-    /// The same by `mounter`.
+    /// The same by `mounter`, of a device whose moments are `clock`'s. Programs read and write any byte: of a device of larger blocks
+    /// they get errors where they keep to none.
     ///
     /// # Errors
     /// [`MountError`], which says what to type next.
@@ -96,25 +106,27 @@ impl DiskMount {
         mounter: &dyn Mounter,
         at: &Path,
         file_name: &str,
-        store: impl BlockStore + 'static,
+        device: Box<dyn BlockDevice>,
+        clock: Clock,
     ) -> Result<DiskMount, MountError> {
         if matches!(file_name, "" | "." | "..") || file_name.contains(['/', '\0']) || file_name.len() > 255 {
             return Err(MountError::BadName { name: file_name.to_owned() });
         }
         let refused = |error| MountError::Refused { at: at.to_owned(), error };
-        let read_only = store.is_read_only();
-        let disk = Disk::new(OsStr::new(file_name), mounter.owner(), Box::new(store)).map_err(refused)?;
-        let Mounted { at: place, device, keeper } = mounter.mount(at, read_only)?;
+        let disk = Disk::new().map_err(refused)?;
+        let Mounted { at: place, device: kernel, keeper } = mounter.mount(at, device.info().is_read_only)?;
         // From here on the folder is left with the value that is dropped on an error.
-        let mut mount = DiskMount { file: place.join(file_name), disk, session: None, at: place, keeper };
-        let session = FileSystem(mount.disk.clone());
-        // The kernel lets in the owner of the mount alone, who may be somebody else than this process.
-        let session = fuser::Session::from_fd(session, device, SessionACL::All, fuser::Config::default());
-        let session = session.map_err(refused)?;
+        let mut mount =
+            DiskMount { file: place.join(file_name), disk: Arc::clone(&disk), session: None, at: place, keeper };
+        let engine = Engine::new(kernel, disk, OsStr::new(file_name), mounter.owner(), device, clock);
+        let engine = engine.inspect_err(|_| mount.disk.end(Ok(()))).map_err(refused)?;
         // After the handshake, in which the kernel takes the smaller of two.
-        mount.keeper.set_read_ahead(REQUEST_BYTES_MAX);
-        let disk = mount.disk.clone();
-        let thread = thread::Builder::new().name("farbus-fuse".into()).spawn(move || serve(session, &disk));
+        mount.keeper.set_read_ahead(READ_AHEAD_BYTES as usize);
+        let thread = thread::Builder::new().name("farbus-fuse".into()).spawn(move || {
+            // Without privilege it is refused, and the owner has heard so from `protect_writeback_path`.
+            let _ = writeback::mark_io_flusher();
+            engine.run();
+        });
         mount.session = Some(thread.map_err(refused)?);
         Ok(mount)
     }
@@ -216,15 +228,4 @@ impl fmt::Debug for DiskMount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DiskMount").field("file", &self.file).field("health", &self.health()).finish_non_exhaustive()
     }
-}
-
-/// The thread of the session.
-fn serve(session: fuser::Session<FileSystem>, disk: &Disk) {
-    // The thread that runs the loop is started below and inherits this. Without privilege it is
-    // refused, and the owner has heard so from `protect_writeback_path`.
-    let _ = writeback::mark_io_flusher();
-    if let Err(error) = session.run() {
-        tracing::error!(%error, "the FUSE session failed");
-    }
-    disk.end();
 }

@@ -1,9 +1,11 @@
 //! A store as a device.
 
-use farbus_model::limits::BLOCK_REQUEST_BYTES_MAX;
-use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockStore, Completions, Instant, Payload, StoreError,
-};
+use crate::block::{BlockStore, StoreError};
+use crate::block_device::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp};
+use crate::device::Completions;
+use crate::limits::BLOCK_REQUEST_BYTES_MAX;
+use crate::payload::Payload;
+use crate::time::Instant;
 
 /// The size that files and most media serve best, bytes: a page.
 const PREFERRED_BYTES: u32 = 4096;

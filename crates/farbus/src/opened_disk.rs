@@ -1,0 +1,205 @@
+//! A disk of another machine, opened: a block device, whichever way it is had.
+//!
+//! | its host | it is had as | and outlives its link |
+//! |---|---|---|
+//! | has a session with us, and offers it as a block device | a block device of the session | yes |
+//! | has a session with us, and offers it as a USB disk alone | a USB disk that is driven here | yes |
+//! | speaks plain USB/IP | the same | no |
+
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use farbus_host::RemoteDisk;
+use farbus_io::link::{Clock, Link};
+use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BufferPool, Completions, Instant, Readiness};
+use farbus_session::block::{AnyByte, StoreDevice};
+use farbus_session::native::control::{Cause, Class, End, Mode};
+use farbus_session::native::{Attached, RemoteBlock};
+
+use crate::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
+use crate::device_port::{Cutter, DevicePort};
+use crate::linked::{Linked, Quitter};
+use crate::session_port::SessionPort;
+use crate::standing::Standing;
+
+/// How a disk is to be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiskMode {
+    /// By us alone, who may change it.
+    #[default]
+    Exclusive,
+    /// By us and others, none of whom changes it.
+    Read,
+}
+
+impl DiskMode {
+    /// Its word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            DiskMode::Exclusive => "exclusive",
+            DiskMode::Read => "read",
+        }
+    }
+}
+
+impl FromStr for DiskMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [DiskMode::Exclusive, DiskMode::Read].into_iter().find(|mode| mode.as_str() == text).ok_or_else(|| {
+            format!("'{text}' is no mode: there are exclusive (one who may write) and read (many who may not)")
+        })
+    }
+}
+
+/// What ends a disk that was opened, besides its user here.
+pub enum Way {
+    /// A link that is the end when it ends.
+    Link(Link),
+    /// A session that somebody has to look after while nobody asks anything of the disk.
+    Port(SessionPort),
+    /// A session that its device looks after.
+    Device,
+}
+
+/// A disk, for whichever front end shows it.
+pub struct OpenedDisk {
+    /// The disk.
+    pub device: Box<dyn BlockDevice>,
+    /// Whose moments it is told.
+    pub clock: Clock,
+    /// What to watch while it is used.
+    pub way: Way,
+    /// What takes it from its users, from any thread.
+    pub cutter: Cutter,
+    /// How its session stands, if it has one.
+    pub standing: Option<Standing>,
+}
+
+impl OpenedDisk {
+    /// Takes `target`, which has to be a disk, whichever way it can be had.
+    ///
+    /// # Errors
+    /// [`ClientError`]; to be read beside others it has to be a block device.
+    pub fn open(client: &Client, target: &Target, mode: DiskMode) -> Result<Self, ClientError> {
+        let asked = match mode {
+            DiskMode::Exclusive => Mode::Exclusive,
+            DiskMode::Read => Mode::Read,
+        };
+        let grace = client.grace_for(&target.address, GRACE_DISK)?;
+        if !grace.is_zero() {
+            let mut done = Completions::new(BufferPool::new(0));
+            let linked = client.begin(target, (Class::BLOCK, asked), grace, RemoteBlock::new, &mut done)?;
+            match linked.end() {
+                None => return Ok(Self::block(linked)),
+                // Silently: there are devices that are USB and nothing else.
+                Some(end) if end.cause == Cause::Class => {}
+                Some(end) => return Err(client.refusal(target, end)),
+            }
+        }
+        match mode {
+            DiskMode::Exclusive => Self::usb(client.open_disk(target)?),
+            DiskMode::Read => Err(client.refusal(target, &usb_has_one_user())),
+        }
+    }
+
+    /// A USB disk that was opened before.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`].
+    pub fn usb(mut disk: RemoteDisk<DevicePort>) -> Result<Self, ClientError> {
+        let cutter = disk.port_mut().cutter().map_err(local)?;
+        let (way, standing) = match disk.port_mut() {
+            DevicePort::Plain(port) => (Way::Link(port.link().map_err(local)?), None),
+            DevicePort::Session(port) => (Way::Port(port.clone()), Some(port.ask(Linked::standing))),
+        };
+        let sector_bytes = disk.info().block_bytes;
+        let device = Box::new(StoreDevice::new(disk).preferring(sector_bytes));
+        Ok(Self { device, clock: Clock::start(), way, cutter, standing })
+    }
+
+    /// A block device of a session.
+    pub fn block(linked: Linked<RemoteBlock>) -> Self {
+        let (clock, standing, cutter) = (linked.clock(), linked.standing(), Cutter::of(linked.quitter()));
+        Self { device: Box::new(SessionDisk(linked)), clock, way: Way::Device, cutter, standing: Some(standing) }
+    }
+
+    /// The same, asked for any byte, as a file's users do.
+    #[must_use]
+    pub fn with_any_byte(self) -> Self {
+        match self.device.info().block_bytes {
+            1 => self,
+            _ => Self { device: Box::new(AnyByte::new(self.device)), ..self },
+        }
+    }
+
+    /// How it is used.
+    pub fn mode(&self) -> DiskMode {
+        if self.device.info().is_read_only { DiskMode::Read } else { DiskMode::Exclusive }
+    }
+
+    /// Our end of the link, as the exporter sees its user; none of a session, whose links come and go.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        if let Way::Link(link) = &self.way { local_address(link) } else { None }
+    }
+}
+
+impl Cutter {
+    fn of(quitter: Quitter) -> Self {
+        Self::new(move || quitter.quit())
+    }
+}
+
+/// A disk of a session, which is given back when nobody wants it any more.
+struct SessionDisk(Linked<RemoteBlock>);
+
+impl Drop for SessionDisk {
+    fn drop(&mut self) {
+        let mut done = Completions::new(BufferPool::new(0));
+        self.0.close(&mut done);
+        // What its exporter did not answer in time is owed to nobody: whoever asked has gone.
+        self.0.remote_mut().handle_over(Cause::Asked, "let go of here", &mut done);
+        while done.pop().is_some() {}
+    }
+}
+
+impl BlockDevice for SessionDisk {
+    fn info(&self) -> &BlockInfo {
+        self.0.info()
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        self.0.submit(now, request, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        BlockDevice::poll_timeout(&self.0)
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.0.handle_timeout(now, done);
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.0.end_turn(now, done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        BlockDevice::readiness(&self.0)
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.0.handle_ready(now, done);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.0.is_gone()
+    }
+}
+
+/// Why a disk that can only be had as a USB disk is not read beside others.
+fn usb_has_one_user() -> End {
+    let message = "it can be had as a USB disk alone, which has one user: --mode read wants a disk that a farbus shares \
+                   ('disk:PATH' or 'block:PATH'), with a session (a paired host, or --grace SECONDS)";
+    End { cause: Cause::Refused, message: message.to_owned() }
+}

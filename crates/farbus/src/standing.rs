@@ -1,0 +1,72 @@
+//! How a session stands, for whoever shows it: its device is elsewhere, on the thread that uses it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use farbus_session::native::control::End;
+
+/// What a session's owner can see of it from any thread.
+#[derive(Clone, Debug, Default)]
+pub struct Standing(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Since when there is no link.
+    unlinked: Option<Instant>,
+    end: Option<End>,
+}
+
+impl Standing {
+    fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// For how long it has been waiting for a link, if it has none and is not over.
+    pub fn unlinked(&self) -> Option<Duration> {
+        self.with(|state| state.unlinked.filter(|_| state.end.is_none()).map(|since| since.elapsed()))
+    }
+
+    /// Why it is over, if it is.
+    pub fn end(&self) -> Option<End> {
+        self.with(|state| state.end.clone())
+    }
+
+    /// There is a link, or none any more.
+    pub(crate) fn note_link(&self, is_linked: bool) {
+        self.with(|state| match (is_linked, state.unlinked) {
+            (true, _) => state.unlinked = None,
+            (false, None) => state.unlinked = Some(Instant::now()),
+            (false, Some(_)) => {}
+        });
+    }
+
+    /// It is over.
+    pub(crate) fn note_end(&self, end: &End) {
+        self.with(|state| {
+            state.end.get_or_insert_with(|| end.clone());
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farbus_session::native::control::Cause;
+
+    #[test]
+    fn a_link_that_is_lost_twice_was_lost_once() {
+        let standing = Standing::default();
+        assert_eq!(standing.unlinked(), None);
+        standing.note_link(false);
+        let first = standing.unlinked().expect("it waits");
+        std::thread::sleep(Duration::from_millis(2));
+        standing.note_link(false);
+        assert!(standing.unlinked().is_some_and(|now| now > first));
+        standing.note_link(true);
+        assert_eq!(standing.unlinked(), None);
+        standing.note_link(false);
+        let end = End { cause: Cause::Network, message: "no link".into() };
+        standing.note_end(&end);
+        assert_eq!((standing.unlinked(), standing.end()), (None, Some(end)), "nothing is waited for any more");
+    }
+}

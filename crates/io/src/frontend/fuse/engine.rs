@@ -1,0 +1,571 @@
+//! The thread that serves a mounted disk: one, which owns the kernel's end and the device, and waits on both.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, IoSliceMut};
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use farbus_model::limits::{FUSE_REQUEST_BYTES_MAX, FUSE_REQUESTS_MAX};
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Payload, StoreError,
+};
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use super::disk::{Disk, Flushed};
+use super::protocol::{Attributes, Body, FILE, FOLDER, HEAD_BYTES, Kernel, Nonsense, Op, Request, Terms};
+use crate::link::{Clock, Interest, Watched, wait};
+use crate::sys::errno::of_store;
+
+/// How much the kernel reads ahead of a program that reads in order: several requests, so that they overtake the link's delay.
+pub(super) const READ_AHEAD_BYTES: u32 = 4 << 20;
+/// How long the kernel may take to say hello: it did so when it mounted.
+const HELLO_TIME_MAX: Duration = Duration::from_secs(5);
+/// Idle buffers that are kept for what is read, bytes.
+const POOL_BYTES: usize = 8 << 20;
+/// Idle buffers that are kept for what is written.
+const CHUNKS_KEPT: usize = 8;
+/// A write of so many bytes or fewer is copied for a device that keeps it: a buffer of the largest size is not held for it.
+const COPIED_BYTES_MAX: usize = 64 << 10;
+/// A range is discarded or zeroed in pieces of so many bytes: a request's length has 32 bits, and its end is on a block's.
+const PIECE_BYTES: u64 = 1 << 30;
+
+/// A disk as one file in one folder.
+pub(super) struct Engine {
+    kernel: OwnedFd,
+    disk: Arc<Disk>,
+    name: OsString,
+    folder: Attributes,
+    file: Attributes,
+    /// Dropped as soon as it is lost and owes nothing, or is no longer needed.
+    device: Option<Box<dyn BlockDevice>>,
+    done: Completions<BlockDone>,
+    asked: HashMap<u64, Asked>,
+    next_id: u64,
+    clock: Clock,
+    head: [u8; HEAD_BYTES],
+    /// Where the next write's data arrives; those that the device still looks at, and idle ones.
+    chunk: Arc<[u8]>,
+    chunks: Vec<Arc<[u8]>>,
+    /// Whether the device has kept a write beyond its call.
+    keeps: bool,
+    /// Changes begun so far; those before `durable` are durable.
+    begun: u64,
+    durable: u64,
+    /// Why the last flush failed.
+    undurable: Option<StoreError>,
+    /// Whether an error was reported in the log; one is enough.
+    complained: bool,
+    /// The kernel has something to say, as far as is known.
+    is_asked: bool,
+    /// The owner has.
+    is_called: bool,
+    /// The mount is gone.
+    is_over: bool,
+}
+
+/// A request that the device has.
+struct Asked {
+    by: Asker,
+    /// A change: its place among all changes.
+    change: Option<u64>,
+    /// A flush: changes before this one are durable when it succeeds.
+    covers: Option<u64>,
+    /// What is to be discarded or zeroed after this piece.
+    rest: Range<u64>,
+}
+
+enum Asker {
+    /// A program, through the kernel, by this number.
+    Program(u64),
+    Owner(SyncSender<Flushed>),
+    /// Nobody, or nobody any more.
+    Nobody,
+}
+
+/// How far the kernel's requests came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Received {
+    Something,
+    Nothing,
+    End,
+}
+
+impl Engine {
+    /// Says hello to the kernel on `kernel`, the descriptor of a fresh mount that belongs to `owner`.
+    pub fn new(
+        kernel: OwnedFd,
+        disk: Arc<Disk>,
+        name: &OsStr,
+        owner: (u32, u32),
+        device: Box<dyn BlockDevice>,
+        clock: Clock,
+    ) -> io::Result<Self> {
+        let info = *device.info();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time = (now.as_secs(), now.subsec_nanos());
+        let perm = if info.is_read_only { 0o400 } else { 0o600 };
+        let request_bytes_max = (info.request_bytes_max.min(FUSE_REQUEST_BYTES_MAX) / 4096).max(1) * 4096;
+        let mut engine = Self {
+            kernel,
+            disk,
+            name: name.to_owned(),
+            folder: Attributes { node: FOLDER, size: 0, perm: 0o500, owner, time },
+            file: Attributes { node: FILE, size: info.size_bytes, perm, owner, time },
+            device: Some(device),
+            done: Completions::new(BufferPool::new(POOL_BYTES)),
+            asked: HashMap::new(),
+            next_id: 0,
+            clock,
+            head: [0; HEAD_BYTES],
+            chunk: fresh_chunk(),
+            chunks: Vec::new(),
+            keeps: false,
+            begun: 0,
+            durable: 0,
+            undurable: None,
+            complained: false,
+            is_asked: false,
+            is_called: false,
+            is_over: false,
+        };
+        let flags = rustix::fs::fcntl_getfl(&engine.kernel)?;
+        rustix::fs::fcntl_setfl(&engine.kernel, flags | OFlags::NONBLOCK)?;
+        engine.say_hello(request_bytes_max)?;
+        Ok(engine)
+    }
+
+    fn say_hello(&mut self, request_bytes_max: u32) -> io::Result<()> {
+        wait(&mut [Interest::new(self.kernel.as_fd(), false)], Some(HELLO_TIME_MAX))?;
+        let strange = |Nonsense(field, value)| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("the kernel's {field} is {value}"))
+        };
+        let Some(count) = self.read()? else { return Err(io::ErrorKind::TimedOut.into()) };
+        let hello = Request::parse(&self.head, &self.chunk, count).map_err(strange)?;
+        let Op::Init { major, minor, max_readahead, flags } = hello.op else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel does not begin with a greeting"));
+        };
+        let background_max = u16::try_from(FUSE_REQUESTS_MAX).expect("it is a small number");
+        let terms = Terms { request_bytes_max, background_max, read_ahead_bytes: READ_AHEAD_BYTES };
+        match Body::init(major, minor, max_readahead, flags, &terms) {
+            Some(body) => {
+                self.kernel().body(hello.unique, &body);
+                Ok(())
+            }
+            None => {
+                self.kernel().error(hello.unique, Errno::PROTO);
+                let what = format!("this kernel speaks FUSE {major}.{minor}; 7.23 is the least (Linux 3.15)");
+                Err(io::Error::new(io::ErrorKind::Unsupported, what))
+            }
+        }
+    }
+
+    /// Serves until the mount is gone, and what was written durable, as far as it can be.
+    pub fn run(mut self) {
+        let mut is_flushing = false;
+        loop {
+            self.look_after_owner();
+            if self.is_over && self.asked.is_empty() {
+                if is_flushing || !self.is_dirty() || self.device.is_none() {
+                    break;
+                }
+                is_flushing = true;
+                self.flush(Asker::Nobody);
+            }
+            self.receive_all();
+            self.end_turn();
+            // Else there is nothing left to wait for.
+            let is_waiting = !self.is_over || !self.asked.is_empty();
+            if is_waiting && let Err(error) = self.wait() {
+                tracing::error!(file = ?self.name, %error, "the disk cannot be served");
+                break;
+            }
+        }
+    }
+
+    fn kernel(&self) -> Kernel<'_> {
+        Kernel(self.kernel.as_fd())
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.begun > self.durable
+    }
+
+    /// What the owner wants: a flush, or that nobody is served any more.
+    fn look_after_owner(&mut self) {
+        if self.disk.is_lost() {
+            self.let_go();
+        }
+        if !std::mem::take(&mut self.is_called) {
+            return;
+        }
+        self.disk.wake().clear();
+        for asker in self.disk.take_flushes() {
+            if !self.is_dirty() {
+                let _ = asker.try_send(Ok(()));
+            } else {
+                self.flush(Asker::Owner(asker));
+            }
+        }
+    }
+
+    /// The device is lost: whoever waits is told, and it goes as soon as it owes nothing.
+    fn let_go(&mut self) {
+        let waiting: Vec<Asker> =
+            self.asked.values_mut().map(|asked| std::mem::replace(&mut asked.by, Asker::Nobody)).collect();
+        waiting.into_iter().for_each(|asker| self.refuse(asker));
+        if self.asked.is_empty() {
+            self.device = None;
+        }
+    }
+
+    /// Takes in what the kernel asks. Whoever was answered often has the next question ready before we look.
+    fn receive_all(&mut self) {
+        if !std::mem::take(&mut self.is_asked) {
+            return;
+        }
+        for _ in 0..FUSE_REQUESTS_MAX {
+            if self.is_over || self.asked.len() >= FUSE_REQUESTS_MAX {
+                return;
+            }
+            match self.receive() {
+                Received::Something => {}
+                Received::Nothing => return,
+                Received::End => self.is_over = true,
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Received {
+        let count = match self.read() {
+            Ok(Some(count)) => count,
+            Ok(None) => return Received::Nothing,
+            Err(error) => {
+                if !matches!(Errno::from_io_error(&error), Some(Errno::NODEV | Errno::CONNABORTED)) {
+                    tracing::error!(file = ?self.name, %error, "the FUSE session failed");
+                }
+                return Received::End;
+            }
+        };
+        match Request::parse(&self.head, &self.chunk, count) {
+            Ok(Request { unique, op: Op::Destroy, .. }) => {
+                self.kernel().ok(unique);
+                Received::End
+            }
+            Ok(request) => {
+                self.carry_out(request);
+                Received::Something
+            }
+            Err(Nonsense(field, value)) => {
+                tracing::error!(file = ?self.name, field, value, "the kernel says what no kernel says");
+                Received::End
+            }
+        }
+    }
+
+    /// Bytes of the next request, or that there is none.
+    fn read(&mut self) -> io::Result<Option<usize>> {
+        let chunk = match Arc::get_mut(&mut self.chunk) {
+            Some(chunk) => chunk,
+            None => {
+                let idle = self.chunks.iter_mut().position(|chunk| Arc::get_mut(chunk).is_some());
+                let next = idle.map_or_else(fresh_chunk, |at| self.chunks.swap_remove(at));
+                self.chunks.push(std::mem::replace(&mut self.chunk, next));
+                Arc::get_mut(&mut self.chunk).expect("nobody else looks at an idle one")
+            }
+        };
+        loop {
+            let mut parts = [IoSliceMut::new(&mut self.head), IoSliceMut::new(chunk)];
+            match rustix::io::readv(&self.kernel, &mut parts) {
+                Ok(count) => return Ok(Some(count)),
+                Err(Errno::AGAIN) => return Ok(None),
+                // It was withdrawn while it was read.
+                Err(Errno::NOENT | Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    fn carry_out(&mut self, Request { unique, node, op }: Request) {
+        let attributes = match node {
+            FOLDER => Some(self.folder),
+            FILE => Some(self.file),
+            _ => None,
+        };
+        let kernel = self.kernel();
+        match op {
+            Op::Read { offset, size } => self.read_at(unique, offset, size),
+            Op::Write { offset, size } => self.write_at(unique, offset, size),
+            Op::Fsync => self.flush(Asker::Program(unique)),
+            Op::Flush | Op::Release if self.is_dirty() => self.flush(Asker::Program(unique)),
+            Op::Flush | Op::Release if self.disk.is_lost() => kernel.error(unique, Errno::NODEV),
+            Op::Flush | Op::Release | Op::FolderDone => kernel.ok(unique),
+            Op::Fallocate { offset, length, mode } => self.allocate(unique, offset, length, mode),
+            Op::Lookup { name } if node == FOLDER && name == self.name.as_bytes() => {
+                kernel.body(unique, &Body::entry(&self.file));
+            }
+            Op::Lookup { .. } => kernel.error(unique, Errno::NOENT),
+            Op::Getattr => match attributes {
+                Some(attributes) => kernel.body(unique, &Body::attr(&attributes)),
+                None => kernel.error(unique, Errno::NOENT),
+            },
+            // The size is the disk's and the owner is whoever attached it: what asks for no change succeeds.
+            Op::Setattr { mode, uid, gid, size } => match attributes {
+                None => kernel.error(unique, Errno::NOENT),
+                Some(now) => {
+                    let same = size.is_none_or(|size| size == now.size)
+                        && mode.is_none_or(|mode| mode & 0o7777 == now.perm)
+                        && uid.is_none_or(|uid| uid == now.owner.0)
+                        && gid.is_none_or(|gid| gid == now.owner.1);
+                    if same { kernel.body(unique, &Body::attr(&now)) } else { kernel.error(unique, Errno::PERM) }
+                }
+            },
+            Op::Open => match node {
+                FILE if self.disk.is_lost() => kernel.error(unique, Errno::NODEV),
+                FILE => kernel.body(unique, &Body::opened(FILE)),
+                FOLDER => kernel.error(unique, Errno::ISDIR),
+                _ => kernel.error(unique, Errno::NOENT),
+            },
+            Op::Opendir => kernel.body(unique, &Body::opened(FOLDER)),
+            Op::Readdir { offset, size } if node == FOLDER => {
+                kernel.body(unique, &Body::folder(self.name.as_bytes(), offset, size));
+            }
+            Op::Readdir { .. } => kernel.error(unique, Errno::NOTDIR),
+            Op::Statfs => kernel.body(unique, &Body::statfs(self.file.size)),
+            Op::Change => kernel.error(unique, Errno::PERM),
+            Op::Forget => {}
+            // ENOSYS once, and the kernel does it by itself or asks no more: without that every write would be preceded by a
+            // question for the file's capabilities.
+            Op::Init { .. } | Op::Destroy | Op::Other => kernel.error(unique, Errno::NOSYS),
+        }
+    }
+
+    /// The part of `offset..offset + len` that lies on the disk, as its length.
+    fn clip(&self, offset: u64, len: u64) -> u64 {
+        len.min(self.file.size.saturating_sub(offset))
+    }
+
+    fn read_at(&mut self, unique: u64, offset: u64, size: u32) {
+        match self.clip(offset, size.into()) as u32 {
+            0 => self.kernel().data(unique, &Payload::Empty),
+            len => {
+                let id = self.new_id();
+                self.ask(BlockRequest::read(id, offset, len), Asked::by(Asker::Program(unique)));
+            }
+        }
+    }
+
+    fn write_at(&mut self, unique: u64, offset: u64, size: u32) {
+        // As a block device does: what fits is written, and the rest finds no space.
+        let len = self.clip(offset, size.into()) as usize;
+        if len == 0 && size > 0 {
+            return self.kernel().error(unique, Errno::NOSPC);
+        }
+        let is_copied = self.keeps && len <= COPIED_BYTES_MAX;
+        let payload = if is_copied { Payload::from(&self.chunk[..len]) } else { Payload::shared(&self.chunk, 0..len) };
+        let id = self.new_id();
+        let change = Some(self.new_change());
+        self.ask(BlockRequest::write(id, offset, payload), Asked { change, ..Asked::by(Asker::Program(unique)) });
+        self.keeps |= self.asked.contains_key(&id.0);
+    }
+
+    fn allocate(&mut self, unique: u64, offset: u64, length: u64, mode: u32) {
+        let mode = FallocateFlags::from_bits_retain(mode);
+        let len = self.clip(offset, length);
+        if len < length && !mode.contains(FallocateFlags::KEEP_SIZE) {
+            return self.kernel().error(unique, Errno::NOSPC);
+        }
+        // Beside these there is nothing to allocate on a disk, and nothing to move.
+        let op = match mode - FallocateFlags::KEEP_SIZE {
+            FallocateFlags::PUNCH_HOLE => BlockOp::Discard,
+            FallocateFlags::ZERO_RANGE => BlockOp::WriteZeroes,
+            _ => return self.kernel().error(unique, Errno::OPNOTSUPP),
+        };
+        if len == 0 {
+            return self.kernel().ok(unique);
+        }
+        let change = Some(self.new_change());
+        self.zero(op, Asked { change, rest: offset..offset + len, ..Asked::by(Asker::Program(unique)) });
+    }
+
+    /// Asks for the first piece of what is to be zeroed.
+    fn zero(&mut self, op: BlockOp, mut asked: Asked) {
+        let Range { start, end } = asked.rest;
+        let until = end.min((start / PIECE_BYTES + 1) * PIECE_BYTES);
+        asked.rest = until..end;
+        let id = self.new_id();
+        let length = u32::try_from(until - start).expect("a piece is short");
+        self.ask(BlockRequest::zero(id, op, start, length), asked);
+    }
+
+    /// Makes durable what was answered.
+    fn flush(&mut self, by: Asker) {
+        let covers = self.asked.values().filter_map(|asked| asked.change).min().unwrap_or(self.begun);
+        let id = self.new_id();
+        self.ask(BlockRequest::flush(id), Asked { covers: Some(covers), ..Asked::by(by) });
+    }
+
+    fn new_id(&mut self) -> BlockId {
+        self.next_id += 1;
+        BlockId(self.next_id)
+    }
+
+    fn new_change(&mut self) -> u64 {
+        self.begun += 1;
+        self.begun - 1
+    }
+
+    /// Lets the device do something, unless it is lost, and answers what it has done at once while that is in the cache.
+    fn ask(&mut self, request: BlockRequest, asked: Asked) {
+        let Some(device) = self.device.as_mut().filter(|_| !self.disk.is_lost()) else {
+            self.let_go();
+            return self.refuse(asked.by);
+        };
+        self.asked.insert(request.id.0, asked);
+        device.submit(self.clock.now(), request.launch(), &mut self.done);
+        self.collect();
+    }
+
+    fn end_turn(&mut self) {
+        if let Some(device) = self.device.as_mut().filter(|_| !self.asked.is_empty()) {
+            device.end_turn(self.clock.now(), &mut self.done);
+        }
+        self.collect();
+        if self.device.as_ref().is_some_and(|device| device.is_gone()) {
+            self.lose();
+        }
+    }
+
+    /// Hands out what the device has done.
+    fn collect(&mut self) {
+        while let Some(done) = self.done.pop() {
+            let asked = self.asked.remove(&done.id.0).expect("a device answers what it was asked, once");
+            if let Some(covers) = asked.covers {
+                self.undurable = done.result.err();
+                if done.result.is_ok() {
+                    self.durable = self.durable.max(covers);
+                }
+            }
+            if let Err(error) = done.result {
+                self.note(error);
+            }
+            self.done.pool.recycle(done.spent);
+            if done.result.is_ok() && !asked.rest.is_empty() {
+                self.zero(done.op, asked);
+                continue;
+            }
+            self.tell(asked.by, done.result, done.op, done.length, &done.payload);
+            self.done.pool.recycle(done.payload);
+        }
+    }
+
+    fn tell(&self, asker: Asker, result: Flushed, op: BlockOp, length: u32, payload: &Payload) {
+        let kernel = self.kernel();
+        match (asker, result) {
+            (Asker::Program(unique), Err(error)) => kernel.error(unique, of_store(error)),
+            (Asker::Program(unique), Ok(())) => match op {
+                BlockOp::Read => kernel.data(unique, payload),
+                BlockOp::Write => kernel.written(unique, length),
+                BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes => kernel.ok(unique),
+            },
+            (Asker::Owner(asker), result) => {
+                // There is room for the one answer that is ever sent.
+                let _ = asker.try_send(result);
+            }
+            (Asker::Nobody, _) => {}
+        }
+    }
+
+    /// The device is lost.
+    fn refuse(&self, asker: Asker) {
+        match asker {
+            Asker::Program(unique) => self.kernel().error(unique, of_store(StoreError::Gone)),
+            Asker::Owner(asker) => {
+                let _ = asker.try_send(Err(self.undurable.unwrap_or(StoreError::Gone)));
+            }
+            Asker::Nobody => {}
+        }
+    }
+
+    fn note(&mut self, error: StoreError) {
+        if error == StoreError::Gone {
+            self.lose();
+        } else if !self.complained {
+            self.complained = true;
+            tracing::warn!(file = ?self.name, %error, "the disk reported an error; further ones are not logged");
+        }
+    }
+
+    fn lose(&self) {
+        if !self.disk.is_lost() {
+            tracing::error!(file = ?self.name, "the disk is gone: every further request fails");
+            self.disk.lose();
+        }
+    }
+
+    /// Waits for the kernel, the device, or the owner.
+    fn wait(&mut self) -> io::Result<()> {
+        let is_full = self.asked.len() >= FUSE_REQUESTS_MAX;
+        let on_kernel = (!self.is_over && !is_full).then(|| Interest::new(self.kernel.as_fd(), false));
+        let device = self.device.as_ref();
+        let on_device = device.and_then(|device| device.readiness()).and_then(Watched::interest);
+        let timeout = device.and_then(|device| device.poll_timeout());
+        let (has_device, has_kernel) = (on_device.is_some(), on_kernel.is_some());
+        let span = timeout.map(|at| at - self.clock.now());
+        let owner = || Interest::new(self.disk.wake().as_fd(), false);
+        // The first of them that are there, and no more.
+        let mut interests = match (on_kernel, on_device) {
+            (Some(on_kernel), Some(on_device)) => [owner(), on_kernel, on_device],
+            (Some(on_kernel), None) => [owner(), on_kernel, owner()],
+            (None, Some(on_device)) => [owner(), on_device, owner()],
+            (None, None) => [owner(), owner(), owner()],
+        };
+        let count = 1 + usize::from(has_kernel) + usize::from(has_device);
+        wait(&mut interests[..count], span)?;
+        self.is_called = interests[0].readable;
+        self.is_asked = has_kernel && interests[1].readable;
+        let on_device = &interests[if has_kernel { 2 } else { 1 }];
+        let is_ready = has_device && (on_device.readable || on_device.writable);
+        let now = self.clock.now();
+        if let Some(device) = &mut self.device {
+            if is_ready {
+                device.handle_ready(now, &mut self.done);
+            }
+            if device.poll_timeout().is_some_and(|at| at <= now) {
+                device.handle_timeout(now, &mut self.done);
+            }
+        }
+        self.collect();
+        if self.asked.is_empty() {
+            self.chunks.truncate(CHUNKS_KEPT);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Engine {
+    /// Whatever ended it, a bug among it: nobody waits for it for ever.
+    fn drop(&mut self) {
+        let flushed = if self.is_dirty() { Err(self.undurable.unwrap_or(StoreError::Gone)) } else { Ok(()) };
+        if let Err(error) = flushed {
+            tracing::error!(file = ?self.name, %error, "the last writes may be lost");
+        }
+        self.device = None;
+        self.disk.end(flushed);
+    }
+}
+
+impl Asked {
+    fn by(by: Asker) -> Self {
+        Self { by, change: None, covers: None, rest: 0..0 }
+    }
+}
+
+fn fresh_chunk() -> Arc<[u8]> {
+    std::iter::repeat_n(0, FUSE_REQUEST_BYTES_MAX as usize).collect()
+}

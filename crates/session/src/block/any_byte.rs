@@ -1,0 +1,312 @@
+//! Any byte of a device of blocks.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
+    Payload, Readiness, StoreError,
+};
+
+/// The device below, asked for any byte: what does not begin and end with a block is read as whole blocks, and changed by reading the
+/// blocks at its ends first and writing them back.
+///
+/// | | what waits for what |
+/// |---|---|
+/// | reads | never wait |
+/// | changes of whole blocks | wait for changes of parts of the same blocks |
+/// | changes of parts of blocks | wait for all changes of the same blocks |
+///
+/// So a change of one half of a block never undoes that of the other half, whichever comes first.
+#[derive(Debug)]
+pub struct AnyByte<D> {
+    device: D,
+    info: BlockInfo,
+    block: u64,
+    below: Completions<BlockDone>,
+    /// Requests that are carried out, by a number of ours.
+    jobs: BTreeMap<u64, Job>,
+    /// Changes that wait for others.
+    waiting: VecDeque<BlockInFlight>,
+    next_job: u64,
+}
+
+/// What was asked, and how far it is.
+#[derive(Debug)]
+struct Job {
+    request: BlockInFlight,
+    /// The blocks that it touches, as bytes.
+    blocks: Range<u64>,
+    /// Changes parts of blocks.
+    is_partial: bool,
+    /// Requests below that are not answered.
+    open: u32,
+    /// The blocks at its two ends, as they were.
+    ends: [Vec<u8>; 2],
+    /// Whether the ends have been read, or need not be.
+    is_changing: bool,
+    error: Option<StoreError>,
+}
+
+/// A request below is named by its job and by what it is for.
+const PARTS: u64 = 4;
+const FIRST: u64 = 0;
+const LAST: u64 = 1;
+const WHOLE: u64 = 2;
+
+impl<D: BlockDevice> AnyByte<D> {
+    /// Over `device`.
+    pub fn new(device: D) -> Self {
+        let whole = *device.info();
+        let block = whole.block_bytes;
+        // A request becomes two blocks longer at most, less a byte each.
+        let request_bytes_max = if block == 1 { whole.request_bytes_max } else { whole.request_bytes_max - 2 * block };
+        let info = BlockInfo { block_bytes: 1, request_bytes_max, ..whole };
+        let below = Completions::new(BufferPool::new(0));
+        let (jobs, waiting) = (BTreeMap::new(), VecDeque::new());
+        Self { device, info, block: block.into(), below, jobs, waiting, next_job: 0 }
+    }
+
+    fn widened(&self, request: &BlockRequest) -> Range<u64> {
+        let end = request.offset + u64::from(request.length);
+        request.offset / self.block * self.block..end.div_ceil(self.block) * self.block
+    }
+
+    fn is_change(request: &BlockRequest) -> bool {
+        matches!(request.op, BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes)
+    }
+
+    fn is_partial(&self, request: &BlockRequest) -> bool {
+        let ends_within = !(request.offset + u64::from(request.length)).is_multiple_of(self.block);
+        Self::is_change(request) && (!request.offset.is_multiple_of(self.block) || ends_within)
+    }
+
+    /// Whether a change may begin, seen from those that are carried out and the first `before` that wait.
+    fn may_begin(&self, request: &BlockRequest, before: usize) -> bool {
+        let (blocks, is_partial) = (self.widened(request), self.is_partial(request));
+        let overlaps = |other: &Range<u64>| other.start < blocks.end && blocks.start < other.end;
+        let collides = |other: &BlockRequest, range: &Range<u64>, other_is_partial: bool| {
+            Self::is_change(other) && (is_partial || other_is_partial) && overlaps(range)
+        };
+        !self.jobs.values().any(|job| collides(&job.request, &job.blocks, job.is_partial))
+            && !self
+                .waiting
+                .iter()
+                .take(before)
+                .any(|other| collides(other, &self.widened(other), self.is_partial(other)))
+    }
+
+    fn begin(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        let (blocks, is_partial) = (self.widened(&request), self.is_partial(&request));
+        let number = self.next_job;
+        self.next_job += 1;
+        let (first, last) = (blocks.start, blocks.end.saturating_sub(self.block));
+        let has_first = is_partial && request.offset != first;
+        let end = request.offset + u64::from(request.length);
+        // One block that is cut at both ends is read once.
+        let has_last = is_partial && end != blocks.end && !(has_first && first == last);
+        let ends = [Vec::new(), Vec::new()];
+        let job = Job { request, blocks, is_partial, open: 0, ends, is_changing: false, error: None };
+        self.jobs.insert(number, job);
+        let block = u32::try_from(self.block).expect("a block is small");
+        let read = |part, offset| BlockRequest::read(BlockId(number * PARTS + part), offset, block);
+        let reads = [has_first.then(|| read(FIRST, first)), has_last.then(|| read(LAST, last))];
+        if let Some(job) = self.jobs.get_mut(&number).filter(|_| is_partial) {
+            job.open = reads.iter().flatten().count() as u32;
+            // It waits for what it is to be written beside.
+            job.request.own_payload();
+            for read in reads.into_iter().flatten() {
+                self.submit_below(now, read, done);
+            }
+        } else {
+            self.carry_out(now, number, done);
+        }
+    }
+
+    /// The ends are known: asks for what was asked.
+    fn carry_out(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) {
+        let job = self.jobs.get_mut(&number).expect("it is carried out");
+        job.is_changing = true;
+        let Range { start, end } = job.blocks;
+        let (op, is_durable) = (job.request.op, job.request.is_durable);
+        let id = |part| BlockId(number * PARTS + part);
+        let length = |range: &Range<u64>| u32::try_from(range.end - range.start).expect("it is a request's");
+        let requests = match op {
+            BlockOp::Flush => vec![BlockRequest::flush(id(WHOLE))],
+            BlockOp::Read => vec![BlockRequest::read(id(WHOLE), start, length(&(start..end)))],
+            BlockOp::Write if !job.is_partial => {
+                vec![BlockRequest::write(id(WHOLE), start, job.request.take_payload())]
+            }
+            BlockOp::Write => {
+                let mut bytes = vec![0; (end - start) as usize];
+                job.put_ends(&mut bytes);
+                let from = (job.request.offset - start) as usize;
+                job.request.take_payload().copy_to(&mut bytes[from..]);
+                vec![BlockRequest::write(id(WHOLE), start, bytes.into())]
+            }
+            BlockOp::Discard | BlockOp::WriteZeroes => {
+                // What is not whole is written, and the rest is what was asked for.
+                let [first, last] = std::mem::take(&mut job.ends);
+                let block = first.len().max(last.len()) as u64;
+                let (offset, until) = (job.request.offset, job.request.offset + u64::from(job.request.length));
+                let mut requests = Vec::new();
+                let mut middle = start..end;
+                if !first.is_empty() {
+                    requests.push(zeroed(id(FIRST), first, start, offset..until));
+                    middle.start += block;
+                }
+                if !last.is_empty() {
+                    requests.push(zeroed(id(LAST), last, end - block, offset..until));
+                    middle.end -= block;
+                }
+                if middle.start < middle.end {
+                    requests.push(BlockRequest::zero(id(WHOLE), op, middle.start, length(&middle)));
+                }
+                requests
+            }
+        };
+        job.open = requests.len() as u32;
+        for request in requests {
+            self.submit_below(now, BlockRequest { is_durable, ..request }, done);
+        }
+    }
+
+    fn submit_below(&mut self, now: Instant, request: BlockRequest, done: &mut Completions<BlockDone>) {
+        self.with(done, |device, done| device.submit(now, request.launch(), done));
+    }
+
+    /// Lets the device do something, with the asker's buffers.
+    fn with(&mut self, done: &mut Completions<BlockDone>, act: impl FnOnce(&mut D, &mut Completions<BlockDone>)) {
+        std::mem::swap(&mut self.below.pool, &mut done.pool);
+        act(&mut self.device, &mut self.below);
+        std::mem::swap(&mut self.below.pool, &mut done.pool);
+    }
+
+    /// Takes in what the device has done, and asks for what that allows.
+    fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        while let Some(answer) = self.below.pop() {
+            let (number, part) = (answer.id.0 / PARTS, answer.id.0 % PARTS);
+            let job = self.jobs.get_mut(&number).expect("a device answers what it was asked, once");
+            job.open -= 1;
+            job.error = job.error.or(answer.result.err());
+            done.pool.recycle(answer.spent);
+            let mut payload = answer.payload;
+            if !job.is_changing {
+                job.ends[part as usize] = payload.into_vec();
+                if job.open == 0 && job.error.is_none() {
+                    self.carry_out(now, number, done);
+                    continue;
+                }
+                payload = Payload::Empty;
+            }
+            if job.open > 0 {
+                continue;
+            }
+            let job = self.jobs.remove(&number).expect("looked at just now");
+            if job.request.op == BlockOp::Read && payload.len() != job.request.length as usize && job.error.is_none() {
+                payload.split_front((job.request.offset - job.blocks.start) as usize);
+                payload.truncate(job.request.length as usize);
+            }
+            done.push(match job.error {
+                None => job.request.answer(payload),
+                Some(error) => job.request.fail(error),
+            });
+            self.begin_waiting(now, done);
+        }
+    }
+
+    fn begin_waiting(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        let mut at = 0;
+        while at < self.waiting.len() {
+            if self.may_begin(&self.waiting[at], at) {
+                let request = self.waiting.remove(at).expect("it is there");
+                self.begin(now, request, done);
+            } else {
+                at += 1;
+            }
+        }
+    }
+}
+
+impl Job {
+    /// What was at the ends, in bytes that stand for all its blocks.
+    fn put_ends(&mut self, bytes: &mut [u8]) {
+        let [first, last] = std::mem::take(&mut self.ends);
+        bytes[..first.len()].copy_from_slice(&first);
+        let from = bytes.len() - last.len();
+        bytes[from..].copy_from_slice(&last);
+    }
+}
+
+/// A block, read at `at`, that is zeros within `range`.
+fn zeroed(id: BlockId, mut bytes: Vec<u8>, at: u64, range: Range<u64>) -> BlockRequest {
+    let from = range.start.saturating_sub(at) as usize;
+    let to = (range.end - at).min(bytes.len() as u64) as usize;
+    bytes[from..to].fill(0);
+    BlockRequest::write(id, at, bytes.into())
+}
+
+impl<D: BlockDevice> BlockDevice for AnyByte<D> {
+    fn info(&self) -> &BlockInfo {
+        &self.info
+    }
+
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        if self.block == 1 {
+            return self.device.submit(now, request, done);
+        }
+        if let Err(error) = self.info.check(&request) {
+            done.push(request.fail(error));
+        } else if request.length == 0 && request.op != BlockOp::Flush {
+            done.push(request.answer(Payload::Empty));
+        } else if Self::is_change(&request) && !self.may_begin(&request, self.waiting.len()) {
+            request.own_payload();
+            self.waiting.push_back(request);
+        } else {
+            self.begin(now, request, done);
+            self.collect(now, done);
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.device.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.pass(now, done, D::handle_timeout);
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.pass(now, done, D::end_turn);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.device.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.pass(now, done, D::handle_ready);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.device.is_gone()
+    }
+}
+
+impl<D: BlockDevice> AnyByte<D> {
+    fn pass(
+        &mut self,
+        now: Instant,
+        done: &mut Completions<BlockDone>,
+        act: impl FnOnce(&mut D, Instant, &mut Completions<BlockDone>),
+    ) {
+        if self.block == 1 {
+            return act(&mut self.device, now, done);
+        }
+        self.with(done, |device, done| act(device, now, done));
+        self.collect(now, done);
+        // What an answer has let begin is sent in the same turn.
+        self.with(done, |device, done| device.end_turn(now, done));
+        self.collect(now, done);
+    }
+}
