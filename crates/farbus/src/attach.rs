@@ -12,7 +12,7 @@ use farbus_io::frontend::fuse::{Cutter, DiskMount, Health};
 use farbus_io::link::{Clock, Interest, Link, Wake, wait};
 use farbus_io::sys::vhci::Port;
 use farbus_model::Limits;
-use farbus_session::native::control::{Cause, End};
+use farbus_session::native::control::{Cause, End, HANDED_OVER};
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject, RemoteDevice};
 use tracing::{debug, warn};
 
@@ -41,6 +41,8 @@ pub enum Ended {
     Broken(Reject),
     /// Another process goes on with it.
     HandedOver,
+    /// It waits for another host, or is there.
+    Moved,
 }
 
 /// Asks an attachment to end, from any thread.
@@ -216,7 +218,7 @@ fn run_session(mut relay: Box<SessionRelay>, ender: &Ender, parter: &mut Parter,
         None => Ended::Asked,
         Some(session_relay::Stop::Released) => Ended::Released,
         Some(session_relay::Stop::Fault(fault)) => Ended::Lost(format!("the kernel said what it should not: {fault}")),
-        Some(session_relay::Stop::Ended(end)) => Ended::Over(report_of(&end)),
+        Some(session_relay::Stop::Ended(end)) => ended_by(&end),
     }
 }
 
@@ -350,6 +352,14 @@ impl Relay {
     }
 }
 
+/// How an attachment ended whose session did.
+pub fn ended_by(end: &End) -> Ended {
+    match (end.cause, end.message.as_str()) {
+        (Cause::Asked, HANDED_OVER) => Ended::Moved,
+        _ => Ended::Over(report_of(end)),
+    }
+}
+
 /// A session's end as a failure.
 pub fn report_of(end: &End) -> FailureReport {
     let attribute = match end.cause {
@@ -472,7 +482,7 @@ impl FileAttachment {
             Way::Device => self.watch(None),
             Way::Port(port) => self.watch_session(port),
         };
-        if matches!(ended, Ended::Lost(_) | Ended::Over(_)) {
+        if matches!(ended, Ended::Lost(_) | Ended::Over(_) | Ended::Moved) {
             self.mount.cutter().cut();
         }
         match self.mount.unmount() {
@@ -499,7 +509,7 @@ impl FileAttachment {
         loop {
             let seen = port.look();
             if let Seen::Ended(end) = seen {
-                return Ended::Over(report_of(&end));
+                return ended_by(&end);
             }
             let pause = match &seen {
                 Seen::Linked(_) => None,
@@ -544,7 +554,7 @@ impl FileAttachment {
     fn end_of_mount(&self, why: &str) -> Ended {
         match (self.mount.health(), self.standing.as_ref().and_then(Standing::end)) {
             (Health::Ended, None) => Ended::Released,
-            (_, Some(end)) => Ended::Over(report_of(&end)),
+            (_, Some(end)) => ended_by(&end),
             (_, None) => Ended::Lost(why.into()),
         }
     }

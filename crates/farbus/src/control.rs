@@ -52,6 +52,13 @@ pub enum Question {
         /// The device by name or target.
         device: String,
     },
+    /// Attach: the device goes to another host as it is.
+    Migrate {
+        /// The device by name or target.
+        device: String,
+        /// The key of that host.
+        heir: String,
+    },
     /// Attach via redir: the virtual machine stays after all.
     Resume {
         /// The device by name or target.

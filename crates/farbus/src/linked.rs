@@ -59,6 +59,8 @@ pub struct Linked<A: Attached> {
     relinks: u32,
     quitter: Quitter,
     standing: Standing,
+    /// Whether it was handed over.
+    is_bequeathed: bool,
 }
 
 impl<A: Attached> Linked<A> {
@@ -87,6 +89,7 @@ impl<A: Attached> Linked<A> {
         let readiness = all.readiness();
         let link = Some(link);
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
+        let standing = Standing::waking(Arc::clone(&dialer.wake));
         let mut linked = Self {
             session,
             remote,
@@ -99,7 +102,8 @@ impl<A: Attached> Linked<A> {
             host,
             relinks: 0,
             quitter,
-            standing: Standing::default(),
+            standing,
+            is_bequeathed: false,
         };
         let until = linked.clock.now() + GREETING_TIME_MAX;
         loop {
@@ -194,6 +198,9 @@ impl<A: Attached> Linked<A> {
         self.take_new_link(done);
         self.receive(done);
         self.send(done);
+        if let Some(heir) = self.standing.heir().filter(|_| self.end().is_none() && !self.is_bequeathed) {
+            self.hand_over_to(heir, done);
+        }
         if self.end().is_none() && self.quitter.is_quit.load(Ordering::Acquire) {
             self.remote.handle_over(Cause::Asked, "given up here", done);
         }
@@ -205,6 +212,16 @@ impl<A: Attached> Linked<A> {
         if let Some(end) = self.end() {
             self.standing.note_end(end);
         }
+    }
+
+    /// As soon as nothing is under way.
+    fn hand_over_to(&mut self, heir: [u8; 32], done: &mut A::Done) {
+        self.remote.hold_still(self.clock.now(), done);
+        self.is_bequeathed = self.remote.is_still();
+        if self.is_bequeathed {
+            self.remote.bequeath(heir);
+        }
+        self.send(done);
     }
 
     /// Writes it down, for another process to go on with. This one may go on all the same, if the other does not.
@@ -234,9 +251,24 @@ impl<A: Attached> Linked<A> {
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let restored = ImporterSession::restore(clock.now(), LaneLimits::DEFAULT, from).map_err(wrong)?;
         let (session, remote) = restored;
-        let (link, is_blocked, relinks, standing) = (None, false, 0, Standing::default());
+        let (link, is_blocked, relinks, is_bequeathed) = (None, false, 0, false);
+        let standing = Standing::waking(Arc::clone(&dialer.wake));
         standing.note_link(false);
-        Ok(Self { session, remote, link, is_blocked, dialer, all, readiness, clock, host, relinks, quitter, standing })
+        Ok(Self {
+            session,
+            remote,
+            link,
+            is_blocked,
+            dialer,
+            all,
+            readiness,
+            clock,
+            host,
+            relinks,
+            quitter,
+            standing,
+            is_bequeathed,
+        })
     }
 
     /// The other process has let go: a link is tried for, unless there is one.

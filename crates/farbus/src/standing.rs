@@ -1,16 +1,29 @@
 //! How a session stands, for whoever shows it: its device is elsewhere, on the thread that uses it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use farbus_io::link::Wake;
 use farbus_session::native::control::End;
 
-/// What a session's owner can see of it from any thread.
+/// What a session's owner can see of it, and wish of it, from any thread.
 #[derive(Clone, Debug, Default)]
-pub struct Standing(Arc<Mutex<State>>);
+pub struct Standing(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    state: Mutex<State>,
+    /// Whether an heir was named: looked at in every turn.
+    has_heir: AtomicBool,
+    /// Wakes whoever has the session.
+    wake: Option<Arc<Wake>>,
+}
 
 #[derive(Debug, Default)]
 struct State {
+    /// The key of whoever is to have it.
+    heir: Option<[u8; 32]>,
     /// Since when there is no link.
     unlinked: Option<Instant>,
     end: Option<End>,
@@ -18,7 +31,30 @@ struct State {
 
 impl Standing {
     fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        look(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// That of a session whose thread `wake` wakes.
+    pub(crate) fn waking(wake: Arc<Wake>) -> Self {
+        Self(Arc::new(Inner { wake: Some(wake), ..Inner::default() }))
+    }
+
+    /// Its device goes to the host with this key as soon as nothing is under way. Says whether it is still there to go.
+    pub fn bequeath(&self, heir: [u8; 32]) -> bool {
+        let is_there = self.with(|state| {
+            state.heir = Some(heir);
+            state.end.is_none()
+        });
+        self.0.has_heir.store(true, Ordering::Release);
+        if let Some(wake) = &self.0.wake {
+            wake.wake();
+        }
+        is_there
+    }
+
+    /// The key of its heir, if one was named.
+    pub(crate) fn heir(&self) -> Option<[u8; 32]> {
+        if self.0.has_heir.load(Ordering::Acquire) { self.with(|state| state.heir) } else { None }
     }
 
     /// For how long it has been waiting for a link, if it has none and is not over.

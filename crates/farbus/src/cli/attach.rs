@@ -27,6 +27,7 @@ use crate::redir::{Gate, RedirAttachment};
 use crate::standing::Standing;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
+use farbus_io::trust::Fingerprint;
 use farbus_session::{OpStatus, Reject};
 
 /// Use a device of another machine here, until detached or interrupted.
@@ -192,6 +193,10 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
             Ok(())
         }
         Some(Ended::Lost(why)) => Err(loss(&client, target, &why)),
+        Some(Ended::Moved) => {
+            say(format!("{target} handed over"));
+            Ok(())
+        }
         Some(Ended::Over(report)) => Err(over(target, &report)),
         Some(Ended::Broken(reject)) => Err(cut_off(target, &reject)),
     }
@@ -538,11 +543,15 @@ impl Shown {
                 }
                 Answer::Ok(serde_json::Value::Null)
             }
+            Question::Migrate { device, heir } if self.is_meant(&device) => {
+                answer_of_heir(self.state().standing.as_ref(), &heir)
+            }
             Question::Hold { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::hold),
             Question::Resume { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::go_on),
             Question::Version
             | Question::Hold { .. }
             | Question::Resume { .. }
+            | Question::Migrate { .. }
             | Question::Detach { .. }
             | Question::Type { .. }
             | Question::Eject { .. }
@@ -580,6 +589,17 @@ impl Shown {
         let device = device.with_standing(state.standing.as_ref());
         let address = self.target.address.clone();
         ProcessStatus { pid: std::process::id(), role: "attach", address, devices: vec![device] }.answer()
+    }
+}
+
+/// Hands a session's device over; says so where there is none.
+pub fn answer_of_heir(standing: Option<&Standing>, heir: &str) -> Answer {
+    let refused = |why: &str| Answer::Refused(why.to_owned());
+    let Ok(heir) = heir.parse::<Fingerprint>() else { return refused("that is no key") };
+    match standing {
+        Some(standing) if standing.bequeath(*heir.as_bytes()) => Answer::Ok(serde_json::Value::Null),
+        Some(_) => refused("it is over already"),
+        None => refused("it has no session that could be handed over (a paired host, or --grace SECONDS)"),
     }
 }
 

@@ -8,6 +8,7 @@ mod docs;
 mod inventory;
 mod list;
 mod listen;
+mod migrate;
 mod nbd;
 mod observe;
 mod output;
@@ -54,6 +55,7 @@ enum Verb {
     Hold(attach::MovingArgs),
     /// Let a device that is held go on: the machine was not migrated.
     Resume(attach::MovingArgs),
+    Migrate(migrate::Args),
     Observe(observe::Args),
     Daemon(daemon::Args),
     Nbd(nbd::Args),
@@ -114,6 +116,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Detach(args) => attach::detach(args),
         Verb::Hold(args) => attach::hold(args),
         Verb::Resume(args) => attach::resume(args),
+        Verb::Migrate(args) => migrate::run(args),
         Verb::Observe(args) => observe::run(&args),
         Verb::Daemon(args) => daemon::run(args),
         Verb::Nbd(args) => nbd::run(&args),

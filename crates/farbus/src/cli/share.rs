@@ -360,6 +360,7 @@ pub fn answer(share: &Share, address: SocketAddr, question: Question) -> Answer 
         | Question::Detach { .. }
         | Question::Hold { .. }
         | Question::Resume { .. }
+        | Question::Migrate { .. }
         | Question::Reload
         | Question::Restart { .. } => return Answer::Unknown,
         Question::Release { device, reason, keep_out_s } => {

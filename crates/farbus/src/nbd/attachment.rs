@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::engine::{NbdServer, Offer};
 use super::uri::uri;
-use crate::attach::{Ended, Ender, report_of};
+use crate::attach::{Ended, Ender, ended_by};
 use crate::client::{Client, ClientError, Target, local};
 use crate::device_port::Cutter;
 use crate::meters::Meters;
@@ -99,7 +99,7 @@ impl NbdAttachment {
         // Whoever may still cut it off holds its link, too: to its exporter it ends here.
         self.cutter.cut();
         match (&ended, self.standing.as_ref().and_then(Standing::end)) {
-            (Ended::Lost(_), Some(end)) => Ended::Over(report_of(&end)),
+            (Ended::Lost(_), Some(end)) => ended_by(&end),
             _ => ended,
         }
     }

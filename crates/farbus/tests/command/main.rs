@@ -16,6 +16,7 @@ mod full_disk;
 mod harness;
 mod hostile;
 mod lines;
+mod migrate;
 mod nbd;
 mod network;
 mod observe;

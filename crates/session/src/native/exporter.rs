@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
 use farbus_wire::Runs;
-use farbus_wire::native::control::{Cause, Close, Credit, End, Open, Opened};
+use farbus_wire::native::control::{Cause, Close, Credit, End, HANDED_OVER, Open, Opened};
 use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
 use farbus_wire::native::{
@@ -262,7 +262,8 @@ impl ExporterSession {
                         None => served.finish(now),
                         Some(heir) => served.hand_over(now, heir),
                     }
-                    let end = End { cause: Cause::Asked, message: String::new() };
+                    let message = close.heir.map_or(String::new(), |_| HANDED_OVER.to_owned());
+                    let end = End { cause: Cause::Asked, message };
                     self.say_end(Kind::Closed, attachment, &end);
                 }
                 Ok(())

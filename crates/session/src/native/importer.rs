@@ -62,6 +62,23 @@ pub trait Attached {
 
     /// Gives the device back; its exporter answers with the end.
     fn close(&mut self);
+
+    /// Nothing new is begun, and what would wait for ever is withdrawn: the device is to be handed over.
+    fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
+        let _ = (now, done);
+    }
+
+    /// Whether nothing is under way.
+    fn is_still(&self) -> bool {
+        true
+    }
+
+    /// Hands the device over as it is to the host with this key; its exporter answers with the end. What is under way is lost. A class
+    /// that knows no such thing gives it back.
+    fn bequeath(&mut self, heir: [u8; 32]) {
+        let _ = heir;
+        self.close();
+    }
 }
 
 /// The importer's end: a lane, and the state of the link below it.

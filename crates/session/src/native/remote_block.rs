@@ -32,6 +32,8 @@ pub struct RemoteBlock {
     /// Requests without credit, or from before the device was opened.
     held: VecDeque<BlockInFlight>,
     outbox: VecDeque<Message>,
+    /// Nothing new is begun.
+    is_still: bool,
     opened: Vec<Payload>,
     next_order: u64,
     /// The order behind the last change.
@@ -79,6 +81,7 @@ impl RemoteBlock {
             bytes: 0,
             held: VecDeque::new(),
             outbox: VecDeque::new(),
+            is_still: false,
             opened: Vec::new(),
             next_order: 0,
             changed: 0,
@@ -94,13 +97,6 @@ impl RemoteBlock {
     /// The lease under which it is used; 0 before it is open.
     pub fn lease(&self) -> u64 {
         self.open.epoch
-    }
-
-    /// Hands the device over as it is to the host with this key, who opens it by [`Self::lease`]; its exporter answers with the end.
-    /// What is in flight is lost: it is for the caller to wait for it.
-    pub fn bequeath(&mut self, heir: [u8; 32]) {
-        let part = Close { heir: Some(heir) }.encode().into();
-        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
     }
 
     /// Requests in flight, those that wait among them.
@@ -126,6 +122,7 @@ impl RemoteBlock {
     /// Requests that wait leave as far as there is credit.
     fn release(&mut self, now: Instant) {
         while self.state == State::Open
+            && !self.is_still
             && let Some(request) = self.held.front()
             && self.has_credit(cost(request))
         {
@@ -324,7 +321,9 @@ impl BlockDevice for RemoteBlock {
             State::Ended(end) => done.push(request.fail(error_of(end.cause))),
             State::Open => match self.info().check(&request) {
                 Err(error) => done.push(request.fail(error)),
-                Ok(()) if self.held.is_empty() && self.has_credit(cost(&request)) => self.start(now, request),
+                Ok(()) if self.held.is_empty() && !self.is_still && self.has_credit(cost(&request)) => {
+                    self.start(now, request)
+                }
                 Ok(()) => self.hold(request),
             },
             State::Opening => self.hold(request),
@@ -406,5 +405,19 @@ impl Attached for RemoteBlock {
 
     fn close(&mut self) {
         self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, Part::empty()));
+    }
+
+    fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
+        let _ = (now, done);
+        self.is_still = true;
+    }
+
+    fn is_still(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    fn bequeath(&mut self, heir: [u8; 32]) {
+        let part = Close { heir: Some(heir) }.encode().into();
+        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
     }
 }

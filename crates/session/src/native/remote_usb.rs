@@ -37,6 +37,8 @@ pub struct RemoteUsb {
     bytes: u64,
     held: VecDeque<InFlight>,
     outbox: VecDeque<Message>,
+    /// Nothing new is begun.
+    is_still: bool,
     opened: Vec<Payload>,
     settling: Settling,
     next_own_id: u64,
@@ -92,6 +94,7 @@ impl RemoteUsb {
             bytes: 0,
             held: VecDeque::new(),
             outbox: VecDeque::new(),
+            is_still: false,
             opened: Vec::new(),
             settling: Settling::No,
             next_own_id: OWN_ID_FIRST,
@@ -108,13 +111,6 @@ impl RemoteUsb {
     /// The lease under which it is used; 0 before it is open.
     pub fn lease(&self) -> u64 {
         self.open.epoch
-    }
-
-    /// Hands the device over as it is to the host with this key, who opens it by [`Self::lease`]; its exporter answers with the end.
-    /// What is in flight is lost: it is for the caller to wait for it.
-    pub fn bequeath(&mut self, heir: [u8; 32]) {
-        let part = Close { heir: Some(heir) }.encode().into();
-        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
     }
 
     /// Requests in flight, those that wait among them.
@@ -147,6 +143,7 @@ impl RemoteUsb {
     /// Requests that wait leave as far as there is credit, and nothing has to be over first.
     fn release(&mut self, done: &mut Completions) {
         while self.state == State::Open
+            && !self.is_still
             && self.settling == Settling::No
             && let Some(urb) = self.held.front()
             && self.has_credit(urb.length.into())
@@ -407,7 +404,8 @@ impl Device for RemoteUsb {
         if let State::Ended(end) = &self.state {
             return done.push(urb.fail(status_of(end.cause)));
         }
-        let may_go = self.state == State::Open && self.settling == Settling::No && self.held.is_empty();
+        let may_go =
+            self.state == State::Open && !self.is_still && self.settling == Settling::No && self.held.is_empty();
         if may_go && self.has_credit(urb.length.into()) {
             self.start(urb, done);
         } else {
@@ -509,6 +507,24 @@ impl Attached for RemoteUsb {
 
     fn close(&mut self) {
         self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, Part::empty()));
+    }
+
+    fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
+        self.is_still = true;
+        // Each may wait for something that its user has yet to do.
+        let ids: Vec<UrbId> = self.slots.iter_mut().filter_map(|(_, flight)| Some(flight.urb.as_ref()?.id)).collect();
+        for id in ids {
+            self.cancel(now, id, done);
+        }
+    }
+
+    fn is_still(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    fn bequeath(&mut self, heir: [u8; 32]) {
+        let part = Close { heir: Some(heir) }.encode().into();
+        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
     }
 }
 

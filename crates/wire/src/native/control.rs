@@ -155,6 +155,9 @@ impl Cause {
         [Self::Asked, Self::Device, Self::Network, Self::Refused, Self::Gone, Self::Busy, Self::Stale, Self::Class];
 }
 
+/// What [`End::message`] says of a device that its importer handed over.
+pub const HANDED_OVER: &str = "handed over";
+
 /// Importer: I am done with a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Close {

@@ -204,6 +204,11 @@ impl Kept {
         self.shared.state().gate.clone()
     }
 
+    /// How its session stands, if it has one.
+    pub fn standing(&self) -> Option<Standing> {
+        self.shared.state().standing.clone()
+    }
+
     /// Lets go of the device until [`Kept::resume`].
     pub fn detach(&self) {
         let mut state = self.shared.state();
@@ -348,6 +353,11 @@ impl Shared {
         let target = &spec.target;
         match ended {
             Ended::Asked => None,
+            Ended::Moved => {
+                info!(%target, "handed over");
+                self.state().word = Word::Detached;
+                None
+            }
             Ended::Released => {
                 Some((false, Failure::new(Attribute::Local, format!("{target}: this machine let go of it"))))
             }

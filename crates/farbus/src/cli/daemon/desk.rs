@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
 use super::super::Failure;
-use super::super::attach::answer_of_gate;
+use super::super::attach::{answer_of_gate, answer_of_heir};
 use super::super::owner::ProcessStatus;
 use super::super::share::{self, What, listen_failure, offer};
 use super::attachment::{Going, Kept};
@@ -329,6 +329,7 @@ impl Desk {
             Question::Restart { interrupt } => self.restart(interrupt),
             Question::Detach { device: Some(device) } => self.detach(&device),
             Question::Detach { device: None } => Answer::Unknown,
+            Question::Migrate { device, heir } => self.bequeath(&device, &heir),
             Question::Hold { device } => self.with_gate(&device, Gate::hold),
             Question::Resume { device } => self.with_gate(&device, Gate::go_on),
             other => share::answer(&self.share, SocketAddr::from(([127, 0, 0, 1], 0)), other),
@@ -469,6 +470,15 @@ impl Desk {
     }
 
     /// Does something with what holds a virtual machine's device still, if there is such a device.
+    fn bequeath(&self, device: &str, heir: &str) -> Answer {
+        let asked = device.parse::<Target>().ok();
+        let is_it = |target: &Target| device == target.device || asked.as_ref() == Some(target);
+        match self.has().attachments.values().find(|kept| is_it(&kept.spec().target)) {
+            Some(kept) => answer_of_heir(kept.standing().as_ref(), heir),
+            None => Answer::Unknown,
+        }
+    }
+
     fn with_gate(&self, device: &str, act: impl FnOnce(&Gate) -> Result<(), &'static str>) -> Answer {
         let asked = device.parse::<Target>().ok();
         let is_it = |target: &Target| device == target.device || asked.as_ref() == Some(target);

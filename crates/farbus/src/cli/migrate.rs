@@ -1,0 +1,47 @@
+//! `farbus migrate`.
+
+use farbus_io::trust::Fingerprint;
+
+use super::Failure;
+use super::output::say;
+use super::owner::ask_owner;
+use crate::client::Target;
+use crate::control::Question;
+use crate::trust::Trust;
+
+/// Hand an attached device over to another host: it is not given back in between, and not reset.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "What is under way ends first; then the device keeps its state and waits 20 s for the other host and for\n\
+    nobody else. There:\n  \
+    farbus attach lab3/disk --wait=20       before this command, or after it\n\n\
+    Whoever had it is fenced off. It takes a session: a paired host, or --grace SECONDS.\n\n\
+    Examples:\n  farbus migrate lab3/disk --to desk2"
+)]
+pub struct Args {
+    /// Its name, or HOST[:PORT]/DEVICE as attached.
+    device: String,
+    /// Who is to have it: the name of a paired host, or the key that 'farbus id' says there.
+    #[arg(long, value_name = "HOST")]
+    to: String,
+}
+
+pub fn run(args: Args) -> Result<(), Failure> {
+    let Args { device, to } = args;
+    let heir = key_of(&to)?.to_string();
+    ask_owner(&device, Question::Migrate { device: device.clone(), heir })?;
+    let name = device.parse::<Target>().map_or_else(|_| device.clone(), |target| target.device);
+    say(format!("{device} waits for {to}, 20 s: there, 'farbus attach HOST/{name} --wait=20'"));
+    Ok(())
+}
+
+fn key_of(to: &str) -> Result<Fingerprint, Failure> {
+    if let Ok(key) = to.parse() {
+        return Ok(key);
+    }
+    let peers = Trust::open()?.peers().map_err(Failure::local)?;
+    let peer = peers.find(to).ok_or_else(|| {
+        Failure::local(format!("no paired host is called '{to}'\n  'farbus peers' lists them; the key that 'farbus id' says there will do, too"))
+    })?;
+    Ok(peer.fingerprint)
+}

@@ -1,0 +1,60 @@
+//! `farbus migrate`: a disk goes from one importer to the other, and to nobody in between.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+
+use super::harness::{House, PATIENCE, has_fuse, wait_until};
+use super::trust::{Host, pair};
+
+#[test]
+fn a_disk_goes_to_another_host_with_all_that_was_written_and_back() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let [lab3, desk, rack] = ["lab3", "desk", "rack"].map(|name| Host { house: &house, name });
+    for importer in [&desk, &rack] {
+        pair(&lab3, importer);
+        lab3.ok(&["allow", importer.name, "all"]);
+    }
+    pair(&desk, &rack);
+    let share = lab3.start(&["share", "memory:4M", "--listen", "none", "--secure", "127.0.0.1:0"]);
+    let line = share.wait_for_line("for paired hosts");
+    let address = line.split_whitespace().nth(2).unwrap().to_owned();
+    let mounts = [house.path("at-desk"), house.path("at-rack")];
+    let words = |at: usize| {
+        ["attach", "lab3/memory", "--via", "fuse", "--at", mounts[at].to_str().unwrap(), "--address", &address]
+    };
+    let block = |round: u8| vec![round; 64 << 10];
+    let mut hosts = [(&desk, 0), (&rack, 1)].into_iter().cycle();
+    let (first, at) = hosts.next().unwrap();
+    let mut attach = first.start(&words(at));
+    attach.wait_for_line("attached as");
+    let mut from = (first, at);
+    for round in 1..=3u8 {
+        let file = OpenOptions::new().read(true).write(true).open(mounts[from.1].join("disk.img")).unwrap();
+        let mut found = vec![9; 64 << 10];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == block(round - 1), "what the other host wrote last, in round {round}");
+        // Without a flush: handing over is one.
+        file.write_all_at(&block(round), 0).unwrap();
+        drop(file);
+
+        let to = hosts.next().unwrap();
+        let said = from.0.ok(&["migrate", "lab3/memory", "--to", to.0.name]);
+        assert!(said.contains("waits for"), "{said}");
+        assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+        let refused = from.0.run(&["attach", "lab3/memory", "--via", "fuse", "--at", "/dev/null"]);
+        assert_eq!(refused.code, Some(3), "it waits for somebody else: {refused:?}");
+        attach = to.0.start(&words(to.1));
+        attach.wait_for_line("attached as");
+        from = to;
+    }
+    let history = lab3.json(&["status", "--json"])[0]["devices"][0]["history"].clone();
+    assert_eq!(history[0]["ended"], "handed over", "{history}");
+    let refused = from.0.run(&["migrate", "lab3/memory", "--to", "nobody"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("farbus peers"), "{refused:?}");
+    from.0.ok(&["detach"]);
+    let is_free = || lab3.json(&["status", "--json"])[0]["devices"][0]["state"] == "available";
+    wait_until(PATIENCE, "it is given back", is_free);
+}
