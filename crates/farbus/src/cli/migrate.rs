@@ -9,7 +9,7 @@ use crate::client::Target;
 use crate::control::Question;
 use crate::trust::Trust;
 
-/// Hand an attached device over to another host: it is not given back in between, and not reset.
+/// Hand an attached device over to another host, as it is.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "What is under way ends first; then the device keeps its state and waits 20 s for the other host and for\n\
