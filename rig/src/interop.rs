@@ -57,6 +57,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("pair-gadgets", FARBUS_KERNEL, SHARE_USB),
     ("pair-isochronous", FARBUS_KERNEL, SHARE_USB),
     ("daemon-cuts", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
+    ("daemon-upgrade", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
     ("nbd-kernel", Peer("Linux `nbd` + `nbd-client`"), Peer("`farbus attach --via nbd` over `farbus share`")),
     ("redir-storage", FARBUS_REDIR, SHARE),
     ("redir-keyboard", FARBUS_REDIR, SHARE),

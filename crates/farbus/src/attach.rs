@@ -21,8 +21,9 @@ use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target
 use crate::device_port::Cutter as DiskCutter;
 use crate::meters::{Calls, Meters, Readings};
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
+use crate::parting::{Parter, Verdict};
 use crate::session_port::{Seen, SessionPort};
-use crate::session_relay::{self, SessionRelay};
+use crate::session_relay::{self, Saved, SessionRelay};
 use crate::standing::Standing;
 
 /// Why an attachment ended.
@@ -38,6 +39,8 @@ pub enum Ended {
     Over(FailureReport),
     /// The exporter broke the protocol.
     Broken(Reject),
+    /// Another process goes on with it.
+    HandedOver,
 }
 
 /// Asks an attachment to end, from any thread.
@@ -75,6 +78,7 @@ pub struct KernelAttachment {
     hands: Hands,
     port: Port,
     ender: Ender,
+    parter: Parter,
     meters: Arc<Meters>,
 }
 
@@ -106,7 +110,31 @@ impl KernelAttachment {
         };
         drop(theirs);
         let ender = Ender::new().map_err(local)?;
-        Ok(Self { relay, hands, port, ender, meters: Arc::default() })
+        let parter = Parter::new(Arc::clone(&ender.wake), port);
+        Ok(Self { relay, hands, port, ender, parter, meters: Arc::default() })
+    }
+
+    /// What another process was attached to, on `port`: nothing happens before it runs.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: no attachment can have stood so.
+    pub fn restore(client: &Client, target: &Target, port: Port, saved: Saved) -> Result<Self, ClientError> {
+        let relay = SessionRelay::restore(saved, client.redial(target)?).map_err(local)?;
+        let ender = Ender::new().map_err(local)?;
+        let (parter, hands) = (Parter::new(Arc::clone(&ender.wake), port), client.hands().clone());
+        Ok(Self { relay: Between::Session(Box::new(relay)), hands, port, ender, parter, meters: Arc::default() })
+    }
+
+    /// It does not run here after all: whoever had it keeps it.
+    pub fn leave(self) {
+        if let Between::Session(relay) = self.relay {
+            relay.hand_over();
+        }
+    }
+
+    /// What makes it ready for another process; none for a plain connection, which ends with its link.
+    pub fn parter(&self) -> Option<Parter> {
+        matches!(self.relay, Between::Session(_)).then(|| self.parter.clone())
     }
 
     /// The port it is plugged into.
@@ -142,10 +170,13 @@ impl KernelAttachment {
 
     /// Relays until it ends, then unplugs.
     pub fn run(mut self) -> Ended {
-        let ended = match &mut self.relay {
-            Between::Plain(relay) => relay.run(&self.ender, &self.meters),
-            Between::Session(relay) => run_session(relay, &self.ender, &self.meters),
+        let ended = match self.relay {
+            Between::Plain(mut relay) => relay.run(&self.ender, &self.meters),
+            Between::Session(relay) => run_session(relay, &self.ender, &mut self.parter, &self.meters),
         };
+        if matches!(ended, Ended::HandedOver) {
+            return ended;
+        }
         if !matches!(ended, Ended::Released)
             && let Err(error) = self.hands.unplug(self.port)
         {
@@ -161,22 +192,31 @@ enum Between {
     Session(Box<SessionRelay>),
 }
 
-fn run_session(relay: &mut SessionRelay, ender: &Ender, meters: &Meters) -> Ended {
-    loop {
-        let stop = match relay.turn(Interest::new(ender.wake.as_fd(), false), meters) {
-            Ok(()) if ender.was_asked() => None,
-            Ok(()) => continue,
-            Err(stop) => Some(stop),
-        };
-        relay.close();
-        return match stop {
-            None => Ended::Asked,
-            Some(session_relay::Stop::Released) => Ended::Released,
-            Some(session_relay::Stop::Fault(fault)) => {
-                Ended::Lost(format!("the kernel said what it should not: {fault}"))
+fn run_session(mut relay: Box<SessionRelay>, ender: &Ender, parter: &mut Parter, meters: &Meters) -> Ended {
+    relay.go_on();
+    let end = loop {
+        if let Some(asker) = parter.asked() {
+            match relay.save().map(|saved| asker.part(saved)) {
+                Ok(Verdict::Go) => {
+                    relay.hand_over();
+                    return Ended::HandedOver;
+                }
+                Ok(Verdict::Stay) => {}
+                Err(end) => break Some(end),
             }
-            Some(session_relay::Stop::Ended(end)) => Ended::Over(report_of(&end)),
-        };
+        }
+        match relay.turn(Interest::new(ender.wake.as_fd(), false), meters) {
+            Ok(()) if ender.was_asked() => break None,
+            Ok(()) => {}
+            Err(end) => break Some(end),
+        }
+    };
+    relay.close();
+    match end {
+        None => Ended::Asked,
+        Some(session_relay::Stop::Released) => Ended::Released,
+        Some(session_relay::Stop::Fault(fault)) => Ended::Lost(format!("the kernel said what it should not: {fault}")),
+        Some(session_relay::Stop::Ended(end)) => Ended::Over(report_of(&end)),
     }
 }
 

@@ -459,27 +459,12 @@ impl Client {
         done: &mut A::Done,
     ) -> Result<Linked<A>, ClientError> {
         let known = self.known(&target.address)?;
-        // Whoever waits for a link does not keep others waiting who need something else.
-        let hands = self.hands.apart().map_err(|error| ClientError::Local(error.to_string()))?;
-        let apart = Self { hands, ..self.clone() };
         let described = known.as_ref().map_or_else(|| target.address.clone(), |known| known.described());
-        let address = target.address.clone();
-        let connect = move || match &known {
-            Some(known) => apart.connect_to(known, Protocol::Session, ANSWER_TIME_MAX),
-            None => apart.hands.connect(&address, ANSWER_TIME_MAX).map_err(ClientError::Link),
-        };
+        let mut connect = self.connector(target, known)?;
         // The first link says best what is wrong with the way.
         let mut first = Some(connect()?);
-        let dial: Dial = Box::new(move || match first.take() {
-            Some(link) => Ok(link),
-            None => connect().map_err(|error| {
-                let kind = match &error {
-                    ClientError::Untrusted { .. } => io::ErrorKind::PermissionDenied,
-                    _ => io::ErrorKind::Other,
-                };
-                io::Error::new(kind, error.to_string())
-            }),
-        });
+        let mut redial = redialler(connect);
+        let dial: Dial = Box::new(move || first.take().map_or_else(&mut redial, Ok));
         let (name, reason) = (target.device.clone(), String::new());
         let attached = attached(ATTACHMENT, native::Open { class, mode, epoch: 0, name, reason });
         Linked::open(dial, attached, grace, done).map_err(|source| lost(&described, source))
@@ -490,6 +475,29 @@ impl Client {
             None => Ok(linked),
             Some(end) => Err(self.refusal(target, end)),
         }
+    }
+
+    /// Makes links for a session that there is already, with the device's exporter.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`].
+    pub(crate) fn redial(&self, target: &Target) -> Result<Dial, ClientError> {
+        let known = self.known(&target.address)?;
+        Ok(Box::new(redialler(self.connector(target, known)?)))
+    }
+
+    /// Whoever waits for a link does not keep others waiting who need something else.
+    fn connector(
+        &self,
+        target: &Target,
+        known: Option<Arc<KnownHost>>,
+    ) -> Result<impl FnMut() -> Result<Link, ClientError> + Send + 'static, ClientError> {
+        let hands = self.hands.apart().map_err(|error| ClientError::Local(error.to_string()))?;
+        let (apart, address) = (Self { hands, ..self.clone() }, target.address.clone());
+        Ok(move || match &known {
+            Some(known) => apart.connect_to(known, Protocol::Session, ANSWER_TIME_MAX),
+            None => apart.hands.connect(&address, ANSWER_TIME_MAX).map_err(ClientError::Link),
+        })
     }
 
     /// An exporter's no, in our words.
@@ -540,6 +548,21 @@ impl Client {
         };
         link.set_receive_timeout(Some(time_max)).map_err(|source| lost(address, source))?;
         Ok(link)
+    }
+}
+
+/// Says of a link that was not had whether another try may bring one.
+fn redialler(
+    mut connect: impl FnMut() -> Result<Link, ClientError> + Send + 'static,
+) -> impl FnMut() -> io::Result<Link> + Send + 'static {
+    move || {
+        connect().map_err(|error| {
+            let kind = match &error {
+                ClientError::Untrusted { .. } => io::ErrorKind::PermissionDenied,
+                _ => io::ErrorKind::Other,
+            };
+            io::Error::new(kind, error.to_string())
+        })
     }
 }
 

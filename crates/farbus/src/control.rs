@@ -31,6 +31,9 @@ const LAST_WORD_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long a running process may take to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// The same while another process is started and told everything.
+const RESTART_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// What may be asked of a running share or attach.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase")]
@@ -105,6 +108,12 @@ pub enum Question {
     },
     /// Daemon: read the configuration again.
     Reload,
+    /// Daemon: let this program, as it is on disk now, go on in your place.
+    Restart {
+        /// Also where that interrupts somebody who uses what is attached.
+        #[serde(default)]
+        interrupt: bool,
+    },
     /// Keyboard: type this.
     Type {
         /// Name or bus id.
@@ -361,7 +370,8 @@ fn ask(path: &Path, question: &Question) -> io::Result<Answer> {
 
 fn ask_with(path: &Path, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
+    let is_restart = matches!(question, Question::Restart { .. });
+    stream.set_read_timeout(Some(if is_restart { RESTART_TIME_MAX } else { ANSWER_TIME_MAX }))?;
     let mut line = serde_json::to_string(question).map_err(io::Error::other)?;
     line.push('\n');
     let sent = send_on_stream(stream.as_fd(), line.as_bytes(), fds)?;

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Connection, Link, Listener};
+use farbus_io::link::{Clock, Connection, Link};
 use farbus_io::trust::{Admission, Event, Fingerprint, HandshakeError, Outcome, Protocol, Refusal, Secured};
 use tracing::warn;
 
 use crate::guest::Guest;
+use crate::listening::Listening;
 use crate::trust::Trust;
 
 /// A session's stack, and the handshake's before it: signatures in a debug build take the most.
@@ -48,11 +49,12 @@ impl<H: Household> Door<H> {
     }
 
     /// Lets in whoever comes, until the household or this way to it closes.
-    pub fn accept_all(self: &Arc<Self>, listener: &Listener, is_closed: impl Fn() -> bool) {
-        let is_over = || self.household.is_closing() || is_closed();
+    pub fn accept_all(self: &Arc<Self>, listening: &Listening) {
+        let is_over = || self.household.is_closing() || listening.is_closed();
         while !is_over() {
-            match listener.accept() {
+            match listening.accept() {
                 Ok(connection) => self.let_in(connection),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) if is_over() => return,
                 Err(error) => {
                     warn!(%error, "cannot accept a connection");

@@ -18,7 +18,8 @@ use farbus_model::{
 };
 use farbus_session::native::control::{Cause, End};
 use farbus_session::native::hello::{Hello, Welcome};
-use farbus_session::native::{Attached, ImporterSession, LaneLimits, Progress, RemoteBlock, RemoteUsb, State};
+use farbus_session::native::{Attached, ImporterSession, LaneLimits, Movable, Progress, RemoteBlock, RemoteUsb, State};
+use farbus_session::snapshot::{Reader, Writer};
 use tracing::{info, warn};
 
 use crate::engine::span_until;
@@ -35,6 +36,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
 /// Receives in a row before others have their turn.
 const RECEIVES_MAX: usize = 16;
+
+/// How far back a session may have lost its link before another process went on with it.
+const PAST_MAX: Duration = Duration::from_secs(600);
 
 /// Makes a link to the exporter. `PermissionDenied` is the exporter's no, and final; all else is tried again.
 pub type Dial = Box<dyn FnMut() -> io::Result<Link> + Send>;
@@ -201,6 +205,53 @@ impl<A: Attached> Linked<A> {
         if let Some(end) = self.end() {
             self.standing.note_end(end);
         }
+    }
+
+    /// Writes it down, for another process to go on with. This one may go on all the same, if the other does not.
+    pub fn save(&mut self, to: &mut Writer)
+    where
+        A: Movable,
+    {
+        to.bytes(self.host.as_bytes());
+        self.session.save(self.clock.now(), &mut self.remote, to);
+    }
+
+    /// As another process wrote it down: without a link, and without trying for one before [`Linked::go_on`].
+    ///
+    /// # Errors
+    /// No session can have stood so, or the system has no more threads or descriptors.
+    pub fn restore(dial: Dial, from: &mut Reader<'_>) -> io::Result<Self>
+    where
+        A: Movable,
+    {
+        let wrong = |reject: farbus_session::Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
+        let clock = Clock::started_ago(PAST_MAX);
+        let host = String::from_utf8_lossy(from.bytes("host").map_err(wrong)?).into_owned();
+        let all = Gathering::new()?;
+        let dialer = Dialer::start(dial)?;
+        all.watch(dialer.wake.as_fd(), false)?;
+        let readiness = all.readiness();
+        let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
+        let restored = ImporterSession::restore(clock.now(), LaneLimits::DEFAULT, from).map_err(wrong)?;
+        let (session, remote) = restored;
+        let (link, is_blocked, relinks, standing) = (None, false, 0, Standing::default());
+        standing.note_link(false);
+        Ok(Self { session, remote, link, is_blocked, dialer, all, readiness, clock, host, relinks, quitter, standing })
+    }
+
+    /// The other process has let go: a link is tried for, unless there is one.
+    pub fn go_on(&mut self) {
+        if !self.session.is_linked() {
+            self.dialer.dial(self.session.hello());
+        }
+    }
+
+    /// Another process goes on with it: its link ends without a word, and what is in flight is answered there.
+    pub fn hand_over(mut self)
+    where
+        A: Movable,
+    {
+        self.remote.hand_over();
     }
 
     fn take_new_link(&mut self, done: &mut A::Done) {

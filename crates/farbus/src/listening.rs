@@ -65,7 +65,17 @@ impl Listening {
         let mut interests = [Interest::new(self.listener.as_fd(), false), Interest::new(self.wake.as_fd(), false)];
         // Whatever is wrong with the socket, the next call says.
         let _ = wait(&mut interests, None);
+        if self.is_closed() {
+            // What comes now is for whoever the socket was handed over to.
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         self.listener.accept()
+    }
+
+    /// Lets nobody in any more here; another process does, at the same socket.
+    pub fn hand_over(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.wake.wake();
     }
 
     /// Lets nobody in any more.

@@ -1,19 +1,38 @@
 //! The engine between a kernel and a device behind a session: one thread, which waits on both and on whoever may end it.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use farbus_io::link::{Clock, Interest, Link, Watched, wait};
 use farbus_model::{Device, Limits};
 use farbus_session::native::RemoteUsb;
 use farbus_session::native::control::End;
-use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus};
+use farbus_session::snapshot::{self, Writer};
+use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject};
 use tracing::debug;
 
 use crate::engine::span_until;
-use crate::linked::Linked;
+use crate::linked::{Dial, Linked};
 use crate::meters::{Calls, Meters};
 use crate::standing::Standing;
+
+/// Kind of its snapshots.
+const SNAPSHOT_KIND: u16 = 1;
+/// How long what is on its way may take to be answered before the rest is passed on in flight: longer than a disk takes, shorter than
+/// anybody at the kernel's end notices. An interrupt that waits for a key never ends.
+const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
+/// What its link to the kernel is called.
+const KERNEL: &str = "this kernel";
+
+/// What another process goes on with.
+#[derive(Debug)]
+pub struct Saved {
+    /// Where everything stands.
+    pub snapshot: Vec<u8>,
+    /// Our end of the kernel's socket.
+    pub socket: OwnedFd,
+}
 
 /// Why a relay ended by itself.
 #[derive(Debug)]
@@ -81,6 +100,82 @@ impl SessionRelay {
             self.exporter.handle_ready(now);
         }
         if on_kernel { self.receive() } else { Ok(()) }
+    }
+
+    /// Writes all of it down, for another process to go on with: the kernel is not heard meanwhile, and what is on its way is
+    /// answered first, as far as that takes no time. This relay may go on all the same, if the other does not.
+    ///
+    /// # Errors
+    /// [`Stop`]: it is over instead.
+    pub fn save(&mut self) -> Result<Saved, Stop> {
+        self.quiesce()?;
+        let socket = self.kernel.as_fd().try_clone_to_owned().map_err(kernel_ended)?;
+        let mut snapshot = Writer::new(SNAPSHOT_KIND);
+        let now = self.clock.now();
+        self.exporter.with_device(now, |device, _| device.save(&mut snapshot));
+        self.exporter.save(now, &mut snapshot);
+        Ok(Saved { snapshot: snapshot.into_bytes(), socket })
+    }
+
+    fn quiesce(&mut self) -> Turn {
+        let until = self.clock.now() + QUIET_TIME_MAX;
+        loop {
+            let now = self.clock.now();
+            self.exporter.advance(now, &mut Nothing).map_err(Stop::Fault)?;
+            self.exporter.with_device(now, |device, done| device.end_turn(now, done));
+            let is_out = self.flush()?;
+            let device = self.exporter.device().expect("a relay has its device from the start");
+            if let Some(end) = device.end() {
+                return Err(Stop::Ended(end.clone()));
+            }
+            if (self.exporter.in_flight() == 0 && is_out) || now >= until || !device.is_linked() {
+                return Ok(());
+            }
+            let at = Device::poll_timeout(device).map_or(until, |at| at.min(until));
+            let on_device = Watched::interest(device.readiness()).expect("a session is waited for on a descriptor");
+            let mut interests = [on_device, Interest::room(self.kernel.as_fd())];
+            let interests = if is_out { &mut interests[..1] } else { &mut interests[..] };
+            wait(interests, Some(span_until(at, now))).map_err(kernel_ended)?;
+            self.exporter.handle_ready(self.clock.now());
+        }
+    }
+
+    /// As another process wrote it down; nothing happens before [`SessionRelay::go_on`].
+    ///
+    /// # Errors
+    /// No relay can have stood so, or the system has no more threads or descriptors.
+    pub fn restore(saved: Saved, dial: Dial) -> io::Result<Self> {
+        let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
+        let mut reader = snapshot::open(&saved.snapshot, SNAPSHOT_KIND).map_err(wrong)?;
+        let device = Linked::<RemoteUsb>::restore(dial, &mut reader)?;
+        let clock = device.clock();
+        let requests = |device: &Linked<RemoteUsb>| device.remote().in_flight_of();
+        let (limits, on_reset) = (Limits::DEFAULT, OnReset::ResetDevice);
+        let restored = Exporter::restore(clock.now(), limits, on_reset, device, requests, &mut reader);
+        let exporter = restored.map_err(|(device, reject)| {
+            device.hand_over();
+            wrong(reject)
+        })?;
+        let relay = Self { kernel: Link::over_local(saved.socket, KERNEL), exporter, clock, calls: Calls::default() };
+        match reader.end("snapshot") {
+            Ok(()) => Ok(relay),
+            Err(reject) => {
+                relay.hand_over();
+                Err(wrong(reject))
+            }
+        }
+    }
+
+    /// It begins, or the other process has let go.
+    pub fn go_on(&mut self) {
+        self.exporter.with_device(self.clock.now(), |device, _| device.go_on());
+    }
+
+    /// Another process goes on with it.
+    pub fn hand_over(self) {
+        if let Some(device) = self.exporter.hand_over() {
+            device.hand_over();
+        }
     }
 
     fn receive(&mut self) -> Turn {

@@ -39,6 +39,9 @@ pub trait Tenant: Send + Sync {
     /// Why it is to end, if it is.
     fn end(&self) -> Option<End>;
 
+    /// Whether it ends here because another process goes on in this one's place: then its importer is told nothing, and comes back.
+    fn is_replaced(&self) -> bool;
+
     /// It has ended, and how; said before its device is given back.
     fn note_ending(&self, ending: Ending);
 }
@@ -49,10 +52,15 @@ pub struct Opened {
     pub face: Face,
     /// Whoever may end the attachment.
     pub tenant: Arc<dyn Tenant>,
+    /// By which it may be handed over; 0 if it cannot be.
+    pub lease: u64,
 }
 
 /// Takes a device back.
 pub type GiveBack<D> = Box<dyn FnOnce(D, Instant) + Send>;
+
+/// Takes a device that is handed over, and its heir's key.
+pub type PassOn<D> = Box<dyn FnOnce(D, Instant, [u8; 32]) + Send>;
 
 /// As what a device was opened.
 pub enum Face {
@@ -64,6 +72,8 @@ pub enum Face {
         device: Box<dyn Device>,
         /// Where it goes in the end.
         give_back: GiveBack<Box<dyn Device>>,
+        /// Or where if it is handed over.
+        pass_on: PassOn<Box<dyn Device>>,
     },
     /// A USB device that somebody else may use.
     Observer {
@@ -86,6 +96,8 @@ pub enum Face {
         durability: u64,
         /// Where it goes in the end.
         give_back: GiveBack<Box<dyn BlockDevice>>,
+        /// Or where if it is handed over.
+        pass_on: PassOn<Box<dyn BlockDevice>>,
     },
 }
 
@@ -261,7 +273,7 @@ impl<'a, H: House> Engine<'a, H> {
         self.take_links()?;
         if let Some(end) = self.caller.end() {
             let now = self.clock.now();
-            for number in self.tenants.keys() {
+            for number in self.tenants.keys().filter(|_| !self.caller.is_replaced()) {
                 self.session.close(now, *number, &end);
             }
             self.flush();
@@ -420,7 +432,7 @@ impl<'a, H: House> Engine<'a, H> {
         for (&number, tenant) in &self.tenants {
             let session = &mut self.session;
             tenant.mailbox().carry_out(|command| session.command(now, number, command));
-            if let Some(end) = tenant.end() {
+            if let Some(end) = tenant.end().filter(|_| !tenant.is_replaced()) {
                 ended.push((number, end));
             }
         }
@@ -440,19 +452,20 @@ struct Opening<'a, H: House> {
 
 impl<H: House> Services for Opening<'_, H> {
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        let Opened { face, tenant } = self.house.open(self.caller, self.peer, open)?;
+        let Opened { face, tenant, lease } = self.house.open(self.caller, self.peer, open)?;
         self.tenants.insert(number, tenant);
         let served: Box<dyn Served> = match face {
-            Face::Usb { record, device, give_back } => {
-                Box::new(ServedUsb::new(number, device, record, self.house.limits(), give_back))
+            Face::Usb { record, device, give_back, pass_on } => {
+                let limits = self.house.limits();
+                Box::new(ServedUsb::new(number, device, record, limits, give_back).inheritable(pass_on))
             }
-            Face::Block { device, durability, give_back } => {
-                Box::new(ServedBlock::new(number, device, durability, give_back))
+            Face::Block { device, durability, give_back, pass_on } => {
+                Box::new(ServedBlock::new(number, device, durability, give_back).inheritable(pass_on))
             }
             Face::Observer { seat, readiness, hush, description, leave } => {
                 Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave))
             }
         };
-        Ok((1, served))
+        Ok((lease, served))
     }
 }

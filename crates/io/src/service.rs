@@ -57,6 +57,11 @@ impl Manager {
         self.say("STOPPING=1");
     }
 
+    /// Another process goes on in our place: its number is that of the service from now on, and what it says is heard.
+    pub fn hand_over(&self, pid: u32) {
+        self.say(&format!("MAINPID={pid}"));
+    }
+
     /// We live.
     pub fn alive(&self) {
         self.say("WATCHDOG=1");

@@ -1,6 +1,6 @@
 //! A device at one end, a USB/IP connection at the other: the journey of a request.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use farbus_model::{
     Setup, Status, Urb, UrbId,
 };
 use farbus_wire::Runs;
+use farbus_wire::snapshot::{Reader, Writer};
 use farbus_wire::usbip::{DeviceRecord, OpStatus, Reject, Request, ServerConn};
 
 /// What a client may ask for before it has a device.
@@ -415,6 +416,11 @@ impl<D: Device> Exporter<D> {
         self.conn.is_finished()
     }
 
+    /// Requests that are owed an answer.
+    pub fn in_flight(&self) -> usize {
+        self.conn.in_flight()
+    }
+
     /// What passed through.
     pub fn counters(&self) -> Counters {
         self.counters
@@ -444,4 +450,124 @@ impl<D: Device> Exporter<D> {
 /// Whether the header's direction contradicts the setup packet. Without a data stage IN travels as OUT.
 fn control_contradicts(urb: &Urb) -> bool {
     urb.setup.length > 0 && urb.setup.direction() != urb.direction
+}
+
+/// Ids from here on are the device's own.
+const DEVICE_ID_FIRST: u64 = 1 << 63;
+
+impl<D: Device> Exporter<D> {
+    /// Writes down the connection and what it is owed; the device is written down by whoever knows what it is. The exporter may go
+    /// on all the same, if the other process does not.
+    ///
+    /// # Panics
+    /// If it has no device yet.
+    pub fn save(&mut self, now: Instant, to: &mut Writer) {
+        self.collect(now);
+        self.conn.save(to);
+        to.count(self.held.len());
+        self.held.iter().for_each(|urb| to.urb(urb));
+        to.count(self.restoring);
+        to.flag(self.before_reset.is_some());
+        if let Some(selection) = &self.before_reset {
+            to.selection(selection);
+        }
+        to.flag(self.reset_shown_by.is_some());
+        to.u64(self.reset_shown_by.map_or(0, |id| id.0));
+        to.u64(self.next_own_id);
+        let Counters { urbs, bytes_in, bytes_out, unlinked, no_credit, resets, lost } = self.counters;
+        [urbs, bytes_in, bytes_out, unlinked, no_credit, resets, lost].into_iter().for_each(|number| to.u64(number));
+    }
+
+    /// An exporter that goes on where another was saved, over its device, which holds these requests. Gives the device back with why
+    /// not: it owes answers that nobody will hear.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore<'a>(
+        now: Instant,
+        limits: Limits,
+        on_reset: OnReset,
+        device: D,
+        requests: impl Fn(&D) -> Vec<(UrbId, Direction, u32)>,
+        from: &mut Reader<'a>,
+    ) -> Result<Self, (D, Reject)> {
+        let read = |from: &mut Reader<'a>| -> Result<Self, Reject> {
+            let conn = ServerConn::restore(&limits, from)?;
+            let mut exporter = Self::over(conn, None, on_reset, now, limits);
+            exporter.held = held(from)?;
+            exporter.restoring = from.u32("requests of ours")? as usize;
+            if from.flag("what was active")? {
+                exporter.before_reset = Some(from.selection(device.descriptors())?);
+            }
+            let shown = (from.flag("reset")?, from.u64("reset")?);
+            exporter.reset_shown_by = shown.0.then_some(UrbId(shown.1));
+            exporter.next_own_id = from.u64("next id")?;
+            if !(OWN_ID_FIRST..DEVICE_ID_FIRST / 2).contains(&exporter.next_own_id) {
+                return Err(Reject::new("next id", exporter.next_own_id, "our own ids are beyond a client's"));
+            }
+            let counters = &mut exporter.counters;
+            for counter in [
+                &mut counters.urbs,
+                &mut counters.bytes_in,
+                &mut counters.bytes_out,
+                &mut counters.unlinked,
+                &mut counters.no_credit,
+                &mut counters.resets,
+                &mut counters.lost,
+            ] {
+                // A count that cannot overflow, whatever it began with.
+                *counter = from.u64("counter")?.min(u64::MAX / 2);
+            }
+            exporter.hold_against(&requests(&device))?;
+            Ok(exporter)
+        };
+        match read(from) {
+            Ok(mut exporter) => {
+                exporter.device = Some(device);
+                Ok(exporter)
+            }
+            Err(reject) => Err((device, reject)),
+        }
+    }
+
+    /// Every request that is owed an answer is held here or in flight on the device, once, and nothing else is.
+    fn hold_against(&mut self, requests: &[(UrbId, Direction, u32)]) -> Result<(), Reject> {
+        let mut owed: BTreeMap<UrbId, (Direction, u32)> =
+            self.conn.flights().map(|(id, direction, length)| (id, (direction, length))).collect();
+        let held = self.held.iter().map(|urb| (urb.id, urb.direction, urb.length));
+        let of_clients = requests.iter().copied().filter(|(id, ..)| id.0 < OWN_ID_FIRST);
+        for (id, direction, length) in held.chain(of_clients) {
+            if owed.remove(&id) != Some((direction, length)) {
+                return Err(Reject::new("request", id.0, "what is in flight is owed an answer, once"));
+            }
+        }
+        if let Some(&id) = owed.keys().next() {
+            return Err(Reject::new("request", id.0, "what is owed an answer is in flight"));
+        }
+        let own = requests.iter().filter(|(id, ..)| id.0 >= OWN_ID_FIRST).count();
+        if own != self.restoring || (own > 0) != self.before_reset.is_some() {
+            return Err(Reject::new("requests of ours", self.restoring as u64, "what is waited for is in flight"));
+        }
+        let comes_in =
+            |(id, direction, _): &&(UrbId, Direction, u32)| id.0 < OWN_ID_FIRST && *direction == Direction::In;
+        self.in_bytes_asked = requests.iter().filter(comes_in).map(|&(_, _, length)| length as usize).sum();
+        Ok(())
+    }
+
+    /// Another process goes on with it: the connection is let go of without a word. Its device, to be let go of likewise.
+    pub fn hand_over(self) -> Option<D> {
+        self.device
+    }
+}
+
+fn held(from: &mut Reader<'_>) -> Result<VecDeque<Urb>, Reject> {
+    let mut held = VecDeque::new();
+    for _ in 0..from.count("requests held", 8)? {
+        let urb = from.urb()?;
+        if urb.direction == Direction::Out && urb.payload.len() != urb.length as usize {
+            return Err(Reject::new("data", urb.payload.len() as u64, "what is to be sent is held whole"));
+        }
+        held.push_back(urb);
+    }
+    Ok(held)
 }

@@ -1,4 +1,5 @@
-//! Sessions in a made-up world: links that are cut and delayed, exporters that crash, peers that are slow.
+//! Sessions in a made-up world: links that are cut and delayed, exporters that crash, importers that are
+//! restarted, peers that are slow.
 //!
 //! A seed is a world. Held against it: every request is answered exactly once, what is read is what was written, what a flush
 //! promised survives a crash, a key pressed once arrives once, no credit is exceeded (the exporter would end the session), and a straggler does
@@ -6,6 +7,8 @@
 
 #[path = "native/disk.rs"]
 mod disk;
+#[path = "native/kernel.rs"]
+mod kernel;
 #[path = "native/random.rs"]
 mod random;
 #[path = "native/usb.rs"]
@@ -13,6 +16,9 @@ mod usb;
 #[path = "native/world.rs"]
 mod world;
 
+use std::time::Duration;
+
+use farbus_model::Instant;
 use random::Random;
 
 fn seeds() -> std::ops::Range<u64> {
@@ -23,7 +29,7 @@ fn seeds() -> std::ops::Range<u64> {
     }
 }
 
-fn every_seed(name: &str, play: impl Fn(&mut Random) -> u32) {
+fn every_seed(name: &str, mut play: impl FnMut(&mut Random) -> u32) {
     let mut answered = 0;
     for seed in seeds() {
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(&mut Random::new(seed))));
@@ -54,10 +60,41 @@ fn a_disk_keeps_its_promises_through_cuts_and_crashes() {
 #[test]
 fn a_usb_device_answers_once_through_cuts_and_crashes() {
     every_seed("the USB device", |random| {
-        let mut world = usb::UsbWorld::new(random);
+        let mut world = usb::UsbWorld::new(random, |remote| remote);
         for _ in 0..400 {
             world.step(random);
         }
         world.settle(random)
     });
+}
+
+#[test]
+fn a_kernel_is_answered_once_through_cuts_crashes_and_restarts() {
+    every_seed("the kernel", |random| {
+        let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
+        let mut world = usb::UsbWorld::new(random, |remote| kernel::Kernel::new(now, remote, seed));
+        for _ in 0..200 {
+            world.step(random);
+        }
+        world.settle(random)
+    });
+}
+
+#[test]
+fn a_spoilt_snapshot_is_refused_or_does_no_harm() {
+    let (mut refused, mut taken) = (0, 0);
+    every_seed("the spoilt snapshot", |random| {
+        let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
+        let mut world = usb::UsbWorld::new(random, |remote| kernel::Kernel::new(now, remote, seed));
+        for _ in 0..60 {
+            world.step(random);
+            match world.spoil(random) {
+                true => refused += 1,
+                false => taken += 1,
+            }
+        }
+        world.settle(random).max(15)
+    });
+    println!("{refused} refused, {taken} taken");
+    assert!(refused > 0 && taken > 0, "{refused} refused, {taken} taken prove little");
 }

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use farbus_model::{BufferPool, Payload};
 
+use crate::snapshot::Writer;
+
 /// Received bytes that are not yet understood, in one shared chunk, so that a payload can be
 /// handed on as a window instead of a copy.
 #[derive(Debug)]
@@ -210,6 +212,22 @@ impl Outgoing {
         } else {
             self.bytes += payload.len();
             self.pieces.push_back(Piece::Payload(payload));
+        }
+    }
+
+    /// Writes down all that waits.
+    pub fn save(&self, to: &mut Writer) {
+        to.count(self.bytes);
+        let (mut arena_at, mut skip) = (self.arena_sent, self.piece_sent);
+        for piece in &self.pieces {
+            match piece {
+                Piece::Arena(len) => {
+                    to.raw(&self.arena[arena_at..arena_at + len - skip]);
+                    arena_at += len - skip;
+                }
+                Piece::Payload(payload) => payload.runs_within(skip..payload.len()).for_each(|run| to.raw(run)),
+            }
+            skip = 0;
         }
     }
 

@@ -3,6 +3,7 @@
 use super::case::Case;
 use super::{storage, usbfs};
 use crate::Result;
+use crate::disk;
 use crate::lab::{Boot, Client, Lab};
 use std::time::Duration;
 
@@ -16,6 +17,11 @@ pub(super) const CASES: &[Case] = &[
         name: "daemon-cuts",
         purpose: "the link of two paired daemons goes down for 6 s in mid-write and mid-read: the kernel hears nothing, the trees check out",
         run: cuts,
+    },
+    Case {
+        name: "daemon-upgrade",
+        purpose: "the importer's daemon is restarted in mid-write and mid-read: the kernel hears nothing, the trees check out",
+        run: upgrade,
     },
 ];
 
@@ -58,5 +64,25 @@ fn cuts(lab: &Lab) -> Result<String> {
         ..Boot::default()
     };
     let report = lab.boot(&boot)?.finish()?;
+    Ok(storage::note(&report.output))
+}
+
+fn upgrade(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let image = storage::image_with_tree(lab)?;
+    let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-upgrade.sh"));
+    let hardware = [usbfs::xhci(&[usbfs::STICK]), usbfs::medium(&image).into()].concat();
+    let modules = [storage::MODULES, &["xhci_pci"]].concat();
+    let boot = Boot {
+        script,
+        modules: &modules,
+        client: Client::Farbus,
+        hardware,
+        variables: &[("TIMES", lab.times().to_string())],
+        patience: Duration::from_secs(90 + 60 * u64::from(lab.times())),
+        ..Boot::default()
+    };
+    let report = lab.boot(&boot)?.finish()?;
+    disk::fsck(&image)?;
     Ok(storage::note(&report.output))
 }

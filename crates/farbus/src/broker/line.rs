@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::mandate::Mandate;
 use super::protocol::{Answer, Question, to_json};
+use super::successor::Successor;
 use crate::place::{Entrance, Place};
 
 /// The confined half's way to the other: a line on which it asks, one thing at a time.
@@ -101,6 +102,16 @@ impl Broker {
         if let Err(error) = self.ask::<Value>(&Question::GivenBack { bus, device }, None) {
             tracing::debug!(%error, "nobody needs to know that a device was given back");
         }
+    }
+
+    /// Has this program started once more, to go on in place of this process.
+    ///
+    /// # Errors
+    /// What the system or the mandate says against it.
+    pub fn successor(&self) -> io::Result<Successor> {
+        let (pid, fd) = self.ask(&Question::Successor, None)?;
+        let fd = fd.ok_or_else(|| io::Error::other("no descriptor came along"))?;
+        Ok(Successor { pid, passage: Passage::over(fd) })
     }
 
     fn ask_for_descriptor(&self, question: &Question) -> io::Result<OwnedFd> {

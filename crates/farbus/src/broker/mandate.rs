@@ -28,6 +28,10 @@ pub struct Mandate {
     pub places: Vec<Place>,
     /// Where disks may be mounted as files.
     pub mounts: Vec<PathBuf>,
+    /// Ports that are in use already, by what went on here from another process.
+    pub ports: Vec<u32>,
+    /// With which arguments this program goes on in place of the other half, should it ask for that. None: it may not.
+    pub successor: Vec<String>,
     /// The file that says the rest, and may be read again.
     pub config: Option<PathBuf>,
     /// Where may be listened. Only a file says this, and the next.
@@ -52,6 +56,6 @@ impl Mandate {
 
     /// The same with what a configuration grants instead of what another granted before.
     pub(super) fn with_config(&self, granted: Self) -> Self {
-        Self { remove: self.remove.clone(), config: self.config.clone(), ..granted }
+        Self { remove: self.remove.clone(), successor: self.successor.clone(), config: self.config.clone(), ..granted }
     }
 }

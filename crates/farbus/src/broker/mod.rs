@@ -13,6 +13,7 @@
 //! | `explain` | a share on this machine is told what one of its devices is needed for |
 //! | `may_plug`, `plug`, `unplug` | this machine's kernel is given a socket that speaks USB/IP, and loses it |
 //! | `mount`, `read_ahead`, `leave`, `abort`, `forget` | a folder is made a file system's, and let go of |
+//! | `successor` | this program, as it is on disk now, is started to go on in place of the other half |
 //! | the other half is gone | devices go back to their drivers, mounts and sockets are removed, and this half ends |
 //!
 //! The mandate is given before the other half hears a stranger. From then on it may be somebody else's: whatever it asks is
@@ -23,9 +24,12 @@ mod line;
 mod mandate;
 mod protocol;
 mod rights;
+mod successor;
 mod taken;
 
 pub use hands::Hands;
 pub use line::Broker;
 pub use mandate::{Mandate, ReadConfig};
+pub use protocol::Legacy;
 pub use rights::run;
+pub use successor::{Successor, legacy};

@@ -31,6 +31,7 @@ pub(super) enum Question {
     Leave { mount: u64 },
     Abort { mount: u64 },
     Forget { mount: u64 },
+    Successor,
 }
 
 /// What is answered.
@@ -77,6 +78,13 @@ impl Kind {
 pub(super) struct MountedAt {
     pub mount: u64,
     pub at: PathBuf,
+}
+
+/// What the half with rights tells a process that goes on in place of its other half, before that says anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Legacy {
+    /// Ports of this machine's kernel that are in use.
+    pub ports: Vec<u32>,
 }
 
 /// A message's bytes.

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -24,7 +25,8 @@ use tracing::warn;
 
 use super::hands::{may_plug, word_of};
 use super::mandate::{Mandate, ReadConfig};
-use super::protocol::{Answer, Kind, MountedAt, Question, to_json};
+use super::protocol::{Answer, Kind, Legacy, MountedAt, Question, to_json};
+use super::successor;
 use super::taken::Taken;
 use crate::control::{Question as OwnerQuestion, ask_all};
 use crate::place::Place;
@@ -47,7 +49,9 @@ pub fn run(read_config: ReadConfig) -> io::Result<()> {
     }
     let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
     let Some(parcel) = passage.receive()? else { return Ok(()) };
-    let rights = Arc::new(Rights::new(serde_json::from_slice(&parcel.bytes)?, read_config));
+    // Where this program is, before another takes its place there.
+    let program = std::env::current_exe().unwrap_or_default();
+    let rights = Arc::new(Rights { program, ..Rights::new(serde_json::from_slice(&parcel.bytes)?, read_config) });
     let end = serve(&passage, &rights);
     rights.end();
     end
@@ -64,6 +68,9 @@ struct Rights {
     /// Paths that were listened at.
     sockets: Mutex<BTreeSet<PathBuf>>,
     lines: AtomicU64,
+    program: PathBuf,
+    /// Whoever goes on in place of the other half, and our hold on the passage: it hears of the end once we have put all in order.
+    successor: Mutex<Option<(Child, OwnedFd)>>,
 }
 
 #[derive(Clone)]
@@ -113,15 +120,18 @@ fn refused(what: String) -> io::Error {
 
 impl Rights {
     fn new(mandate: Mandate, read_config: ReadConfig) -> Self {
+        let ports = mandate.ports.iter().copied().collect();
         Self {
             mandate: Mutex::new(mandate),
             read_config,
             taken: Mutex::default(),
             mounts: Mutex::default(),
             mount_numbers: AtomicU64::new(0),
-            ports: Mutex::default(),
+            ports: Mutex::new(ports),
             sockets: Mutex::default(),
             lines: AtomicU64::new(0),
+            program: PathBuf::new(),
+            successor: Mutex::default(),
         }
     }
 
@@ -197,6 +207,7 @@ impl Rights {
                 drop(mount);
                 done(Value::Null)
             }
+            Question::Successor => self.start_successor(),
         }
     }
 
@@ -224,6 +235,22 @@ impl Rights {
                 Err(error)
             }
         }
+    }
+
+    fn start_successor(&self) -> Reply {
+        let arguments = opened(&self.mandate).successor.clone();
+        self.hold(!arguments.is_empty(), || "nobody goes on in its place".to_owned())?;
+        let mut successor = opened(&self.successor);
+        if let Some((child, _)) = &mut *successor
+            && child.try_wait()?.is_none()
+        {
+            return Err(io::Error::other("one is being started already"));
+        }
+        let legacy = Legacy { ports: opened(&self.ports).iter().copied().collect() };
+        let (child, passage) = successor::start(&self.program, &arguments, &legacy)?;
+        let pid = child.id();
+        *successor = Some((child, passage.try_clone()?));
+        Ok((json!(pid), Some(passage)))
     }
 
     fn config(&self) -> Reply {
@@ -338,6 +365,7 @@ mod tests {
             Question::ReadAhead { mount: 0, bytes: 1 },
             Question::Leave { mount: 0 },
             Question::Abort { mount: 0 },
+            Question::Successor,
         ];
         for question in everything {
             let (answer, has_fd) = asked(Mandate::default(), &to_json(&question).unwrap());

@@ -187,7 +187,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
             say(format!("{target}: waiting ended"));
             Ok(())
         }
-        Some(Ended::Asked | Ended::Released) => {
+        Some(Ended::Asked | Ended::Released | Ended::HandedOver) => {
             say(format!("{target} detached"));
             Ok(())
         }
@@ -552,7 +552,8 @@ impl Shown {
             | Question::Swap { .. }
             | Question::SwapStatus { .. }
             | Question::SwapCancel { .. }
-            | Question::Reload => Answer::Unknown,
+            | Question::Reload
+            | Question::Restart { .. } => Answer::Unknown,
         }
     }
 

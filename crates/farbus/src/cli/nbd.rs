@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let ended = server.run();
     drop(hands);
     match ended {
-        Ended::Asked | Ended::Released => Ok(()),
+        Ended::Asked | Ended::Released | Ended::HandedOver => Ok(()),
         Ended::Lost(why) => Err(Failure::new(Attribute::Device, why)),
         Ended::Over(report) => Err(Failure::new(report.attribute, report.message)),
         Ended::Broken(reject) => Err(Failure::local(reject)),

@@ -360,7 +360,8 @@ pub fn answer(share: &Share, address: SocketAddr, question: Question) -> Answer 
         | Question::Detach { .. }
         | Question::Hold { .. }
         | Question::Resume { .. }
-        | Question::Reload => return Answer::Unknown,
+        | Question::Reload
+        | Question::Restart { .. } => return Answer::Unknown,
         Question::Release { device, reason, keep_out_s } => {
             let taken = share.take_back(&device, reason.as_deref(), Duration::from_secs(keep_out_s));
             return answer_to(taken.map(|user| serde_json::json!({ "user": user })));

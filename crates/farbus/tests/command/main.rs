@@ -21,6 +21,7 @@ mod network;
 mod observe;
 mod owner;
 mod redir;
+mod restart;
 mod rights;
 mod sessions;
 mod siege;

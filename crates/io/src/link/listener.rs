@@ -42,6 +42,11 @@ impl Listener {
         Self { socket, is_passed: true }
     }
 
+    /// Whether whoever passed it keeps it.
+    pub fn is_passed(&self) -> bool {
+        self.is_passed
+    }
+
     /// Where it really listens.
     ///
     /// # Errors

@@ -90,8 +90,8 @@ impl Link {
         Ok(Self { fd, peer: peer.to_string(), tls: None })
     }
 
-    /// A connected Unix socket.
-    pub(super) fn over_local(fd: OwnedFd, peer: &str) -> Self {
+    /// A connected Unix socket, whoever connected it.
+    pub fn over_local(fd: OwnedFd, peer: &str) -> Self {
         Self { fd, peer: peer.to_owned(), tls: None }
     }
 

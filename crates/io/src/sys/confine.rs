@@ -206,6 +206,8 @@ const CALLS: &[u32] = &[
     nr::__NR_fdatasync,
     nr::__NR_fallocate,
     nr::__NR_ftruncate,
+    // Memory with a descriptor: what is passed on to another process and is longer than a message.
+    nr::__NR_memfd_create,
     nr::__NR_fstat,
     nr::__NR_newfstatat,
     nr::__NR_statx,

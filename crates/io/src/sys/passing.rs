@@ -87,6 +87,11 @@ impl Passage {
         Self { fd }
     }
 
+    /// The descriptor, to be passed on.
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.fd
+    }
+
     /// Sends a message, and a descriptor with it.
     ///
     /// # Errors

@@ -9,6 +9,8 @@ use farbus_wire::native::{
     Arrived, Hello, Kind, Lane, LaneLimits, Message, Options, Outcome, Part, SessionId, Standing, Welcome,
 };
 
+use farbus_wire::snapshot::{Reader, Writer};
+
 use crate::Reject;
 
 /// What came of a greeting.
@@ -206,5 +208,70 @@ impl ImporterSession {
     /// `count` bytes were sent.
     pub fn handle_transmitted(&mut self, count: usize) {
         self.lane.handle_transmitted(count);
+    }
+}
+
+/// Links that the other process leaves to this one: a dialer here may be at one, and each of its tries is counted. It tries less
+/// often than ten times a second, for less than a minute.
+const LINKS_BETWEEN: u64 = 1 << 10;
+
+/// An attachment that can go on in another process.
+pub trait Movable: Attached + Sized {
+    /// Writes it down, when it has nothing to say any more.
+    fn save(&self, to: &mut Writer);
+
+    /// As it was written down.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject>;
+
+    /// Another process answers what is in flight: here it ends without a word.
+    fn hand_over(&mut self);
+}
+
+impl ImporterSession {
+    /// Writes the session and its attachment down. Both may go on all the same, if the other process does not.
+    pub fn save(&mut self, now: Instant, remote: &mut impl Movable, to: &mut Writer) {
+        while let Some(message) = remote.poll_message() {
+            self.send(message);
+        }
+        to.raw(&self.session.0);
+        to.u64(self.link + LINKS_BETWEEN);
+        to.u64(self.incarnation);
+        to.u64(self.grace.as_millis().try_into().unwrap_or(u64::MAX));
+        let lost = self.lost_at.map_or(Duration::ZERO, |at| now - at);
+        to.u64(lost.as_millis().try_into().unwrap_or(u64::MAX));
+        self.lane.save(now, to);
+        remote.save(to);
+    }
+
+    /// A session that goes on where another was saved, over the next link. Its grace, if it was without a link already, goes on too,
+    /// as far as the epoch of `now` reaches back.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore<A: Movable>(now: Instant, limits: LaneLimits, from: &mut Reader<'_>) -> Result<(Self, A), Reject> {
+        let session = SessionId(from.take(16, "session")?.try_into().expect("sixteen bytes"));
+        let (link, incarnation) = (from.u64("link")?, from.u64("incarnation")?);
+        if link > u64::MAX / 2 {
+            return Err(Reject::new("link", link, "nobody has made so many"));
+        }
+        let grace = Duration::from_millis(from.u64("grace")?);
+        let lost = Duration::from_millis(from.u64("time without a link")?);
+        let lost_ns = u64::try_from(lost.as_nanos()).unwrap_or(u64::MAX);
+        let lane = Lane::restore(limits, from)?;
+        let session = Self {
+            lane,
+            session,
+            has_begun: true,
+            link,
+            incarnation,
+            grace,
+            lost_at: Some(Instant::from_nanos(now.as_nanos().saturating_sub(lost_ns))),
+            limits,
+            pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
+        };
+        Ok((session, A::restore(from)?))
     }
 }

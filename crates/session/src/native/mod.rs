@@ -39,7 +39,7 @@ pub use farbus_wire::native::{
 
 pub use attachment::{Attachment, Heard};
 pub use exporter::{ExporterSession, Served, Services};
-pub use importer::{Attached, ImporterSession, Progress, State};
+pub use importer::{Attached, ImporterSession, Movable, Progress, State};
 pub use remote_block::RemoteBlock;
 pub use remote_observer::RemoteObserver;
 pub use remote_usb::RemoteUsb;

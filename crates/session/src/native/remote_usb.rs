@@ -7,12 +7,13 @@ use farbus_model::{
     Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Payload, Selection, Setup, Speed, Status,
     TransferType, Urb, UrbId,
 };
-use farbus_wire::native::control::{Cause, Credit, End, Open, Opened};
+use farbus_wire::native::control::{Cause, Close, Credit, End, Open, Opened};
 use farbus_wire::native::frame::{Head, RESIDENCE_BYTES};
 use farbus_wire::native::usb::{self, Description, Reply};
 use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
+use farbus_wire::snapshot::{Reader, Writer};
 
-use super::importer::{Attached, State};
+use super::importer::{Attached, Movable, State};
 use super::slots::Slots;
 use crate::Reject;
 use crate::importer::note_selection;
@@ -102,6 +103,18 @@ impl RemoteUsb {
     /// What its exporter says of it; none before it is open.
     pub fn description(&self) -> Option<&Description> {
         self.description.as_ref()
+    }
+
+    /// The lease under which it is used; 0 before it is open.
+    pub fn lease(&self) -> u64 {
+        self.open.epoch
+    }
+
+    /// Hands the device over as it is to the host with this key, who opens it by [`Self::lease`]; its exporter answers with the end.
+    /// What is in flight is lost: it is for the caller to wait for it.
+    pub fn bequeath(&mut self, heir: [u8; 32]) {
+        let part = Close { heir: Some(heir) }.encode().into();
+        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
     }
 
     /// Requests in flight, those that wait among them.
@@ -496,5 +509,178 @@ impl Attached for RemoteUsb {
 
     fn close(&mut self) {
         self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, Part::empty()));
+    }
+}
+
+impl RemoteUsb {
+    /// Requests on it that were not answered, its own aside: name, direction, length.
+    pub fn in_flight_of(&self) -> Vec<(UrbId, Direction, u32)> {
+        let in_flight = self.slots.iter().filter_map(|(_, flight)| flight.urb.as_deref());
+        let all = in_flight.chain(self.held.iter().map(|urb| &**urb));
+        all.filter(|urb| urb.id.0 < OWN_ID_FIRST).map(|urb| (urb.id, urb.direction, urb.length)).collect()
+    }
+}
+
+impl Movable for RemoteUsb {
+    /// # Panics
+    /// If it was never open, or is over: there is nothing to go on with.
+    fn save(&self, to: &mut Writer) {
+        assert!(self.outbox.is_empty(), "what was to be said is with the session");
+        let description = self.description.as_ref().expect("what goes on was open");
+        to.u16(self.attachment);
+        to.bytes(&self.open.encode());
+        to.flag(match self.state {
+            State::Opening => false,
+            State::Open => true,
+            State::Ended(_) => panic!("what is over does not go on"),
+        });
+        to.bytes(&description.encode());
+        to.selection(&self.selection);
+        to.u16(self.credit.requests);
+        to.u32(self.credit.bytes);
+        let (settling, count) = match self.settling {
+            Settling::No => (0, 0),
+            Settling::Withdrawing => (1, 0),
+            Settling::Resetting => (2, 0),
+            Settling::Restoring(count) => (3, count),
+        };
+        to.u8(settling);
+        to.count(count);
+        to.u64(self.next_own_id);
+        to.count(self.opened.len());
+        self.opened.iter().for_each(|part| to.payload(part));
+        to.count(self.slots.len());
+        for (tag, flight) in self.slots.iter() {
+            to.u16(tag);
+            flight.save(to);
+        }
+        to.count(self.held.len());
+        self.held.iter().for_each(|urb| to.urb(urb));
+    }
+
+    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let attachment = from.u16("attachment")?;
+        let mut remote = Self::new(attachment, Open::decode(from.bytes("open")?)?);
+        remote.outbox.clear();
+        if from.flag("state")? {
+            remote.state = State::Open;
+        }
+        let description = Description::decode(from.bytes("description")?)?;
+        remote.descriptors = descriptors_of(&description)?;
+        remote.description = Some(description);
+        remote.selection = from.selection(&remote.descriptors)?;
+        remote.credit = Credit { requests: from.u16("requests")?, bytes: from.u32("bytes")? };
+        let (settling, count) = (from.u8("settling")?, from.u32("settling")?);
+        remote.next_own_id = from.u64("next id")?;
+        for _ in 0..from.count("parts of a description", 4)? {
+            remote.opened.push(from.payload("part of a description")?);
+        }
+        // Nothing is launched before all of it is right: what was launched has to be answered.
+        let (mut flights, mut urbs) = (Vec::new(), Vec::new());
+        for _ in 0..from.count("requests in flight", 2)? {
+            let tag = from.u16("tag")?;
+            let (flight, urb) = Flight::restore(from)?;
+            flights.push((tag, flight));
+            urbs.extend(urb.map(|urb| (tag, urb)));
+        }
+        let held = read_held(from)?;
+        remote.bytes = flights.iter().filter(|(_, flight)| !flight.is_answered).map(|(_, flight)| flight.cost).sum();
+        let count_in_flight = flights.len() as u64;
+        let twice = |_| Reject::new("tag", count_in_flight, "a tag names one request");
+        remote.slots = Slots::of(flights).map_err(twice)?;
+        if remote.next_own_id < OWN_ID_FIRST {
+            return Err(Reject::new("next id", remote.next_own_id, "our own ids are beyond a user's"));
+        }
+        let own = urbs.iter().filter(|(_, urb)| urb.id.0 >= OWN_ID_FIRST).count();
+        let is_waiting = !remote.slots.is_empty();
+        remote.settling = match (settling, count as usize) {
+            (0, 0) => Settling::No,
+            (1, 0) if is_waiting => Settling::Withdrawing,
+            (2, 0) if is_waiting => Settling::Resetting,
+            (3, count @ 1..) if count == own => Settling::Restoring(count),
+            _ => return Err(Reject::new("settling", settling.into(), "what is waited for is in flight")),
+        };
+        for (tag, urb) in urbs {
+            let flight = remote.slots.get_mut(tag).expect("put there just now");
+            flight.urb = Some(urb.launch());
+        }
+        remote.held = held.into_iter().map(Urb::launch).collect();
+        Ok(remote)
+    }
+
+    fn hand_over(&mut self) {
+        self.slots.take_all().for_each(|(_, mut flight)| flight.hand_over());
+        self.held.drain(..).for_each(|urb| drop(urb.recall()));
+    }
+}
+
+fn read_held(from: &mut Reader<'_>) -> Result<Vec<Urb>, Reject> {
+    let mut held = Vec::new();
+    for _ in 0..from.count("requests held", 8)? {
+        let urb = from.urb()?;
+        if urb.direction == Direction::Out && urb.payload.len() != urb.length as usize {
+            return Err(Reject::new("data", urb.payload.len() as u64, "what is to be sent is held whole"));
+        }
+        held.push(urb);
+    }
+    Ok(held)
+}
+
+impl Flight {
+    fn save(&self, to: &mut Writer) {
+        to.u32(self.cost.try_into().expect("a transfer's length has 32 bits"));
+        for flag in [self.has_begun, self.is_withdrawing, self.is_answered, self.urb.is_some()] {
+            to.flag(flag);
+        }
+        let Some(urb) = &self.urb else { return };
+        to.urb(urb);
+        to.flag(self.head.is_some());
+        if let Some(reply) = &self.head {
+            to.bytes(&reply.encode());
+        }
+        to.runs(self.data.iter().map(Payload::len).sum(), self.data.iter().flat_map(Payload::runs));
+    }
+
+    /// What it was, and whose: the asker's request is yet to be launched.
+    fn restore(from: &mut Reader<'_>) -> Result<(Self, Option<Urb>), Reject> {
+        let mut flight = Self::new(None);
+        flight.cost = from.u32("bytes in flight")?.into();
+        flight.has_begun = from.flag("begun")?;
+        flight.is_withdrawing = from.flag("withdrawing")?;
+        flight.is_answered = from.flag("answered")?;
+        let has_asker = from.flag("asker")?;
+        if flight.is_answered && (has_asker || !flight.is_withdrawing) {
+            return Err(Reject::new("answered", 1, "what was answered stays for its withdrawal's sake alone"));
+        }
+        if !has_asker {
+            return Ok((flight, None));
+        }
+        let mut urb = from.urb()?;
+        urb.payload = Payload::Empty;
+        if from.flag("reply")? {
+            let bytes = from.bytes("reply")?;
+            flight.head = Some(usb::decode_reply(&urb, bytes)?.0);
+        }
+        let data = from.payload("data")?;
+        let expected = match (&flight.head, urb.direction, flight.has_begun) {
+            (_, Direction::In, false) | (_, Direction::Out, _) => 0,
+            (Some(reply), Direction::In, true) => reply.actual as usize,
+            (None, Direction::In, true) => urb.length as usize,
+        };
+        let wrong = Reject::new("data", data.len() as u64, "no more came in than was asked for or said");
+        flight.missing = expected.checked_sub(data.len()).ok_or(wrong)?;
+        if flight.head.as_ref().is_some_and(|_| !flight.has_begun) || flight.cost != u64::from(urb.length) {
+            return Err(Reject::new("bytes in flight", flight.cost, "a request's length is what it costs"));
+        }
+        if !data.is_empty() {
+            flight.data.push(data);
+        }
+        Ok((flight, Some(urb)))
+    }
+
+    fn hand_over(&mut self) {
+        if let Some(urb) = self.urb.take() {
+            drop(urb.recall());
+        }
     }
 }

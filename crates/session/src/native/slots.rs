@@ -14,6 +14,22 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
+    /// With things in these places; gives them back if two have one place.
+    pub fn of(things: Vec<(u16, T)>) -> Result<Self, Vec<(u16, T)>> {
+        let mut places: Vec<u16> = things.iter().map(|(at, _)| *at).collect();
+        places.sort_unstable();
+        if places.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(things);
+        }
+        let mut slots: Vec<Option<T>> = Vec::new();
+        slots.resize_with(places.last().map_or(0, |&last| usize::from(last) + 1), || None);
+        for (at, thing) in things {
+            slots[usize::from(at)] = Some(thing);
+        }
+        let free = (0..slots.len()).filter(|&at| slots[at].is_none()).map(|at| at as u16).collect();
+        Ok(Self { slots, free })
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -54,6 +70,10 @@ impl<T> Slots<T> {
         slots.into_iter().enumerate().filter_map(|(at, thing)| Some((at as u16, thing?)))
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = (u16, &T)> {
+        self.slots.iter().enumerate().filter_map(|(at, thing)| Some((at as u16, thing.as_ref()?)))
+    }
+
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut T)> {
         self.slots.iter_mut().enumerate().filter_map(|(at, thing)| Some((at as u16, thing.as_mut()?)))
     }
@@ -72,5 +92,15 @@ mod tests {
         assert_eq!((slots.put('d'), slots.get_mut(1).copied()), (1, Some('d')));
         assert_eq!(slots.take_all().collect::<Vec<_>>(), [(0, 'a'), (1, 'd'), (2, 'c')]);
         assert!(slots.is_empty());
+    }
+
+    #[test]
+    fn things_are_put_back_where_they_were_and_two_not_into_one_place() {
+        let mut slots = Slots::of(vec![(3, 'd'), (1, 'b')]).unwrap();
+        assert_eq!(slots.iter().map(|(at, thing)| (at, *thing)).collect::<Vec<_>>(), [(1, 'b'), (3, 'd')]);
+        let mut taken = [slots.put('x'), slots.put('y'), slots.put('z')];
+        taken.sort_unstable();
+        assert_eq!((taken, slots.len()), ([0, 2, 4], 5));
+        assert_eq!(Slots::of(vec![(3, 'd'), (3, 'b')]).unwrap_err().len(), 2);
     }
 }

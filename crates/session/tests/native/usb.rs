@@ -14,6 +14,7 @@ use farbus_session::DeviceRecord;
 use farbus_session::native::{Attached, RemoteUsb, Served, ServedUsb, Services, State};
 use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 
+use crate::kernel::Kernel;
 use crate::random::Random;
 use crate::world::World;
 
@@ -130,7 +131,7 @@ impl Services for Desk {
     }
 }
 
-fn record() -> DeviceRecord {
+pub fn record() -> DeviceRecord {
     DeviceRecord {
         path: "/farbus/zero".into(),
         bus_id: "1-1".into(),
@@ -148,6 +149,49 @@ fn record() -> DeviceRecord {
     }
 }
 
+/// Who drives the session's device.
+pub trait Seat: Attached<Done = Completions> {
+    /// Whether a reset is said as such, and ends everything at once.
+    const RESETS_AT_ONCE: bool;
+
+    fn remote(&self) -> &RemoteUsb;
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions);
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions);
+    fn reset(&mut self, now: Instant, done: &mut Completions);
+    /// What lies between the driver and the device moves on, all of it or some.
+    fn pump(&mut self, now: Instant, is_all: bool, done: &mut Completions);
+    /// Another process takes over, or is only told what it would need for that.
+    fn move_on(world: &mut World<Self>, is_meant: bool)
+    where
+        Self: Sized;
+}
+
+impl Seat for RemoteUsb {
+    const RESETS_AT_ONCE: bool = true;
+
+    fn remote(&self) -> &RemoteUsb {
+        self
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        Device::submit(self, now, urb, done);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        Device::cancel(self, now, id, done);
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        Device::reset(self, now, done);
+    }
+
+    fn pump(&mut self, _now: Instant, _is_all: bool, _done: &mut Completions) {}
+
+    fn move_on(world: &mut World<Self>, is_meant: bool) {
+        world.move_on(is_meant);
+    }
+}
+
 struct Asked {
     endpoint: EpAddr,
     /// A configuration is set by it.
@@ -155,8 +199,8 @@ struct Asked {
     is_withdrawn: bool,
 }
 
-pub struct UsbWorld {
-    world: World<RemoteUsb>,
+pub struct UsbWorld<S: Seat = RemoteUsb> {
+    world: World<S>,
     desk: Desk,
     done: Completions,
     asked: BTreeMap<u64, Asked>,
@@ -170,11 +214,18 @@ pub struct UsbWorld {
     count: u32,
 }
 
-impl UsbWorld {
-    pub fn new(random: &mut Random) -> Self {
+impl UsbWorld<Kernel> {
+    /// See [`Kernel::spoil`].
+    pub fn spoil(&mut self, random: &mut Random) -> bool {
+        Kernel::spoil(&mut self.world, random)
+    }
+}
+
+impl<S: Seat> UsbWorld<S> {
+    pub fn new(random: &mut Random, seat: impl FnOnce(RemoteUsb) -> S) -> Self {
         let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: "zero".into(), reason: "".into() };
         let mut this = Self {
-            world: World::new(RemoteUsb::new(1, open)),
+            world: World::new(seat(RemoteUsb::new(1, open))),
             desk: Desk { silicon: Arc::default(), seed: random.next() >> 1 },
             done: Completions::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
@@ -191,7 +242,7 @@ impl UsbWorld {
         }
         this.world.exchange(&mut this.desk, &mut this.done);
         assert_eq!(*this.world.remote.state(), State::Open);
-        assert_eq!(this.world.remote.descriptors().configurations.len(), 1);
+        assert_eq!(this.world.remote.remote().descriptors().configurations.len(), 1);
         this
     }
 
@@ -218,14 +269,19 @@ impl UsbWorld {
                     self.world.remote.cancel(self.world.now, UrbId(id), &mut self.done);
                 }
             }
-            20 if random.once_in(8) => {
+            20 if random.once_in(8) && S::RESETS_AT_ONCE => {
                 self.world.remote.reset(self.world.now, &mut self.done);
                 self.is_configured = false;
                 self.check();
                 assert!(self.asked.is_empty(), "a reset ends everything");
             }
+            21 => {
+                // Now and then the other process does not come up, and this one goes on.
+                S::move_on(&mut self.world, !random.once_in(4));
+            }
             _ => self.world.shuffle(random, &mut self.desk, &mut self.done),
         }
+        self.world.remote.pump(self.world.now, false, &mut self.done);
         self.check();
     }
 
@@ -247,6 +303,10 @@ impl UsbWorld {
                     bytes.resize(length as usize, 7);
                     Urb::data_out(id, BULK_OUT, bytes.into())
                 }
+                // As a kernel does that has reset its port.
+                _ if !S::RESETS_AT_ONCE && random.once_in(8) => {
+                    Urb::control(id, Setup::get_descriptor(1, 0, 0, 64), Payload::Empty)
+                }
                 _ => Urb::control(id, Setup::get_descriptor(1, 0, 0, 18), Payload::Empty),
             }
         };
@@ -256,6 +316,7 @@ impl UsbWorld {
     }
 
     fn check(&mut self) {
+        let is_over = matches!(self.world.remote.state(), State::Ended(_));
         while let Some(done) = self.done.pop() {
             let asked = self.asked.remove(&done.id.0).expect("answered once");
             assert_eq!(asked.endpoint, done.endpoint);
@@ -272,6 +333,11 @@ impl UsbWorld {
                     continue;
                 }
                 Status::Gone => continue,
+                // An exporter that forgot, or was given up, while a port's reset was undone: a kernel configures its device next.
+                Status::Invalid if (self.crashes > 0 || is_over) && !S::RESETS_AT_ONCE => {
+                    self.is_configured = false;
+                    continue;
+                }
                 status => panic!("{:?}: {status:?}", done.endpoint),
             }
             if asked.configures {
@@ -297,6 +363,7 @@ impl UsbWorld {
     pub fn settle(mut self, random: &mut Random) -> u32 {
         if random.once_in(8) {
             self.world.give_up(&mut self.done);
+            self.world.remote.pump(self.world.now, true, &mut self.done);
             self.check();
             assert!(self.asked.is_empty(), "nothing hangs");
             assert!(!self.desk.silicon.lock().unwrap().is_taken, "the claim is free");
@@ -307,10 +374,11 @@ impl UsbWorld {
         }
         for _ in 0..20 {
             self.world.exchange(&mut self.desk, &mut self.done);
+            self.world.remote.pump(self.world.now, true, &mut self.done);
             self.check();
         }
         assert!(self.asked.is_empty(), "nothing hangs");
-        assert_eq!(self.world.remote.in_flight(), 0);
+        assert_eq!(self.world.remote.remote().in_flight(), 0);
         let silicon = self.desk.silicon.lock().unwrap();
         let mut arrived = silicon.arrived.iter();
         for accepted in &self.accepted {

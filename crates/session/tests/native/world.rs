@@ -3,14 +3,17 @@
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_session::native::{Attached, ExporterSession, ImporterSession, Progress, Services};
+use farbus_session::native::{Attached, ExporterSession, ImporterSession, Movable, Progress, Services};
 use farbus_wire::native::control::Cause;
 use farbus_wire::native::{LaneLimits, Outcome, SessionId, Welcome};
 
+use farbus_wire::snapshot::{self, Writer};
+
+use crate::kernel::KIND;
 use crate::random::Random;
 
 pub const GRACE: Duration = Duration::from_secs(20);
-const LIMITS: LaneLimits = LaneLimits { receive_bytes: 8 << 10, unacknowledged_bytes_max: 4 << 20 };
+pub const LIMITS: LaneLimits = LaneLimits { receive_bytes: 8 << 10, unacknowledged_bytes_max: 4 << 20 };
 
 /// The two ends, the bytes between them, and the exporter's process, which can crash.
 pub struct World<A: Attached> {
@@ -199,5 +202,24 @@ impl<A: Attached> World<A> {
             assert!(session.is_over(self.now));
             session.finish(self.now);
         }
+    }
+}
+
+impl<A: Movable> World<A> {
+    /// The importer's process is replaced by another, which goes on with what it was told; or would have been, if it is not meant.
+    pub fn move_on(&mut self, is_meant: bool) {
+        let mut writer = Writer::new(KIND);
+        self.importer.save(self.now, &mut self.remote, &mut writer);
+        if !is_meant {
+            return;
+        }
+        let bytes = writer.into_bytes();
+        let mut reader = snapshot::open(&bytes, KIND).unwrap();
+        let (importer, remote) = ImporterSession::restore(self.now, LIMITS, &mut reader).unwrap();
+        reader.end("snapshot").unwrap();
+        self.remote.hand_over();
+        (self.importer, self.remote) = (importer, remote);
+        // The old process's link ends with it.
+        self.cut();
     }
 }

@@ -23,6 +23,7 @@ use super::message::{Message, Part};
 use super::queue::{Carried, Cut, Queue};
 use crate::buffer::{Incoming, RUNS_MAX, Runs};
 use crate::reject::Reject;
+use crate::snapshot::{Reader, Writer};
 
 /// Bytes that may arrive before their arrival is acknowledged along with whatever is sent next: one acknowledgement for eight
 /// requests of 4 KiB.
@@ -381,4 +382,62 @@ fn push<'a>(runs: &mut ArrayVec<IoSlice<'a>, RUNS_MAX>, run: &'a [u8]) {
 fn number(body: &Payload) -> Result<u64, Reject> {
     let bytes: Result<[u8; 8], _> = body.contiguous().as_ref().try_into();
     bytes.map(u64::from_le_bytes).map_err(|_| Reject::new("body length", body.len() as u64, "a number has 8 bytes"))
+}
+
+impl Lane {
+    /// Writes down what a lane in another process needs to go on, over the next link. What waits to be cut is cut, whatever is
+    /// unacknowledged; this lane may go on all the same. What arrived and was not asked for counts as not arrived.
+    pub fn save(&mut self, now: Instant, to: &mut Writer) {
+        while let Some(cut) = self.waiting.cut(now) {
+            self.sent.put(cut);
+        }
+        to.u64(self.received);
+        to.u64(self.sent.acknowledged);
+        to.u64(self.sent.taken - self.sent.acknowledged);
+        let counted = || self.sent.frames.iter().filter(|frame| frame.is_counted);
+        to.count(counted().count());
+        for frame in counted() {
+            let runs = [&frame.head[..], &frame.part].into_iter().chain(frame.carried.runs_from(0));
+            to.runs(frame.len(), runs);
+        }
+    }
+
+    /// A lane without a link that goes on where another was saved.
+    ///
+    /// # Errors
+    /// [`Reject`]: no lane can have stood so.
+    pub fn restore(limits: LaneLimits, from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let mut lane = Self::new(limits);
+        lane.received = from.u64("frames received")?;
+        lane.sent.acknowledged = from.u64("frames acknowledged")?;
+        let unthanked = from.u64("frames sent")?;
+        for _ in 0..from.count("frames", HEAD_BYTES + 4)? {
+            lane.sent.put_back(from)?;
+        }
+        if unthanked > lane.sent.counted {
+            return Err(Reject::new("frames sent", unthanked, "what was sent and not acknowledged is kept"));
+        }
+        let taken = lane.sent.acknowledged.checked_add(unthanked);
+        lane.sent.taken = taken.ok_or(Reject::new("frames acknowledged", lane.sent.acknowledged, "it is a count"))?;
+        lane.sent.rewind();
+        Ok(lane)
+    }
+}
+
+impl Sent {
+    fn put_back(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+        let bytes = from.bytes("frame")?;
+        let short = Reject::new("frame", bytes.len() as u64, "a frame has a head");
+        let (head, body) = bytes.split_first_chunk::<HEAD_BYTES>().ok_or(short)?;
+        let decoded = Head::from_bytes(*head)?;
+        if !decoded.kind.is_counted() || usize::from(decoded.length) != body.len() {
+            return Err(Reject::new("frame", body.len() as u64, "what is kept is counted, and as long as it says"));
+        }
+        let carried = Carried::Whole(body.to_vec().into());
+        let frame = Frame { head: *head, is_counted: true, part: Part::empty(), carried };
+        self.counted += 1;
+        self.kept_bytes += frame.len();
+        self.frames.push_back(frame);
+        Ok(())
+    }
 }

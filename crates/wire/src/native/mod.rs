@@ -19,8 +19,9 @@ pub mod hello;
 pub mod lane;
 pub mod message;
 mod queue;
-mod reader;
 pub mod usb;
+
+use crate::reader;
 
 pub use frame::{Head, Kind};
 pub use hello::{Hello, Options, Outcome, SessionId, Standing, Welcome};

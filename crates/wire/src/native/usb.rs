@@ -239,26 +239,30 @@ pub fn reply_part(done: &Done) -> Option<Part> {
     if done.status == Status::Ok && has_all && done.iso.is_empty() {
         return None;
     }
+    Some(outcome_part(done.status, done.actual, done.start_frame, &done.iso))
+}
+
+fn outcome_part(status: Status, actual: u32, start_frame: u32, iso: &[IsoPacket]) -> Part {
     let is_full = |packet: &IsoPacket| packet.actual == packet.length && packet.status == Status::Ok;
-    let shape = match done.iso.is_empty() {
+    let shape = match iso.is_empty() {
         true => outcome::NONE,
-        false if done.iso.iter().all(is_full) => outcome::FULL,
+        false if iso.iter().all(is_full) => outcome::FULL,
         false => outcome::EACH,
     };
     let mut part = Part::empty();
-    part.put(&[status_code(done.status), shape]);
-    part.put(&(done.iso.len() as u16).to_le_bytes());
-    part.put(&done.actual.to_le_bytes());
+    part.put(&[status_code(status), shape]);
+    part.put(&(iso.len() as u16).to_le_bytes());
+    part.put(&actual.to_le_bytes());
     if shape != outcome::NONE {
-        part.put(&done.start_frame.to_le_bytes());
+        part.put(&start_frame.to_le_bytes());
     }
     if shape == outcome::EACH {
-        for packet in &done.iso {
+        for packet in iso {
             let [a, b, c, _] = packet.actual.to_le_bytes();
             part.put(&[a, b, c, status_code(packet.status)]);
         }
     }
-    Some(part)
+    part
 }
 
 /// How a transfer ended, read from a reply that has a part of its own.
@@ -272,6 +276,13 @@ pub struct Reply {
     pub start_frame: u32,
     /// Isochronous: its packets.
     pub iso: Vec<IsoPacket>,
+}
+
+impl Reply {
+    /// As it travelled, whatever it says.
+    pub fn encode(&self) -> Part {
+        outcome_part(self.status, self.actual, self.start_frame, &self.iso)
+    }
 }
 
 /// A reply's own part from the front of a message, held against the transfer it answers, and how many bytes it had.

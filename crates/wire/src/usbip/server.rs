@@ -31,6 +31,7 @@ use super::message::{
 };
 use crate::buffer::{Incoming, Outgoing, Runs};
 use crate::flights::Flights;
+use crate::snapshot::{Reader, Writer};
 
 /// What the client asks.
 #[derive(Debug)]
@@ -470,5 +471,91 @@ impl ServerConn {
     /// Whether the connection is at its end: everything was said and sent.
     pub fn is_finished(&self) -> bool {
         self.phase == Phase::Closing && self.outgoing.len() == 0
+    }
+}
+
+impl ServerConn {
+    /// Writes down what a connection in another process needs to go on over the same socket: what of the client's bytes was not
+    /// understood yet, what of ours it has not taken, and what it is owed.
+    ///
+    /// # Panics
+    /// Before its handshake: such a connection is not worth passing on.
+    pub fn save(&self, to: &mut Writer) {
+        let Phase::Urbs { devid } = self.phase else { panic!("a connection is passed on once it has a device") };
+        to.u32(devid);
+        to.bytes(self.incoming.bytes());
+        self.outgoing.save(to);
+        to.count(self.flights.len());
+        for (seqnum, flight) in self.flights.iter() {
+            to.u32(seqnum);
+            to.u8(flight.endpoint.as_byte());
+            to.flag(flight.direction == Direction::In);
+            to.u32(flight.length);
+            to.u32(flight.number_of_packets);
+            to.count(flight.unlinks.len());
+            flight.unlinks.iter().for_each(|&unlink| to.u32(unlink));
+        }
+        to.flag(self.highest.is_some());
+        to.u32(self.highest.unwrap_or_default());
+        to.count(self.early.len());
+        for &(victim, unlink) in &self.early {
+            to.u32(victim);
+            to.u32(unlink);
+        }
+        to.count(self.answered.len());
+        self.answered.iter().for_each(|&answered| to.u32(answered));
+    }
+
+    /// A connection that goes on where another was saved.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(limits: &Limits, from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let mut conn = Self::imported(limits, from.u32("devid")?);
+        let mut rest = from.bytes("bytes received")?;
+        while !rest.is_empty() {
+            conn.incoming.want(conn.incoming.bytes().len() + rest.len());
+            let space = conn.receive_space();
+            let count = space.len().min(rest.len());
+            space[..count].copy_from_slice(&rest[..count]);
+            conn.handle_received(count);
+            rest = &rest[count..];
+        }
+        conn.outgoing.put(from.bytes("bytes to send")?);
+        for _ in 0..from.count("requests", 18)? {
+            conn.put_back(from)?;
+        }
+        let (has_highest, highest) = (from.flag("highest number")?, from.u32("highest number")?);
+        conn.highest = has_highest.then_some(highest);
+        for _ in 0..from.count("early unlinks", 8)? {
+            conn.early.push((from.u32("early unlink")?, from.u32("early unlink")?));
+            conn.unlinks_owed += 1;
+        }
+        let answered = from.count("answered unlinks", 4)?;
+        if answered > ANSWERED_MAX {
+            return Err(Reject::new("answered unlinks", answered as u64, "64 are remembered"));
+        }
+        for _ in 0..answered {
+            conn.answered.push_back(from.u32("answered unlink")?);
+        }
+        Ok(conn)
+    }
+
+    fn put_back(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+        let seqnum = from.u32("request")?;
+        let endpoint = EpAddr::from_byte(from.u8("endpoint")? & 0x8f);
+        let direction = if from.flag("direction")? { Direction::In } else { Direction::Out };
+        let (length, number_of_packets) = (from.u32("length")?, from.u32("number of packets")?);
+        let mut unlinks = Vec::new();
+        for _ in 0..from.count("unlinks", 4)? {
+            unlinks.push(from.u32("unlink")?);
+        }
+        self.unlinks_owed += unlinks.len();
+        self.begin_flight(seqnum, Flight { endpoint, direction, length, number_of_packets, unlinks })
+    }
+
+    /// The URBs that owe an answer: name, direction, and bytes.
+    pub fn flights(&self) -> impl Iterator<Item = (UrbId, Direction, u32)> {
+        self.flights.iter().map(|(seqnum, flight)| (UrbId(seqnum.into()), flight.direction, flight.length))
     }
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use farbus_io::sys::vhci::Port;
 use tracing::{info, warn};
 
 use super::super::Failure;
@@ -15,8 +16,10 @@ use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::DiskMode;
+use crate::parting::Parter;
 use crate::place::Protocol;
 use crate::redir::{Gate, RedirAttachment};
+use crate::session_relay::Saved;
 use crate::standing::Standing;
 
 /// The first pause; each is twice the one before.
@@ -33,7 +36,19 @@ const GOOD: Duration = Duration::from_secs(10);
 pub struct Kept {
     spec: Attach,
     shared: Arc<Shared>,
+    /// What another process was attached to, until it has let go.
+    inherited: Option<Box<KernelAttachment>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// How it does when another process is to take over.
+pub enum Going {
+    /// It goes on there.
+    Along(Parter),
+    /// It ends with this process, and is taken again by the next.
+    Anew,
+    /// The same, and somebody may be using it: how it is attached.
+    Torn(&'static str),
 }
 
 struct Shared {
@@ -51,6 +66,9 @@ struct State {
     ender: Option<Ender>,
     meters: Option<Arc<Meters>>,
     gate: Option<Gate>,
+    parter: Option<Parter>,
+    /// In a few words.
+    how: &'static str,
     standing: Option<Standing>,
     mode: Option<DiskMode>,
     is_ending: bool,
@@ -92,16 +110,68 @@ impl Kept {
     /// # Errors
     /// If the system has no more threads.
     pub fn start(spec: Attach, hands: &Hands) -> std::io::Result<Self> {
+        let mut kept = Self::new(spec, hands)?;
+        kept.begin()?;
+        Ok(kept)
+    }
+
+    fn new(spec: Attach, hands: &Hands) -> std::io::Result<Self> {
         // Whoever waits for one host does not keep the others waiting.
         let mut client = Client::through(hands.apart()?);
         if let Some(grace) = spec.grace {
             client.outlive(grace);
         }
         let shared = Arc::new(Shared { client, state: Mutex::default(), changed: Condvar::new() });
-        let (for_thread, its_spec) = (Arc::clone(&shared), spec.clone());
-        let thread =
-            thread::Builder::new().name("attachment".into()).spawn(move || for_thread.keep_attached(&its_spec))?;
-        Ok(Self { spec, shared, thread: Some(thread) })
+        Ok(Self { spec, shared, inherited: None, thread: None })
+    }
+
+    /// One that stays detached until [`Kept::resume`], as it was in another process.
+    ///
+    /// # Errors
+    /// If the system has no more threads.
+    pub fn detached(spec: Attach, hands: &Hands) -> std::io::Result<Self> {
+        let mut kept = Self::new(spec, hands)?;
+        kept.shared.state().word = Word::Detached;
+        kept.begin()?;
+        Ok(kept)
+    }
+
+    /// One that another process kept, plugged into `port`: nothing happens before [`Kept::begin`].
+    ///
+    /// # Errors
+    /// [`ClientError`]: nobody can go on with that.
+    pub fn inherited(spec: Attach, hands: &Hands, port: Port, saved: Saved) -> Result<Self, ClientError> {
+        let local = |error: std::io::Error| ClientError::Local(error.to_string());
+        let mut kept = Self::new(spec, hands).map_err(local)?;
+        let attachment = KernelAttachment::restore(&kept.shared.client, &kept.spec.target, port, saved)?;
+        kept.inherited = Some(Box::new(attachment));
+        Ok(kept)
+    }
+
+    /// Begins to keep it attached.
+    ///
+    /// # Errors
+    /// If the system has no more threads.
+    pub fn begin(&mut self) -> std::io::Result<()> {
+        let (shared, spec, inherited) = (Arc::clone(&self.shared), self.spec.clone(), self.inherited.take());
+        let keep = move || shared.keep_attached(&spec, inherited.map(Had::Kernel));
+        self.thread = Some(thread::Builder::new().name("attachment".into()).spawn(keep)?);
+        Ok(())
+    }
+
+    /// How it does when another process is to take over.
+    pub fn going(&self) -> Going {
+        let state = self.shared.state();
+        match (&state.parter, state.word) {
+            (Some(parter), Word::Attached) => Going::Along(parter.clone()),
+            (None, Word::Attached) => Going::Torn(state.how),
+            (_, Word::Connecting | Word::Waiting | Word::Detached) => Going::Anew,
+        }
+    }
+
+    /// Whether its owner let go of it.
+    pub fn is_detached(&self) -> bool {
+        self.shared.state().word == Word::Detached
     }
 
     /// What was asked for.
@@ -166,6 +236,9 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
+        if let Some(attachment) = self.inherited.take() {
+            attachment.leave();
+        }
         self.end();
         if let Some(thread) = self.thread.take() {
             // A panic there was reported there.
@@ -179,13 +252,15 @@ impl Shared {
         self.state.lock().expect("no attachment panics with its state open")
     }
 
-    fn keep_attached(&self, spec: &Attach) {
+    fn keep_attached(&self, spec: &Attach, mut inherited: Option<Had>) {
         let mut pause = PAUSE;
         while self.may_try() {
-            let failure = match take(&self.client, spec) {
+            let is_inherited = inherited.is_some();
+            let had = inherited.take().map_or_else(|| take(&self.client, spec), Ok);
+            let failure = match had {
                 Ok(had) => {
                     let started = Instant::now();
-                    let failure = self.run(spec, had);
+                    let failure = self.run(spec, had, is_inherited);
                     if started.elapsed() >= GOOD {
                         pause = PAUSE;
                     }
@@ -211,7 +286,7 @@ impl Shared {
     }
 
     /// Runs it to its end; why it ended if nobody here wanted that.
-    fn run(&self, spec: &Attach, had: Had) -> Option<(bool, Failure)> {
+    fn run(&self, spec: &Attach, had: Had, is_inherited: bool) -> Option<(bool, Failure)> {
         let (at, ender, meters, address) = match &had {
             Had::Kernel(attachment) => {
                 let at = format!("vhci port {}", attachment.port().0);
@@ -230,9 +305,11 @@ impl Shared {
             }
         };
         info!(target = %spec.target, %at, "attached");
-        let gate = match &had {
-            Had::Guests(attachment) => Some(attachment.gate()),
-            Had::Kernel(_) | Had::File(_) | Had::Nbd(_) => None,
+        let (gate, parter, how) = match &had {
+            Had::Kernel(attachment) => (None, attachment.parter(), "over a plain connection"),
+            Had::File(_) => (None, None, "via fuse"),
+            Had::Nbd(_) => (None, None, "via nbd"),
+            Had::Guests(attachment) => (Some(attachment.gate()), None, "via redir"),
         };
         let (standing, mode) = match &had {
             Had::Kernel(attachment) => (attachment.standing(), None),
@@ -249,9 +326,13 @@ impl Shared {
             }
             (state.since, state.failure, state.at) = (Some(Instant::now()), None, at);
             (state.ender, state.meters, state.gate) = (Some(ender), meters, gate);
+            (state.parter, state.how) = (parter, how);
             (state.standing, state.mode) = (standing, mode);
         }
-        explain(&self.client, &spec.target, spec.reason.as_ref(), address);
+        if !is_inherited {
+            // Its exporter was told before, and its user here waits already.
+            explain(&self.client, &spec.target, spec.reason.as_ref(), address);
+        }
         let ended = match had {
             Had::Kernel(attachment) => attachment.run(),
             Had::File(attachment) => attachment.run(),
@@ -260,7 +341,7 @@ impl Shared {
         };
         {
             let mut state = self.state();
-            (state.since, state.ender, state.meters, state.gate) = (None, None, None, None);
+            (state.since, state.ender, state.meters, state.gate, state.parter) = (None, None, None, None, None);
             (state.standing, state.mode) = (None, None);
             state.at.clear();
         }
@@ -273,6 +354,10 @@ impl Shared {
             Ended::Lost(why) => Some((false, loss(&self.client, target, &why))),
             Ended::Over(report) => Some((false, over(target, &report))),
             Ended::Broken(reject) => Some((false, cut_off(target, &reject))),
+            Ended::HandedOver => {
+                self.state().is_ending = true;
+                None
+            }
         }
     }
 

@@ -1,9 +1,11 @@
 //! What a daemon has and what its configuration asks for: the difference is made good, the rest is left alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use farbus_io::discovery::{Announcement, Kind};
 use farbus_io::link::Listener;
@@ -16,11 +18,12 @@ use super::super::Failure;
 use super::super::attach::answer_of_gate;
 use super::super::owner::ProcessStatus;
 use super::super::share::{self, What, listen_failure, offer};
-use super::attachment::Kept;
+use super::attachment::{Going, Kept};
 use super::config::{Config, Shared};
+use super::handover::{self, Estate, Heir, Inherited, Leaving, Passed};
 use crate::allow::Network;
-use crate::broker::{Broker, Hands};
-use crate::client::{FailureReport, Target, name_of};
+use crate::broker::{Broker, Hands, Successor};
+use crate::client::{Attribute, FailureReport, Target, name_of};
 use crate::control::{Answer, Question};
 use crate::nearby::Nearby;
 use crate::redir::Gate;
@@ -43,6 +46,8 @@ pub struct Desk {
     trust: Option<Trust>,
     nearby: Option<Nearby>,
     has: Mutex<Has>,
+    is_handed_over: AtomicBool,
+    end: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// A socket that is listened at.
@@ -58,6 +63,10 @@ struct Has {
     config: Config,
     /// Listeners that were passed and are not in use.
     passed: Vec<Listener>,
+    /// Listeners of the process before this one, until it is known what they are for.
+    inherited: Vec<Passed>,
+    /// Attachments that their owner let go of before this process began.
+    detached: BTreeSet<String>,
     listeners: Vec<Listens>,
     /// Why it is not announced.
     unannounced: Option<String>,
@@ -110,13 +119,26 @@ impl Desk {
         let has = Has {
             config: Config::default(),
             passed,
+            inherited: vec![],
+            detached: BTreeSet::new(),
             listeners: vec![],
             unannounced: None,
             shares: BTreeMap::new(),
             real: Some(real),
             attachments: BTreeMap::new(),
         };
-        Ok(Self { path, share, manager, broker, hands, trust, nearby, has: Mutex::new(has) })
+        Ok(Self {
+            path,
+            share,
+            manager,
+            broker,
+            hands,
+            trust,
+            nearby,
+            has: Mutex::new(has),
+            is_handed_over: AtomicBool::new(false),
+            end: Mutex::new(None),
+        })
     }
 
     fn has(&self) -> MutexGuard<'_, Has> {
@@ -192,7 +214,7 @@ impl Desk {
         let mut fresh: Vec<(SocketAddr, bool, Listener)> = Vec::new();
         for &(asked, is_secure) in &wanted {
             if !has.listeners.iter().any(|listens| (listens.asked, listens.is_secure) == (asked, is_secure)) {
-                fresh.push((asked, is_secure, self.listener_at(&mut has.passed, asked)?));
+                fresh.push((asked, is_secure, self.listener_at(has, asked, is_secure)?));
             }
         }
         has.listeners.retain(|&Listens { asked, address, is_secure }| {
@@ -224,7 +246,12 @@ impl Desk {
         }
     }
 
-    fn listener_at(&self, passed: &mut Vec<Listener>, address: SocketAddr) -> Result<Listener, Failure> {
+    fn listener_at(&self, has: &mut Has, address: SocketAddr, is_secure: bool) -> Result<Listener, Failure> {
+        let is_it = |passed: &Passed| (passed.asked, passed.is_secure) == (Some(address), is_secure);
+        if let Some(at) = has.inherited.iter().position(is_it) {
+            return Ok(has.inherited.swap_remove(at).listener);
+        }
+        let passed = &mut has.passed;
         let at = passed.iter().position(|listener| listener.address().is_ok_and(|passed| passed == address));
         match at {
             Some(at) => Ok(passed.swap_remove(at)),
@@ -274,6 +301,23 @@ impl Desk {
         self.announce(&mut has, &config);
     }
 
+    fn restart(&self, interrupt: bool) -> Answer {
+        match self.hand_over(interrupt) {
+            Ok(value) => {
+                if let Some(end) = self.end.lock().expect("nobody panics with it").take() {
+                    end();
+                }
+                Answer::Ok(value)
+            }
+            Err(failure) => Answer::Failed(failure.report()),
+        }
+    }
+
+    /// What ends this process, once another goes on in its place.
+    pub fn on_handed_over(&self, end: impl FnOnce() + Send + 'static) {
+        *self.end.lock().expect("nobody panics with it") = Some(Box::new(end));
+    }
+
     /// Answers its owner.
     pub fn answer(&self, question: Question) -> Answer {
         match question {
@@ -282,12 +326,134 @@ impl Desk {
                 Ok(changes) => Answer::Ok(json!({ "added": changes.added, "removed": changes.removed })),
                 Err(failure) => Answer::Failed(failure.report()),
             },
+            Question::Restart { interrupt } => self.restart(interrupt),
             Question::Detach { device: Some(device) } => self.detach(&device),
             Question::Detach { device: None } => Answer::Unknown,
             Question::Hold { device } => self.with_gate(&device, Gate::hold),
             Question::Resume { device } => self.with_gate(&device, Gate::go_on),
             other => share::answer(&self.share, SocketAddr::from(([127, 0, 0, 1], 0)), other),
         }
+    }
+
+    /// Whom it asks for what it may not do.
+    pub fn hands(&self) -> &Hands {
+        &self.hands
+    }
+
+    /// What the process before this one had is this one's: attachments go on at once.
+    pub fn inherit(&self, inherited: Inherited) {
+        let mut has = self.has();
+        for mut kept in inherited.kept {
+            let name = kept.spec().target.to_string();
+            match kept.begin() {
+                Ok(()) => drop(has.attachments.insert(name, kept)),
+                Err(error) => warn!(target = name, %error, "not attached"),
+            }
+        }
+        for passed in inherited.listeners {
+            match passed.asked {
+                Some(_) => has.inherited.push(passed),
+                None => has.passed.push(passed.listener),
+            }
+        }
+        has.detached = inherited.detached;
+    }
+
+    /// What of it the configuration does not name (any more) is let go of.
+    pub fn settle(&self) {
+        let mut has = self.has();
+        has.inherited.clear();
+        has.detached.clear();
+    }
+
+    /// Another process goes on in this one's place, with what is attached. On success this one is to end.
+    ///
+    /// # Errors
+    /// [`Failure`]: everything is as it was.
+    pub fn hand_over(&self, interrupt: bool) -> Result<Value, Failure> {
+        let has = self.has();
+        if self.is_handed_over() {
+            return Err(Failure::new(Attribute::Refused, "another process goes on already"));
+        }
+        let going: Vec<(&String, Going)> = has.attachments.iter().map(|(name, kept)| (name, kept.going())).collect();
+        let torn = going.iter().filter_map(|(name, going)| match going {
+            Going::Torn(how) => Some(format!("{name} is attached {how}")),
+            Going::Along(_) | Going::Anew => None,
+        });
+        let torn: Vec<String> = torn.collect();
+        if !torn.is_empty() && !interrupt {
+            let what = "nobody can go on with that: whoever uses it would get errors";
+            let next = "detach it first, or 'farbus daemon restart --interrupt'";
+            return Err(Failure::new(Attribute::Refused, format!("{}; {what}\n  {next}", torn.join(", "))));
+        }
+        let failed = |error: std::io::Error| Failure::local(format!("this process goes on: {error}"));
+        let Successor { pid, passage } = self.broker.successor().map_err(failed)?;
+        let heir = Heir::new(passage);
+        let (kept, still) =
+            heir.wait().and_then(|()| self.pass_on(&has, &going, &heir, (pid, interrupt))).map_err(|error| {
+                heir.stay();
+                failed(error)
+            })?;
+        info!(pid, ?kept, ?still, "another process goes on in this one's place");
+        self.is_handed_over.store(true, Ordering::Release);
+        let still_ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
+        Ok(json!({ "pid": pid, "kept": kept, "interrupted": torn, "still_ms": still_ms }))
+    }
+
+    /// Stops what is attached, passes it on, and lets go of it once it is there. Says what that was, and how long it was still until then.
+    fn pass_on(
+        &self,
+        has: &Has,
+        going: &[(&String, Going)],
+        heir: &Heir,
+        (pid, interrupt): (u32, bool),
+    ) -> std::io::Result<(Vec<String>, Duration)> {
+        let began = Instant::now();
+        // All of them come to rest together: nobody waits for the others.
+        let asked: Vec<_> = going
+            .iter()
+            .filter_map(|(name, going)| match going {
+                Going::Along(parter) => Some((*name, parter.ask())),
+                Going::Anew | Going::Torn(_) => None,
+            })
+            .collect();
+        let mut leaving = Vec::new();
+        for (target, asked) in asked {
+            let late = || std::io::Error::other(format!("{target} did not come to rest in time; try again"));
+            let (parted, port) = asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late)?;
+            leaving.push(Leaving { target: target.clone(), port, parted });
+        }
+        let mut listeners = Vec::new();
+        for &Listens { asked, address, is_secure } in &has.listeners {
+            listeners.push(Passed { asked: Some(asked), is_secure, listener: self.share.listener(address)? });
+        }
+        for listener in &has.passed {
+            listeners.push(Passed { asked: None, is_secure: false, listener: listener.try_clone()? });
+        }
+        let detached = has.attachments.iter().filter(|(_, kept)| kept.is_detached());
+        let detached = detached.map(|(name, _)| name.clone()).collect();
+        let estate = Estate { listeners, leaving, detached };
+        let taken = heir.pass(&estate)?;
+        let left = estate.leaving.iter().map(|leaving| &leaving.target).find(|target| !taken.contains(*target));
+        if let Some(left) = left.filter(|_| !interrupt) {
+            let what = format!("the program that is installed now cannot go on with {left}");
+            return Err(std::io::Error::other(format!("{what}; its log says why\n  --interrupt begins it anew")));
+        }
+        heir.go()?;
+        // What the other says of itself is heard from then on.
+        self.manager.hand_over(pid);
+        self.share.hand_over();
+        for Leaving { target, parted, .. } in estate.leaving {
+            if taken.contains(&target) {
+                parted.go();
+            }
+        }
+        Ok((taken.into_iter().collect(), began.elapsed()))
+    }
+
+    /// Whether another process goes on in this one's place.
+    pub fn is_handed_over(&self) -> bool {
+        self.is_handed_over.load(Ordering::Acquire)
     }
 
     fn detach(&self, device: &str) -> Answer {
@@ -350,7 +516,7 @@ impl Desk {
 
     /// Ends everything in good order. Says whether all devices became durable in time.
     pub fn stop(&self) -> bool {
-        if let Some(nearby) = &self.nearby
+        if let Some(nearby) = self.nearby.as_ref().filter(|_| !self.is_handed_over())
             && let Err(error) = nearby.announce(&[])
         {
             debug!(%error, "no farewell was said");
@@ -361,7 +527,10 @@ impl Desk {
         // All begin to end before the first is waited for.
         attachments.values().for_each(Kept::end);
         drop(attachments);
-        let is_durable = self.share.stop();
+        let is_durable = match self.is_handed_over() {
+            true => self.share.stop_for_another(),
+            false => self.share.stop(),
+        };
         // Each device went back to its drivers as it was dropped.
         real.into_iter().for_each(Follower::dismiss);
         is_durable
@@ -391,7 +560,11 @@ impl Desk {
                 kept.resume();
                 continue;
             }
-            match Kept::start(spec.clone(), &self.hands) {
+            let kept = match has.detached.remove(&name) {
+                true => Kept::detached(spec.clone(), &self.hands),
+                false => Kept::start(spec.clone(), &self.hands),
+            };
+            match kept {
                 Ok(kept) => {
                     has.attachments.insert(name.clone(), kept);
                     changes.added.push(name);

@@ -3,6 +3,7 @@
 mod attachment;
 mod config;
 mod desk;
+mod handover;
 
 use std::fs;
 use std::io;
@@ -15,9 +16,11 @@ use farbus_io::link::Listener;
 use farbus_io::service::Manager;
 use farbus_io::sys::activation;
 use farbus_io::sys::confine::Needs;
+use farbus_io::sys::passing::Passage;
 use farbus_io::sys::writeback::protect_writeback_path;
 use farbus_io::usb::Hotplug;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use serde_json::Value;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use signal_hook::iterator::Signals;
 use tracing::{info, warn};
 
@@ -25,13 +28,14 @@ use super::Failure;
 use super::attach::report_protection;
 use super::confined::{give_rights_away, start_broker};
 use super::output::say;
-use crate::broker::Mandate;
+use crate::broker::{Legacy, Mandate, legacy};
 use crate::client::Attribute;
 use crate::control::{Answer, Door, Question, ask_all};
 use crate::nearby::Nearby;
 use crate::trust::Trust;
 use config::Config;
 use desk::{Desk, Tools};
+use handover::Forerunner;
 
 /// How often it looks after what could not be had, and says that it lives.
 const TICK: Duration = Duration::from_secs(2);
@@ -48,7 +52,8 @@ const TICK: Duration = Duration::from_secs(2);
     [[attach]]\n  target = \"lab3/disk\"                     attached, and again whenever it is lost\n  \
     via = \"fuse\"\n  at = \"/mnt/lab3\"\n\n\
     Examples:\n  farbus daemon --config farbus.toml --check\n  farbus daemon --config farbus.toml\n  \
-    farbus daemon reload            read it again; sessions of what stays go on (so does SIGHUP)\n\n\
+    farbus daemon reload            read it again; sessions of what stays go on (so does SIGHUP)\n  \
+    farbus daemon restart           go on as the program that is installed now; what the kernel has stays (so does SIGUSR2)\n\n\
     It is controlled by the same commands as a share: status, release, detach, eject, type. Under systemd it\n\
     notifies, takes sockets (packaging/systemd) and keeps the watchdog. SIGTERM ends it in good order.")]
 #[command(args_conflicts_with_subcommands = true)]
@@ -65,17 +70,39 @@ pub struct Args {
     /// connections by itself.
     #[arg(long)]
     no_sandbox: bool,
+    /// Go on in the place of another process, which passes on what it has; started by that alone.
+    #[arg(long, hide = true)]
+    take_over: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
     /// Let the running daemon read its configuration again.
     Reload,
+    /// Let the program that is installed now go on in place of the running daemon: what is attached stays attached.
+    #[command(
+        after_help = "After an upgrade. A new process is started, takes over what is attached through the kernel and what is\n\
+        listened at, and then the old one ends: same port, same device, no error. Devices that are shared are offered again at\n\
+        once; hosts that use them in a session come back by themselves. If the new process does not come up, the old one goes on.\n\n\
+        What is attached via fuse, nbd or redir, or over a plain connection, cannot be passed on: then it is refused, unless\n\
+        '--interrupt' says that it may be taken away for a moment.\n\n\
+        Examples:\n  apt upgrade farbus && farbus daemon restart\n  kill -USR2 $(systemctl show -p MainPID --value farbus)"
+    )]
+    Restart {
+        /// Also where that takes from somebody, for a moment, what is attached.
+        #[arg(long)]
+        interrupt: bool,
+        /// Print the answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
-    if let Some(Verb::Reload) = args.verb {
-        return reload();
+    match args.verb {
+        Some(Verb::Reload) => return reload(),
+        Some(Verb::Restart { interrupt, json }) => return restart(interrupt, json),
+        None => {}
     }
     let config = Config::read(&args.config).map_err(Failure::local)?;
     if args.check {
@@ -89,30 +116,45 @@ pub fn run(args: Args) -> Result<(), Failure> {
         ));
         return Ok(());
     }
-    serve(args.config, &config, args.no_sandbox)
+    serve(args, &config)
 }
 
-fn reload() -> Result<(), Failure> {
-    for (_, answer) in ask_all(&Question::Reload).map_err(Failure::local)? {
+/// What the daemon that runs here answers.
+fn ask_daemon(question: &Question) -> Result<Value, Failure> {
+    for (_, answer) in ask_all(question).map_err(Failure::local)? {
         match answer {
-            Answer::Ok(changes) => {
-                let words = |of: &str| -> Vec<String> {
-                    let names = changes[of].as_array().into_iter().flatten();
-                    names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
-                };
-                let (added, removed) = (words("added"), words("removed"));
-                say(match added.is_empty() && removed.is_empty() {
-                    true => "reloaded: nothing changed".to_owned(),
-                    false => format!("reloaded: added [{}], removed [{}]", added.join(", "), removed.join(", ")),
-                });
-                return Ok(());
-            }
+            Answer::Ok(value) => return Ok(value),
             Answer::Unknown => {}
             Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
             Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
         }
     }
     Err(Failure::new(Attribute::Gone, "no daemon of yours runs here\n  start one: farbus daemon --config FILE"))
+}
+
+fn restart(interrupt: bool, json: bool) -> Result<(), Failure> {
+    let done = ask_daemon(&Question::Restart { interrupt })?;
+    if json {
+        say(done);
+        return Ok(());
+    }
+    let kept = done["kept"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    say(format!("process {} goes on, with [{}] attached", done["pid"], kept.collect::<Vec<_>>().join(", ")));
+    Ok(())
+}
+
+fn reload() -> Result<(), Failure> {
+    let changes = ask_daemon(&Question::Reload)?;
+    let words = |of: &str| -> Vec<String> {
+        let names = changes[of].as_array().into_iter().flatten();
+        names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
+    };
+    let (added, removed) = (words("added"), words("removed"));
+    say(match added.is_empty() && removed.is_empty() {
+        true => "reloaded: nothing changed".to_owned(),
+        false => format!("reloaded: added [{}], removed [{}]", added.join(", "), removed.join(", ")),
+    });
+    Ok(())
 }
 
 /// What the half that keeps the rights reads in a configuration.
@@ -125,16 +167,30 @@ pub fn read_config(path: &Path) -> io::Result<(String, Mandate)> {
     Ok((text, config.mandate()))
 }
 
-fn serve(path: PathBuf, config: &Config, no_sandbox: bool) -> Result<(), Failure> {
+/// With which arguments this program goes on in place of this process.
+fn successor(args: &Args) -> Vec<String> {
+    // A path that is no text is not gone on with.
+    let Some(config) = args.config.to_str() else { return Vec::new() };
+    let mut words: Vec<String> = ["daemon", "--take-over", "--config", config].map(str::to_owned).into();
+    words.extend(args.no_sandbox.then(|| "--no-sandbox".to_owned()));
+    words
+}
+
+fn serve(args: Args, config: &Config) -> Result<(), Failure> {
+    let legacy = if args.take_over { Some(legacy().map_err(Failure::local)?) } else { None };
+    let successor = successor(&args);
+    let Args { config: path, no_sandbox, .. } = args;
     // Before any thread: what is granted here is inherited. An attachment may be asked for later, when it is not granted any more.
     let protection = protect_writeback_path();
     if !config.attachments.is_empty() {
         report_protection(&protection);
     }
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR2]).map_err(Failure::local)?;
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     let mandate = Mandate {
         remove: vec![door.path().to_owned()],
+        ports: legacy.as_ref().map(|(_, legacy)| legacy.ports.clone()).unwrap_or_default(),
+        successor,
         config: Some(path.canonicalize().map_err(Failure::local)?),
         ..Mandate::default()
     };
@@ -156,7 +212,11 @@ fn serve(path: PathBuf, config: &Config, no_sandbox: bool) -> Result<(), Failure
         give_rights_away(&Needs { readable: vec!["/sys".into()], state, ..Needs::default() })?;
     }
     let desk = Arc::new(Desk::new(path, tools).map_err(Failure::local)?);
+    if let Some((passage, legacy)) = legacy {
+        take_over(&desk, passage, &legacy)?;
+    }
     let result = desk.read().and_then(|config| desk.apply(config));
+    desk.settle();
     if let Err(failure) = result {
         desk.stop();
         return Err(failure);
@@ -172,19 +232,37 @@ fn serve(path: PathBuf, config: &Config, no_sandbox: bool) -> Result<(), Failure
         say(format!("listening on {address}{to_whom}   (Ctrl-C ends)"));
     }
     desk.manager().ready(&desk.summary());
+    let handle = signals.handle();
+    desk.on_handed_over(move || handle.close());
     for signal in signals.forever() {
-        if signal != SIGHUP {
-            break;
+        match signal {
+            // What went wrong was logged, and what was there is still there.
+            SIGHUP => drop(desk.reload()),
+            SIGUSR2 => match desk.hand_over(false) {
+                Ok(_) => break,
+                Err(failure) => warn!("not restarted: {failure}"),
+            },
+            _ => break,
         }
-        // What went wrong was logged, and what was there is still there.
-        let _ = desk.reload();
     }
-    desk.manager().stopping();
+    if !desk.is_handed_over() {
+        desk.manager().stopping();
+    }
     info!("ending");
     match desk.stop() {
         true => Ok(()),
         false => Err(Failure::local("a device did not become durable in time; its last writes may be lost")),
     }
+}
+
+/// Goes on with what another process had: with what is attached at once, with the rest when that process has ended.
+fn take_over(desk: &Desk, passage: Passage, legacy: &Legacy) -> Result<(), Failure> {
+    let forerunner = Forerunner::new(passage);
+    let config = desk.read()?;
+    let inherited = forerunner.inherit(&config, desk.hands(), &legacy.ports);
+    desk.inherit(inherited.map_err(|error| Failure::local(format!("not needed: {error}")))?);
+    forerunner.wait_for_end();
+    Ok(())
 }
 
 /// Looks after things as long as the process lives.

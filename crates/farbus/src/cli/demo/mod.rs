@@ -177,7 +177,7 @@ fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stag
     stage.doing("detach")?;
     attachment.ender().end();
     match attachment.run() {
-        Ended::Asked | Ended::Released => {
+        Ended::Asked | Ended::Released | Ended::HandedOver => {
             stage.done("detach", "the file is gone and everything is durable");
             Ok(())
         }

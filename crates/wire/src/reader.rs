@@ -4,12 +4,13 @@ use crate::reject::Reject;
 
 /// What is left of a message.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reader<'a> {
+pub struct Reader<'a> {
     bytes: &'a [u8],
     len: usize,
 }
 
 impl<'a> Reader<'a> {
+    /// Over a message, whole.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, len: bytes.len() }
     }
@@ -19,6 +20,15 @@ impl<'a> Reader<'a> {
         self.len - self.bytes.len()
     }
 
+    /// Bytes that were not read.
+    pub fn left(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The next `count` bytes.
+    ///
+    /// # Errors
+    /// [`Reject`], here and below: the message ends before them, or they are not what they should be.
     pub fn take(&mut self, count: usize, field: &'static str) -> Result<&'a [u8], Reject> {
         let short = Reject::new(field, self.bytes.len() as u64, "all of it is in the message");
         let (taken, rest) = self.bytes.split_at_checked(count).ok_or(short)?;
@@ -30,23 +40,42 @@ impl<'a> Reader<'a> {
         self.take(N, field).map(|bytes| bytes.try_into().expect("as many as were asked for"))
     }
 
+    /// A number.
+    ///
+    /// # Errors
+    /// [`Reject`].
     pub fn u8(&mut self, field: &'static str) -> Result<u8, Reject> {
         self.array::<1>(field).map(|[byte]| byte)
     }
 
+    /// A number.
+    ///
+    /// # Errors
+    /// [`Reject`].
     pub fn u16(&mut self, field: &'static str) -> Result<u16, Reject> {
         self.array(field).map(u16::from_le_bytes)
     }
 
+    /// A number.
+    ///
+    /// # Errors
+    /// [`Reject`].
     pub fn u32(&mut self, field: &'static str) -> Result<u32, Reject> {
         self.array(field).map(u32::from_le_bytes)
     }
 
+    /// A number.
+    ///
+    /// # Errors
+    /// [`Reject`].
     pub fn u64(&mut self, field: &'static str) -> Result<u64, Reject> {
         self.array(field).map(u64::from_le_bytes)
     }
 
     /// A length of 16 bits and as many bytes of UTF-8.
+    ///
+    /// # Errors
+    /// [`Reject`].
     pub fn text(&mut self, field: &'static str) -> Result<String, Reject> {
         let length = self.u16(field)?;
         let bytes = self.take(length.into(), field)?;
@@ -54,11 +83,15 @@ impl<'a> Reader<'a> {
         Ok(text.to_owned())
     }
 
+    /// All that is left.
     pub fn rest(self) -> &'a [u8] {
         self.bytes
     }
 
     /// Nothing may be left.
+    ///
+    /// # Errors
+    /// [`Reject`].
     pub fn end(self, field: &'static str) -> Result<(), Reject> {
         match self.bytes.len() {
             0 => Ok(()),
@@ -68,7 +101,7 @@ impl<'a> Reader<'a> {
 }
 
 /// A text as [`Reader::text`] reads it; what does not fit is cut off at a character's end.
-pub(super) fn put_text(to: &mut Vec<u8>, text: &str, bytes_max: usize) {
+pub(crate) fn put_text(to: &mut Vec<u8>, text: &str, bytes_max: usize) {
     let text = &text[..text.floor_char_boundary(bytes_max)];
     to.extend((text.len() as u16).to_le_bytes());
     to.extend(text.as_bytes());

@@ -1,0 +1,51 @@
+//! The process that goes on in place of another.
+//!
+//! The confined half cannot start a program: it has no right to, and what it started would have none either. The half that kept
+//! its rights does: the program that is now where this one was started from, with the arguments that the mandate named
+//! before anybody was heard. It begins as every daemon begins, with a second half of its own, and is told what it inherits on a
+//! passage: first what this half knows, then, once it has given its rights away, what the other half says.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use farbus_io::sys::passing::Passage;
+
+use super::protocol::{Legacy, to_json};
+
+/// A process that was started, and the way to it.
+#[derive(Debug)]
+pub struct Successor {
+    /// Its number.
+    pub pid: u32,
+    /// The way to it. It ends there once both halves of its predecessor have.
+    pub passage: Passage,
+}
+
+/// What a service manager tells one process, and no other.
+const NOT_INHERITED: [&str; 4] = ["WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
+
+/// Starts `program`; it, and our end of the passage.
+pub(super) fn start(program: &Path, arguments: &[String], legacy: &Legacy) -> io::Result<(Child, OwnedFd)> {
+    let (ours, theirs) = Passage::pair()?;
+    ours.send(&to_json(legacy)?, None)?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(theirs).stdout(Stdio::null());
+    for name in NOT_INHERITED {
+        command.env_remove(name);
+    }
+    Ok((command.spawn()?, ours.into_descriptor()))
+}
+
+/// What this process was started with to go on in place of another: the passage, and what it inherits.
+///
+/// # Errors
+/// If its standard input is no such passage.
+pub fn legacy() -> io::Result<(Passage, Legacy)> {
+    let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
+    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "nobody passed anything on: farbus starts itself so");
+    let parcel = passage.receive().map_err(|_| wrong())?.ok_or_else(wrong)?;
+    let legacy = serde_json::from_slice(&parcel.bytes)?;
+    Ok((passage, legacy))
+}

@@ -1,0 +1,238 @@
+//! A kernel in that world: it speaks USB/IP to an exporter over the session's device, through a socket that takes what it likes.
+
+use farbus_model::{Completions, Device, InFlight, Instant, Limits, UrbId};
+use farbus_session::importer::Greeting;
+use farbus_session::native::{Attached, ImporterSession, Movable, RemoteUsb, State};
+use farbus_session::{DeviceRecord, Exporter, Handshake, Offers, OnReset, OpStatus, Reject, RemoteDevice};
+use farbus_wire::native::control::Cause;
+use farbus_wire::native::{Arrived, Message};
+use farbus_wire::snapshot::{self, Writer};
+
+use crate::random::Random;
+use crate::usb::{Seat, record};
+use crate::world::{LIMITS, World};
+
+/// Kind of the snapshots of these tests.
+pub const KIND: u16 = 0xff01;
+
+/// The kernel, the socket pair, and the exporter at its other end.
+pub struct Kernel {
+    client: Option<RemoteDevice>,
+    exporter: Option<Exporter<RemoteUsb>>,
+    /// What the kernel wrote, and what was written to it.
+    up: Vec<u8>,
+    down: Vec<u8>,
+    random: Random,
+}
+
+impl Kernel {
+    pub fn new(now: Instant, remote: RemoteUsb, seed: u64) -> Self {
+        let exporter = Exporter::imported(now, Limits::DEFAULT, record().device_id(), remote, OnReset::ResetDevice);
+        Self { client: None, exporter: Some(exporter), up: Vec::new(), down: Vec::new(), random: Random::new(seed) }
+    }
+
+    /// What another process would be told: the session with its device, and the connection.
+    fn saved(world: &mut World<Self>) -> [Vec<u8>; 2] {
+        let now = world.now;
+        let (mut session, mut exporter) = (Writer::new(KIND), Writer::new(KIND));
+        world.remote.device(now, |remote, _| world.importer.save(now, remote, &mut session));
+        world.remote.exporter.as_mut().unwrap().save(now, &mut exporter);
+        [session.into_bytes(), exporter.into_bytes()]
+    }
+
+    /// What another process makes of it.
+    fn restored(now: Instant, saved: &[Vec<u8>; 2]) -> Result<(ImporterSession, Exporter<RemoteUsb>), Reject> {
+        let mut reader = snapshot::open(&saved[0], KIND)?;
+        let (importer, mut remote) = ImporterSession::restore::<RemoteUsb>(now, LIMITS, &mut reader)?;
+        let restore = || {
+            reader.end("snapshot")?;
+            snapshot::open(&saved[1], KIND)
+        };
+        let mut reader = match restore() {
+            Ok(reader) => reader,
+            Err(reject) => {
+                remote.hand_over();
+                return Err(reject);
+            }
+        };
+        let (limits, on_reset) = (Limits::DEFAULT, OnReset::ResetDevice);
+        match Exporter::restore(now, limits, on_reset, remote, RemoteUsb::in_flight_of, &mut reader) {
+            Ok(exporter) => Ok((importer, exporter)),
+            Err((mut remote, reject)) => {
+                remote.hand_over();
+                Err(reject)
+            }
+        }
+    }
+
+    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was refused.
+    pub fn spoil(world: &mut World<Self>, random: &mut Random) -> bool {
+        let now = world.now;
+        let mut saved = Self::saved(world);
+        for _ in 0..1 + random.below(3) {
+            let part = &mut saved[random.below(2) as usize];
+            let at = random.below(part.len() as u64) as usize;
+            match random.below(4) {
+                0 => part[at] ^= 1 << random.below(8),
+                1 => part[at] = random.pick(&[0, 1, 0x7f, 0x80, 0xff]),
+                2 => part.truncate(at),
+                _ => part.insert(at, random.next() as u8),
+            }
+            if part.is_empty() {
+                return true;
+            }
+        }
+        let Ok((mut importer, mut exporter)) = Self::restored(now, &saved) else { return true };
+        let hello = importer.hello();
+        assert_eq!(hello.standing.lane, 0);
+        let _ = exporter.advance(now, &mut Nothing);
+        exporter.with_device(now, |remote, done| {
+            Device::reset(remote, now, done);
+            remote.handle_renewed(now, done);
+            remote.handle_over(Cause::Gone, "enough", done);
+        });
+        let _ = exporter.advance(now, &mut Nothing);
+        while exporter.has_transmit() {
+            let count = exporter.poll_transmit().iter().map(|run| run.len()).sum();
+            exporter.handle_transmitted(count);
+        }
+        assert_eq!(exporter.device().unwrap().in_flight(), 0, "everything was answered");
+        exporter.finish(now);
+        false
+    }
+
+    fn exporter(&self) -> &Exporter<RemoteUsb> {
+        self.exporter.as_ref().unwrap()
+    }
+
+    fn device<T>(&mut self, now: Instant, act: impl FnOnce(&mut RemoteUsb, &mut Completions) -> T) -> T {
+        self.exporter.as_mut().unwrap().with_device(now, act).unwrap()
+    }
+
+    /// The kernel sees the device once it is there.
+    fn client(&mut self) -> &mut RemoteDevice {
+        let descriptors = self.exporter.as_ref().unwrap().device().unwrap().descriptors().clone();
+        self.client.get_or_insert_with(|| {
+            let mut handshake = Handshake::import(Limits::DEFAULT, "1-1");
+            let asked: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
+            handshake.handle_transmitted(asked);
+            let mut reply = [0x01, 0x11, 0, 3, 0, 0, 0, 0].to_vec();
+            record().encode(false, &mut reply);
+            handshake.receive_space()[..reply.len()].copy_from_slice(&reply);
+            let greeting = handshake.handle_received(reply.len()).unwrap();
+            let Some(Greeting::Imported(record)) = greeting else { panic!("imported, not {greeting:?}") };
+            let mut client = handshake.into_device(record);
+            client.set_descriptors(descriptors);
+            client
+        })
+    }
+
+    /// Up to `most` bytes each way, each step of it.
+    fn carry(&mut self, now: Instant, most: usize, done: &mut Completions) {
+        self.client();
+        let (client, exporter) = (self.client.as_mut().unwrap(), self.exporter.as_mut().unwrap());
+        let bytes: Vec<u8> = client.poll_transmit().iter().flat_map(|run| run.to_vec()).take(most).collect();
+        client.handle_transmitted(bytes.len(), done);
+        self.up.extend(bytes);
+        let space = exporter.receive_space();
+        let count = self.up.len().min(most).min(space.len());
+        for (to, from) in space.iter_mut().zip(self.up.drain(..count)) {
+            *to = from;
+        }
+        exporter.handle_received(count);
+        exporter.advance(now, &mut Nothing).expect("a kernel that behaves");
+        let bytes: Vec<u8> = exporter.poll_transmit().iter().flat_map(|run| run.to_vec()).take(most).collect();
+        exporter.handle_transmitted(bytes.len());
+        self.down.extend(bytes);
+        let space = client.receive_space();
+        let count = self.down.len().min(most).min(space.len());
+        for (to, from) in space.iter_mut().zip(self.down.drain(..count)) {
+            *to = from;
+        }
+        client.handle_received(count, done).expect("an exporter that behaves");
+    }
+}
+
+impl Seat for Kernel {
+    const RESETS_AT_ONCE: bool = false;
+
+    fn remote(&self) -> &RemoteUsb {
+        self.exporter().device().unwrap()
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        self.client().submit(now, urb, done);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        self.client().cancel(now, id, done);
+    }
+
+    fn reset(&mut self, _now: Instant, _done: &mut Completions) {
+        unreachable!("USB/IP has no word for it");
+    }
+
+    fn pump(&mut self, now: Instant, is_all: bool, done: &mut Completions) {
+        if is_all {
+            for _ in 0..8 {
+                self.carry(now, usize::MAX, done);
+            }
+        } else {
+            let most = self.random.pick(&[1, 47, 48, 49, 1000, 70_000, usize::MAX]);
+            self.carry(now, most, done);
+        }
+    }
+
+    fn move_on(world: &mut World<Self>, is_meant: bool) {
+        let saved = Self::saved(world);
+        if !is_meant {
+            return;
+        }
+        let (importer, exporter) = Self::restored(world.now, &saved).unwrap();
+        let old = world.remote.exporter.replace(exporter);
+        old.unwrap().hand_over().unwrap().hand_over();
+        world.importer = importer;
+        world.cut();
+    }
+}
+
+impl Attached for Kernel {
+    type Done = Completions;
+
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, _done: &mut Completions) -> Result<(), Reject> {
+        self.device(now, |remote, done| remote.handle_arrived(now, arrived, done))
+    }
+
+    fn handle_renewed(&mut self, now: Instant, _done: &mut Completions) {
+        self.device(now, |remote, done| remote.handle_renewed(now, done));
+    }
+
+    fn handle_over(&mut self, cause: Cause, message: &str, _done: &mut Completions) {
+        self.device(Instant::ZERO, |remote, done| remote.handle_over(cause, message, done));
+    }
+
+    fn poll_message(&mut self) -> Option<Message> {
+        self.device(Instant::ZERO, |remote, _| remote.poll_message())
+    }
+
+    fn state(&self) -> &State {
+        self.remote().state()
+    }
+
+    fn close(&mut self) {
+        self.device(Instant::ZERO, |remote, _| remote.close());
+    }
+}
+
+/// A kernel asks for no list and no import.
+struct Nothing;
+
+impl<D> Offers<D> for Nothing {
+    fn list(&mut self) -> Vec<DeviceRecord> {
+        Vec::new()
+    }
+
+    fn claim(&mut self, _bus_id: &str) -> Result<(DeviceRecord, D), OpStatus> {
+        Err(OpStatus::NotAvailable)
+    }
+}

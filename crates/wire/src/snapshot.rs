@@ -1,0 +1,309 @@
+//! What a process tells the one that goes on in its place: the state of its connections, as bytes.
+//!
+//! ```text
+//!   0 "farbus\r\0"   8 version 2   10 kind 2   12 …
+//! ```
+//!
+//! Little-endian. A length stands before whatever has one, and nothing is reserved that the bytes do not hold: a snapshot is as
+//! large as what it brings back. Whoever wrote it heard strangers, so it is read as suspiciously as a stranger's bytes: each part
+//! is held against the others, and what cannot have been is a [`Reject`]. A version that is not known is one, too: what is
+//! attached is then begun anew.
+
+use farbus_model::limits::{ISO_PACKETS_MAX, URB_BYTES_MAX};
+use farbus_model::{Descriptors, Direction, EpAddr, IsoPacket, Payload, Selection, Setup, Urb, UrbFlags, UrbId};
+
+pub use crate::reader::Reader;
+use crate::reject::Reject;
+
+/// The version written, and the only one read.
+pub const VERSION: u16 = 1;
+/// Bytes of a snapshot at most: all that a session and its user here may hold (`Limits::bytes_max`, a lane's unacknowledged
+/// bytes), four times.
+pub const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
+
+const MAGIC: [u8; 8] = *b"farbus\r\0";
+
+/// Puts a snapshot together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Writer {
+    bytes: Vec<u8>,
+}
+
+impl Writer {
+    /// One of `kind`, which says who reads it.
+    pub fn new(kind: u16) -> Self {
+        let mut writer = Self { bytes: MAGIC.to_vec() };
+        writer.u16(VERSION);
+        writer.u16(kind);
+        writer
+    }
+
+    /// All of it.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    /// A yes or a no.
+    pub fn flag(&mut self, is_so: bool) {
+        self.bytes.push(is_so.into());
+    }
+
+    /// A number.
+    pub fn u8(&mut self, number: u8) {
+        self.bytes.push(number);
+    }
+
+    /// A number.
+    pub fn u16(&mut self, number: u16) {
+        self.bytes.extend(number.to_le_bytes());
+    }
+
+    /// A number.
+    pub fn u32(&mut self, number: u32) {
+        self.bytes.extend(number.to_le_bytes());
+    }
+
+    /// A number.
+    pub fn u64(&mut self, number: u64) {
+        self.bytes.extend(number.to_le_bytes());
+    }
+
+    /// How many follow.
+    pub fn count(&mut self, count: usize) {
+        self.u32(u32::try_from(count).expect("whatever there is several of has a limit far below"));
+    }
+
+    /// Bytes of a fixed number.
+    pub fn raw(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Bytes, with their number.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.count(bytes.len());
+        self.raw(bytes);
+    }
+
+    /// The same of several runs.
+    pub fn runs<'a>(&mut self, len: usize, runs: impl IntoIterator<Item = &'a [u8]>) {
+        self.count(len);
+        let before = self.bytes.len();
+        runs.into_iter().for_each(|run| self.raw(run));
+        debug_assert_eq!(self.bytes.len() - before, len);
+    }
+
+    /// Data.
+    pub fn payload(&mut self, payload: &Payload) {
+        self.runs(payload.len(), payload.runs());
+    }
+
+    /// A request, and of its data what it still holds.
+    pub fn urb(&mut self, urb: &Urb) {
+        self.u64(urb.id.0);
+        self.u8(urb.endpoint.as_byte());
+        self.flag(urb.direction == Direction::In);
+        self.u32(urb.length);
+        self.payload(&urb.payload);
+        self.raw(&urb.setup.to_bytes());
+        self.u32(urb.start_frame);
+        self.u32(urb.interval);
+        self.u16(urb.stream);
+        for flag in [urb.flags.short_not_ok, urb.flags.iso_asap, urb.flags.zero_packet] {
+            self.flag(flag);
+        }
+        self.count(urb.iso.len());
+        for packet in &urb.iso {
+            self.u32(packet.offset);
+            self.u32(packet.length);
+        }
+    }
+
+    /// What is active on a device.
+    pub fn selection(&mut self, selection: &Selection) {
+        self.u8(selection.configuration());
+        self.count(selection.alternates().len());
+        for &(interface, setting) in selection.alternates() {
+            self.raw(&[interface, setting]);
+        }
+    }
+}
+
+/// A snapshot's body, if it is one of `kind` and of a version that is spoken here.
+///
+/// # Errors
+/// [`Reject`].
+pub fn open(bytes: &[u8], kind: u16) -> Result<Reader<'_>, Reject> {
+    let mut reader = Reader::new(bytes);
+    if reader.take(MAGIC.len(), "snapshot")? != MAGIC {
+        return Err(Reject::new("snapshot", bytes.len() as u64, "it begins as one does"));
+    }
+    let version = reader.u16("version")?;
+    if version != VERSION {
+        return Err(Reject::new("version", version.into(), "snapshots of version 1 are read here"));
+    }
+    let of = reader.u16("kind")?;
+    if of != kind {
+        return Err(Reject::new("kind", of.into(), "it is of what was asked for"));
+    }
+    Ok(reader)
+}
+
+impl<'a> Reader<'a> {
+    /// As [`Writer::flag`] wrote it.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn flag(&mut self, field: &'static str) -> Result<bool, Reject> {
+        match self.u8(field)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(Reject::new(field, other.into(), "it is 0 or 1")),
+        }
+    }
+
+    /// As [`Writer::count`] wrote it: of things that have `bytes_min` bytes each, so that no more are read than there are.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn count(&mut self, field: &'static str, bytes_min: usize) -> Result<usize, Reject> {
+        let count = self.u32(field)?;
+        if count as usize > self.left() / bytes_min.max(1) {
+            return Err(Reject::new(field, count.into(), "all of them are in the snapshot"));
+        }
+        Ok(count as usize)
+    }
+
+    /// As [`Writer::bytes`] wrote them.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn bytes(&mut self, field: &'static str) -> Result<&'a [u8], Reject> {
+        let count = self.u32(field)?;
+        self.take(count as usize, field)
+    }
+
+    /// As [`Writer::payload`] wrote it.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn payload(&mut self, field: &'static str) -> Result<Payload, Reject> {
+        let bytes = self.bytes(field)?;
+        Ok(if bytes.is_empty() { Payload::Empty } else { bytes.to_vec().into() })
+    }
+
+    /// As [`Writer::urb`] wrote it.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn urb(&mut self) -> Result<Urb, Reject> {
+        let id = UrbId(self.u64("request")?);
+        let endpoint = self.u8("endpoint")?;
+        if endpoint & 0x70 != 0 {
+            return Err(Reject::new("endpoint", endpoint.into(), "an endpoint's number is below 16"));
+        }
+        let direction = if self.flag("direction")? { Direction::In } else { Direction::Out };
+        let length = self.u32("length")?;
+        if length > URB_BYTES_MAX {
+            return Err(Reject::new("length", length.into(), "a transfer has 16 MiB at most"));
+        }
+        let payload = self.payload("data")?;
+        let is_whole = direction == Direction::Out && payload.len() == length as usize;
+        if !is_whole && !payload.is_empty() {
+            return Err(Reject::new("data", payload.len() as u64, "a request holds all it sends, or nothing"));
+        }
+        let mut urb = Urb::data_in(id, EpAddr::from_byte(endpoint), length);
+        (urb.direction, urb.payload) = (direction, payload);
+        urb.setup = Setup::from_bytes(self.take(8, "setup")?.try_into().expect("eight bytes"));
+        urb.start_frame = self.u32("start frame")?;
+        urb.interval = self.u32("interval")?;
+        urb.stream = self.u16("stream")?;
+        urb.flags = UrbFlags {
+            short_not_ok: self.flag("short packet")?,
+            iso_asap: self.flag("as soon as possible")?,
+            zero_packet: self.flag("zero-length packet")?,
+        };
+        let packets = self.count("packets", 8)?;
+        if packets > ISO_PACKETS_MAX as usize {
+            return Err(Reject::new("packets", packets as u64, "an isochronous transfer has 1024 at most"));
+        }
+        let mut sum = 0;
+        for _ in 0..packets {
+            let packet = IsoPacket { offset: self.u32("offset")?, length: self.u32("length")?, ..Default::default() };
+            sum += u64::from(packet.length);
+            if u64::from(packet.offset) + u64::from(packet.length) > length.into() || sum > length.into() {
+                return Err(Reject::new("packet length", packet.length.into(), "packets lie inside their transfer"));
+            }
+            urb.iso.push(packet);
+        }
+        Ok(urb)
+    }
+
+    /// As [`Writer::selection`] wrote it, of a device with these descriptors.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn selection(&mut self, descriptors: &Descriptors) -> Result<Selection, Reject> {
+        let mut selection = Selection::default();
+        let configuration = self.u8("configuration")?;
+        if !selection.select_configuration(descriptors, configuration) {
+            return Err(Reject::new("configuration", configuration.into(), "the device has one of that number"));
+        }
+        for _ in 0..self.count("settings", 2)? {
+            let (interface, setting) = (self.u8("interface")?, self.u8("setting")?);
+            if !selection.select_interface(descriptors, interface, setting) {
+                return Err(Reject::new("setting", setting.into(), "the interface has one of that number"));
+            }
+        }
+        Ok(selection)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn isochronous() -> Urb {
+        let mut urb = Urb::data_in(UrbId(7 << 40), EpAddr::from_byte(0x83), 300);
+        (urb.start_frame, urb.interval, urb.stream) = (9, 4, 3);
+        urb.flags.iso_asap = true;
+        urb.iso =
+            [(0, 100), (200, 50)].map(|(offset, length)| IsoPacket { offset, length, ..Default::default() }).into();
+        urb
+    }
+
+    #[test]
+    fn a_request_is_read_as_it_was_written_and_not_without_its_end() {
+        let out = Urb::data_out(UrbId(1), EpAddr::from_byte(2), vec![1, 2, 3].into());
+        let control = Urb::control(UrbId(2), Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
+        for urb in [out, control, isochronous()] {
+            let mut writer = Writer::new(5);
+            writer.urb(&urb);
+            let bytes = writer.into_bytes();
+            let mut reader = open(&bytes, 5).unwrap();
+            assert_eq!(format!("{:?}", reader.urb().unwrap()), format!("{urb:?}"));
+            reader.end("snapshot").unwrap();
+            for end in 0..bytes.len() {
+                assert!(open(&bytes[..end], 5).and_then(|mut reader| reader.urb()).is_err(), "{end} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_have_been_is_refused_by_its_name() {
+        let field = |spoil: fn(&mut Urb)| {
+            let mut urb = isochronous();
+            spoil(&mut urb);
+            let mut writer = Writer::new(5);
+            writer.urb(&urb);
+            open(&writer.into_bytes(), 5).unwrap().urb().unwrap_err().field
+        };
+        assert_eq!(field(|urb| urb.payload = vec![1].into()), "data");
+        assert_eq!(field(|urb| urb.iso[1].offset = 251), "packet length");
+        assert_eq!(field(|urb| urb.length = URB_BYTES_MAX + 1), "length");
+        let bytes = Writer::new(5).into_bytes();
+        assert_eq!(open(&bytes, 6).unwrap_err().field, "kind");
+        assert_eq!(open(&[&bytes[..8], &[2, 0, 5, 0]].concat(), 5).unwrap_err().field, "version");
+        assert_eq!(open(b"something else", 5).unwrap_err().field, "snapshot");
+        assert_eq!(open(&[&bytes[..], &[255; 4]].concat(), 5).unwrap().count("many", 1).unwrap_err().field, "many");
+    }
+}
