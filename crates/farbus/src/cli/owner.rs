@@ -120,6 +120,15 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
+/// Its state, and since when if that is bad news.
+fn state_of(device: &Value) -> String {
+    let state = text(&device["state"]);
+    match device["link_lost_s"].as_f64() {
+        Some(seconds) => format!("{state} {}", format_span(Duration::from_secs_f64(seconds))),
+        None => state,
+    }
+}
+
 fn row(process: &Value, device: &Value) -> Vec<String> {
     let since = device["used_s"].as_f64().map(|s| format_span(Duration::from_secs_f64(s))).unwrap_or_default();
     let meters = &device["meters"];
@@ -129,7 +138,7 @@ fn row(process: &Value, device: &Value) -> Vec<String> {
         text(&device["name"]),
         text(&device["bus_id"]),
         text(&device["title"]),
-        text(&device["state"]),
+        state_of(device),
         text(&device["user"]),
         since,
         device["waiting"].as_array().map(|waiting| waiting.len().to_string()).unwrap_or_default(),
