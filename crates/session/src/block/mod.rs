@@ -26,6 +26,7 @@ mod read_only;
 mod scratch;
 mod sparse;
 mod store;
+mod stripes;
 pub mod swap;
 mod switch;
 mod traced;
