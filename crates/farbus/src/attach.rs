@@ -303,7 +303,7 @@ impl Relay {
 }
 
 /// A session's end as a failure.
-fn report_of(end: &End) -> FailureReport {
+pub fn report_of(end: &End) -> FailureReport {
     let attribute = match end.cause {
         Cause::Device => Attribute::Device,
         Cause::Network => Attribute::Network,

@@ -12,7 +12,7 @@ use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::{HandshakeError, Protocol};
 use farbus_model::{BufferPool, Completions, Device, Limits};
 use farbus_session::importer::Greeting;
-use farbus_session::native::{RemoteUsb, control as native};
+use farbus_session::native::{Attached, RemoteObserver, RemoteUsb, control as native, usb::Event};
 use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 
@@ -418,11 +418,43 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn session(&self, target: &Target) -> Result<Option<Linked<RemoteUsb>>, ClientError> {
-        let known = self.known(&target.address)?;
-        let grace = self.grace.unwrap_or(if known.is_some() { GRACE } else { Duration::ZERO });
+        let mode = native::Mode::Exclusive;
+        let grace = self.grace_for(&target.address)?;
         if grace.is_zero() {
             return Ok(None);
         }
+        let open = |open| RemoteUsb::new(ATTACHMENT, open);
+        let mut done = Completions::new(BufferPool::new(0));
+        self.begin(target, native::Class::USB, mode, grace, open, &mut done).map(Some)
+    }
+
+    /// Looks on at what a device sends to its user; what it shows before this returns is in `seen`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn observe(&self, target: &Target, seen: &mut Vec<Event>) -> Result<Linked<RemoteObserver>, ClientError> {
+        let open = |open| RemoteObserver::new(ATTACHMENT, open);
+        let grace = self.grace.unwrap_or(GRACE);
+        self.begin(target, native::Class::USB, native::Mode::Observe, grace, open, seen)
+    }
+
+    /// How long a session with this host is to outlive its link; zero is none at all.
+    fn grace_for(&self, address: &str) -> Result<Duration, ClientError> {
+        let usual = || Ok(if self.known(address)?.is_some() { GRACE } else { Duration::ZERO });
+        self.grace.map_or_else(usual, Ok)
+    }
+
+    /// Begins a session for one device.
+    fn begin<A: Attached>(
+        &self,
+        target: &Target,
+        class: native::Class,
+        mode: native::Mode,
+        grace: Duration,
+        attached: impl FnOnce(native::Open) -> A,
+        done: &mut A::Done,
+    ) -> Result<Linked<A>, ClientError> {
+        let known = self.known(&target.address)?;
         // Whoever waits for a link does not keep others waiting who need something else.
         let hands = self.hands.apart().map_err(|error| ClientError::Local(error.to_string()))?;
         let apart = Self { hands, ..self.clone() };
@@ -444,18 +476,11 @@ impl Client {
                 io::Error::new(kind, error.to_string())
             }),
         });
-        let open = native::Open {
-            class: native::Class::USB,
-            mode: native::Mode::Exclusive,
-            epoch: 0,
-            name: target.device.clone(),
-            reason: String::new(),
-        };
-        let mut done = Completions::new(BufferPool::new(0));
-        let linked = Linked::open(dial, RemoteUsb::new(ATTACHMENT, open), grace, &mut done);
-        let linked = linked.map_err(|source| lost(&described, source))?;
+        let (name, reason) = (target.device.clone(), String::new());
+        let attached = attached(native::Open { class, mode, epoch: 0, name, reason });
+        let linked = Linked::open(dial, attached, grace, done).map_err(|source| lost(&described, source))?;
         match linked.end() {
-            None => Ok(Some(linked)),
+            None => Ok(linked),
             Some(end) => Err(self.refusal(target, end)),
         }
     }

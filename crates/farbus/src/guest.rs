@@ -1,6 +1,6 @@
 //! A paired host in a session: what it may do, and what is noted of it.
 
-use farbus_io::trust::{Event, Fingerprint, Grant, Outcome};
+use farbus_io::trust::{Event, Fingerprint, Grant, Outcome, Peers};
 use tracing::info;
 
 use crate::trust::Trust;
@@ -45,15 +45,20 @@ impl Guest {
         may
     }
 
-    /// Whether its session, with the device that it uses, may go on.
-    pub fn may_stay(&self, device: Option<&str>) -> bool {
-        let peer = self.trust.peer(&self.fingerprint);
+    /// Whether its session, with the device that it uses, may go on as far as `peers` says.
+    pub fn may_stay(&self, peers: &Peers, device: Option<&str>) -> bool {
+        let peer = peers.of_key(&self.fingerprint);
         peer.is_some_and(|peer| device.is_none_or(|device| peer.allow.allows(device)))
     }
 
     /// Notes that it has it.
     pub fn record_attached(&self, device: &str) {
         self.trust.record(&Event { device: Some(device), ..self.event("attach", Outcome::Ok) });
+    }
+
+    /// Notes that it looks on.
+    pub fn record_observing(&self, device: &str) {
+        self.trust.record(&Event { device: Some(device), ..self.event("observe", Outcome::Ok) });
     }
 
     /// Notes that it does not get it.

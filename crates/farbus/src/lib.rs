@@ -49,6 +49,7 @@ mod session_record;
 mod session_relay;
 mod sessions;
 pub mod share;
+pub mod share_error;
 pub mod swap;
 pub mod trust;
 pub mod usb;

@@ -11,10 +11,13 @@ use std::time::Duration;
 
 use farbus_io::link::{Clock, Gathering, Link, Wake};
 use farbus_io::trust::Fingerprint;
-use farbus_model::{BlockDevice, Device, Instant, Limits};
+use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{End, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
-use farbus_session::native::{ExporterSession, LaneLimits, Served, ServedBlock, ServedUsb, Services, exporter};
+use farbus_session::native::{
+    ExporterSession, LaneLimits, Served, ServedBlock, ServedObserver, ServedUsb, Services, exporter,
+};
+use farbus_session::observe::Seat;
 use farbus_session::{DeviceRecord, Ending};
 use tracing::{debug, info, warn};
 
@@ -61,6 +64,19 @@ pub enum Face {
         device: Box<dyn Device>,
         /// Where it goes in the end.
         give_back: GiveBack<Box<dyn Device>>,
+    },
+    /// A USB device that somebody else may use.
+    Observer {
+        /// Where it is looked at from.
+        seat: Seat,
+        /// Ready when there is something to see.
+        readiness: Readiness,
+        /// Makes it unready.
+        hush: Box<dyn Fn() + Send>,
+        /// What it is.
+        description: Vec<u8>,
+        /// Told in the end.
+        leave: Box<dyn FnOnce(Instant) + Send>,
     },
     /// A block device.
     Block {
@@ -432,6 +448,9 @@ impl<H: House> Services for Opening<'_, H> {
             }
             Face::Block { device, durability, give_back } => {
                 Box::new(ServedBlock::new(number, device, durability, give_back))
+            }
+            Face::Observer { seat, readiness, hush, description, leave } => {
+                Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave))
             }
         };
         Ok((1, served))

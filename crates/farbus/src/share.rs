@@ -1,20 +1,20 @@
 //! Devices on a listening socket: the exporter's process.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Connection, Link, Listener};
+use farbus_io::link::{Clock, Connection, Link, Listener, Wake, Watched};
 use farbus_io::trust::{Fingerprint, Protocol};
-use farbus_model::{BlockDevice, BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
+use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instant, Limits};
 use farbus_session::block::{BlockExport, make_durable};
+use farbus_session::claims::Mode;
 use farbus_session::native::{control as native, hello};
 use farbus_session::registry::{BlockFace, BlockRefusal, ClaimedBlock, name_of};
 use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
@@ -32,6 +32,7 @@ use crate::listening::Listening;
 use crate::meters::{Calls, Meters};
 use crate::questions::{Answer, Lines, Question};
 use crate::sessions::{Face, House, Opened, Sessions, Tenant};
+pub use crate::share_error::ShareError;
 use crate::swap::Swaps;
 use crate::trust::Trust;
 
@@ -65,6 +66,8 @@ struct Shared {
     swaps: Swaps,
     crowd: Complaint,
     listeners: Mutex<Vec<Arc<Listening>>>,
+    /// Whether who may use a device may look on while another does.
+    is_observable: AtomicBool,
     is_stopping: AtomicBool,
     clock: Clock,
     limits: Limits,
@@ -85,6 +88,8 @@ struct Session {
     mailbox: Mailbox,
     meters: Meters,
     bus_id: Mutex<Option<String>>,
+    /// The device that it looks on at.
+    observes: OnceLock<String>,
     is_taken_back: AtomicBool,
     /// A session's: how it ended.
     ending: Mutex<Option<Ending>>,
@@ -125,38 +130,6 @@ impl Tenant for Session {
     }
 }
 
-/// Why a device cannot be shared or commanded.
-#[derive(Debug)]
-pub enum ShareError {
-    /// There are as many devices as a list may have.
-    BusFull,
-    /// No device of that name.
-    NoDevice(String),
-    /// Nobody uses it.
-    NotInUse(String),
-    /// The device's own refusal.
-    Command(CommandError),
-    /// The session that holds it does not answer.
-    Silent,
-    /// The system has no more threads or descriptors.
-    System(io::Error),
-}
-
-impl fmt::Display for ShareError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ShareError::BusFull => write!(f, "{} devices are shared already", farbus_session::registry::DEVICES_MAX),
-            ShareError::NoDevice(name) => write!(f, "no device called '{name}' is shared here"),
-            ShareError::NotInUse(name) => write!(f, "nobody uses '{name}'"),
-            ShareError::Command(error) => error.fmt(f),
-            ShareError::Silent => f.write_str("the session that uses the device does not answer"),
-            ShareError::System(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for ShareError {}
-
 impl Default for Share {
     fn default() -> Self {
         Self::new(Limits::DEFAULT)
@@ -176,6 +149,7 @@ impl Share {
                 swaps: Swaps::default(),
                 crowd: Complaint::default(),
                 listeners: Mutex::default(),
+                is_observable: AtomicBool::new(false),
                 is_stopping: AtomicBool::new(false),
                 clock: Clock::start(),
                 limits,
@@ -296,6 +270,11 @@ impl Share {
         spawn("listen-secure").spawn(move || door.accept_all(listening.listener(), || listening.is_closed()))?;
         self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
         Ok(())
+    }
+
+    /// Whether who may use a device may look on at what it sends while another uses it; else nobody may.
+    pub fn show(&self, is_observable: bool) {
+        self.shared.is_observable.store(is_observable, Ordering::Release);
     }
 
     /// Writes each session's last taps to `file` when it ends, a line of JSON each: the same key
@@ -419,6 +398,7 @@ impl Shared {
             mailbox: Mailbox::new()?,
             meters: Meters::default(),
             bus_id: Mutex::default(),
+            observes: OnceLock::new(),
             is_taken_back: AtomicBool::new(false),
             ending: Mutex::default(),
         };
@@ -549,21 +529,17 @@ impl Shared {
 
     /// Ends sessions of hosts that are not paired any more, or hold what they may not: whoever changed the list, and how.
     fn recheck(&self, trust: &Trust) {
-        let mut last = trust.peers().ok();
         while !self.is_stopping() {
             thread::sleep(RECHECK_EVERY);
-            let now = trust.peers().ok();
-            if now == last {
-                continue;
-            }
-            last = now;
-            // Not under the lock: each is looked up in files.
+            // Nobody is trusted while the list cannot be read.
+            let peers = trust.peers().inspect_err(|error| error!(%error, "who is paired cannot be read")).ok();
             let sessions: Vec<_> = self.sessions().values().cloned().collect();
             for session in sessions {
                 let Some(guest) = &session.guest else { continue };
                 let held = session.bus_id.lock().ok().and_then(|held| held.clone());
+                let held = held.or_else(|| session.observes.get().cloned());
                 let device = held.and_then(|bus_id| self.device_name(&bus_id));
-                if !guest.may_stay(device.as_deref()) {
+                if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, device.as_deref())) {
                     warn!(peer = session.peer, device, "cut off: its permission was taken back");
                     session.end();
                 }
@@ -738,6 +714,7 @@ impl House for Shared {
             .enter_session(None, peer.to_owned(), caller.guest.clone(), caller.visitor)
             .map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
         let face = match open.class {
+            native::Class::USB if open.mode == native::Mode::Observe => self.open_observer(number, &session, &bus_id),
             native::Class::USB => self.open_usb(number, &session, &bus_id, open.mode),
             native::Class::BLOCK => self.open_block(number, &session, &bus_id, open.mode),
             _ => Err(refusal(native::Cause::Class, format!("'{}' is nothing of that kind", open.name))),
@@ -787,6 +764,38 @@ impl Shared {
             shared.take_in(number, &tenant, (!is_gone).then_some(device), is_gone, now);
         };
         Ok(Face::Usb { record, device, give_back: Box::new(give_back) })
+    }
+
+    /// Somebody looks on, whoever uses the device.
+    fn open_observer(self: &Arc<Self>, number: u64, session: &Arc<Session>, bus_id: &str) -> Result<Face, native::End> {
+        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+        let device = Offer { shared: self, session }.admit(bus_id).map_err(|status| match status {
+            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
+            _ => refused(&status.to_string()),
+        })?;
+        if !self.is_observable.load(Ordering::Acquire) {
+            return Err(refused("its owner lets nobody look on: 'farbus share --observable' would"));
+        }
+        let observable = self.registry().observe(bus_id);
+        let observable =
+            observable.ok_or_else(|| refusal(native::Cause::Class, "it sends nothing that is shown".to_owned()))?;
+        let wake = Wake::new().map_err(|error| refused(&error.to_string()))?;
+        let wake = Arc::new(wake);
+        let (readiness, for_seat) = (Watched::woken(Arc::clone(&wake)), Arc::clone(&wake));
+        let seat = observable.audience.sit(move || for_seat.wake());
+        let seat = seat.ok_or_else(|| refused("as many look on as may"))?;
+        session.observes.get_or_init(|| bus_id.to_owned());
+        info!(device = bus_id, peer = session.peer, "observed");
+        if let Some((guest, device)) = session.guest.as_ref().zip(device) {
+            guest.record_observing(&device);
+        }
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let leave = move |_| {
+            info!(device = tenant.observes.get(), peer = tenant.peer, "observed no more");
+            shared.end_session(number);
+        };
+        let (hush, leave) = (Box::new(move || wake.clear()), Box::new(leave));
+        Ok(Face::Observer { seat, readiness, hush, description: observable.description, leave })
     }
 
     fn open_block(
@@ -870,7 +879,12 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
     fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, Box<dyn Device>), OpStatus> {
         let device = self.admit(bus_id)?;
         let (claimed, holder) = self.claim_for(bus_id, |registry, peer, now| registry.claim(bus_id, peer, now));
-        self.note(bus_id, device.as_deref(), holder, claimed.as_ref().map(|_| "").map_err(OpStatus::to_string));
+        self.note(
+            bus_id,
+            device.as_deref(),
+            holder,
+            claimed.as_ref().map(|_| Mode::Exclusive.as_str()).map_err(OpStatus::to_string),
+        );
         claimed.map(|Claimed { record, device }| (record, device))
     }
 }

@@ -49,6 +49,14 @@ pub const NBD_OPTION_BYTES_MAX: u32 = 16 << 10;
 pub const NBD_OPTIONS_MAX: u32 = 32;
 /// NBD connections to one server at a time. nbdcopy opens 4, qemu-img up to 16.
 pub const NBD_CONNECTIONS_MAX: usize = 16;
+/// Observers of one device: as many as look over its user's shoulder in a lab.
+pub const OBSERVERS_MAX: usize = 16;
+/// Events that wait for one observer: a second of an isochronous stream, a quarter of a fast mouse's.
+pub const OBSERVED_EVENTS_MAX: usize = 256;
+/// Bytes of them: eight camera transfers of 128 KiB.
+pub const OBSERVED_BYTES_MAX: usize = 1 << 20;
+/// Events that an observer may ask for beforehand.
+pub const OBSERVED_GRANT_MAX: u32 = 4096;
 
 /// What one session may hold. Summed by [`Limits::bytes_max`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

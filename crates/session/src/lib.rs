@@ -3,7 +3,7 @@
 //! **This room is** where a device and a connection meet. [`Exporter`] joins an incoming
 //! connection to a device, [`RedirHost`] one of QEMU's; [`block`] makes a store a device and gives each importer the view of it
 //! that is his; [`RemoteDevice`] makes an outgoing connection look like one;
-//! [`Registry`] knows what is offered; [`claims`] who holds a device, waits for it, had it; [`rules`] which
+//! [`Registry`] knows what is offered; [`claims`] who holds a device, waits for it, had it; [`observe`] who looks on; [`rules`] which
 //! real devices are to be shared at all.
 //!
 //! **It may touch** nothing: bytes and moments are handed in, what is to be sent is asked for.
@@ -20,6 +20,7 @@ pub mod claims;
 pub mod exporter;
 pub mod importer;
 pub mod native;
+pub mod observe;
 pub mod redir;
 pub mod registry;
 pub mod rules;

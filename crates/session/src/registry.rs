@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use farbus_model::{Device, Instant};
 use farbus_wire::native::control;
+use farbus_wire::native::usb::Description;
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
 use crate::block::BlockExport;
 use crate::claims::{Claims, Ending, Holder, Mode, Refusal};
+use crate::observe::{Audience, Observed};
 
 /// Devices on offer. The one thing that engines share; its owner puts a lock around it.
 #[derive(Default)]
@@ -29,6 +31,8 @@ struct Export {
     device: Option<Box<dyn Device>>,
     /// Its face as a block device.
     block: Option<BlockFace>,
+    /// Who may look on, and at what; none where nothing is shown.
+    show: Option<Show>,
     claims: Claims,
     /// It is on offer no more and goes when its user does.
     is_leaving: bool,
@@ -60,6 +64,27 @@ pub struct ClaimedBlock {
     pub export: Arc<BlockExport>,
     /// How.
     pub mode: Mode,
+}
+
+/// A device's audience, and what everybody in it is told first. It closes with it.
+struct Show {
+    audience: Audience,
+    description: Vec<u8>,
+}
+
+impl Drop for Show {
+    fn drop(&mut self) {
+        self.audience.close();
+    }
+}
+
+/// A device that may be looked on at.
+#[derive(Clone, Debug)]
+pub struct Observable {
+    /// Where seats are.
+    pub audience: Audience,
+    /// What the device is, as [`Description`] encodes it.
+    pub description: Vec<u8>,
 }
 
 /// Why a block device is not had.
@@ -157,8 +182,14 @@ impl Registry {
             interfaces,
         };
         let title = all.title();
-        let claims = Claims::default();
-        self.exports.push(Export { name, title, record, device: Some(device), block, claims, is_leaving: false });
+        let description = described(&*device, &record);
+        let audience = Audience::default();
+        let (device, show) = match Observed::new(device, audience.clone()) {
+            Ok(observed) => (Box::new(observed) as Box<dyn Device>, Some(Show { audience, description })),
+            Err(device) => (device, None),
+        };
+        let (device, claims) = (Some(device), Claims::default());
+        self.exports.push(Export { name, title, record, device, block, show, claims, is_leaving: false });
         self.exports.last().map(|export| &export.record)
     }
 
@@ -266,6 +297,13 @@ impl Registry {
         Ok(ClaimedBlock { record: export.record.clone(), export: Arc::clone(&block.export), mode })
     }
 
+    /// What is needed to look on at a device, whoever uses it; `None` if there is none of that name, or it shows nothing.
+    pub fn observe(&self, bus_id: &str) -> Option<Observable> {
+        let export = self.exports.iter().find(|export| export.record.bus_id == bus_id && !export.is_leaving)?;
+        let Show { audience, description } = export.show.as_ref()?;
+        Some(Observable { audience: audience.clone(), description: description.clone() })
+    }
+
     /// `who` uses a device no more, and gives back what it took of it: the USB device. One that is leaving goes with its last user.
     ///
     /// # Panics
@@ -337,6 +375,22 @@ impl Registry {
     pub fn idle_device(&mut self, bus_id: &str) -> Option<&mut Box<dyn Device>> {
         self.export_mut(bus_id).filter(|export| export.is_idle())?.device.as_mut()
     }
+}
+
+/// What a session says of a device first.
+fn described(device: &dyn Device, record: &DeviceRecord) -> Vec<u8> {
+    let all = device.descriptors();
+    Description {
+        bus_id: record.bus_id.clone(),
+        bus: record.bus,
+        device: record.device,
+        speed: device.speed(),
+        descriptor: all.device.to_bytes(),
+        configuration: record.configuration,
+        alternates: Vec::new(),
+        configurations: all.configurations.iter().map(|configuration| configuration.bytes.clone()).collect(),
+    }
+    .encode()
 }
 
 impl Export {

@@ -9,6 +9,7 @@ mod inventory;
 mod list;
 mod listen;
 mod nbd;
+mod observe;
 mod output;
 mod owner;
 mod plan;
@@ -53,6 +54,7 @@ enum Verb {
     Hold(attach::MovingArgs),
     /// Let a device that is held go on: the machine was not migrated.
     Resume(attach::MovingArgs),
+    Observe(observe::Args),
     Daemon(daemon::Args),
     Nbd(nbd::Args),
     Status(owner::StatusArgs),
@@ -87,6 +89,7 @@ impl Cli {
             Verb::List(args) => args.json,
             Verb::Attach(args) => args.json,
             Verb::Nbd(args) => args.json,
+            Verb::Observe(args) => args.json,
             Verb::Status(args) => args.json,
             Verb::Swap(args) => args.json,
             _ => false,
@@ -111,6 +114,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Detach(args) => attach::detach(args),
         Verb::Hold(args) => attach::hold(args),
         Verb::Resume(args) => attach::resume(args),
+        Verb::Observe(args) => observe::run(&args),
         Verb::Daemon(args) => daemon::run(args),
         Verb::Nbd(args) => nbd::run(&args),
         Verb::Status(args) => owner::status(&args),

@@ -70,6 +70,9 @@ pub struct Args {
     /// Listen for paired hosts too, encrypted; everywhere, unless an address is given. Each may use what 'farbus allow' says.
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "")]
     secure: Option<String>,
+    /// Whoever may use a device may look on at what it sends while another uses it ('farbus observe'): what somebody types, too.
+    #[arg(long)]
+    observable: bool,
     /// Write each session's last requests, stage by stage, to this file (JSON lines).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -183,6 +186,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             record.speed
         );
     }
+    share.show(args.observable);
     if let Some(path) = &args.trace {
         let file = File::create(path);
         share.trace_to(file.map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))?);

@@ -17,6 +17,7 @@ mod hostile;
 mod lines;
 mod nbd;
 mod network;
+mod observe;
 mod owner;
 mod redir;
 mod rights;

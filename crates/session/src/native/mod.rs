@@ -4,9 +4,13 @@
 //! |---|---|
 //! | [`importer`] | the importer's end of a session: greetings, and how long it waits for the next link |
 //! | [`exporter`] | the exporter's end: the same, and the attachments it serves |
+//! | [`attachment`] | what every class's importing end does alike |
 //! | [`served_block`], [`served_usb`] | a device of ours that a session serves |
 //! | [`remote_block`], [`remote_usb`] | a device of theirs that a session brings |
+//! | [`served_observer`], [`remote_observer`] | copies of what a USB device sends to its user |
 //! | `slots` | requests in flight, by their tag |
+//!
+//! A device of another class is one more [`Served`] and one more [`Attached`], and nothing else changes: `examples/third_class.rs` is one.
 //!
 //! What becomes of a request when something breaks:
 //!
@@ -17,20 +21,28 @@
 //! | the exporter forgot the session | a protocol error (attribute *device*); the device is set up again | it is asked again |
 //! | the device | gone | gone |
 
+pub mod attachment;
 pub mod exporter;
 pub mod importer;
 pub mod remote_block;
+pub mod remote_observer;
 pub mod remote_usb;
 pub mod served_block;
+pub mod served_observer;
 pub mod served_usb;
 mod slots;
 
-/// The bytes of it.
-pub use farbus_wire::native::{LaneLimits, control, hello};
+/// The bytes of it: what a greeting and a device's own class have to say.
+pub use farbus_wire::native::{
+    Arrived, Flow, Head, Kind, Lane, LaneLimits, Message, Part, Urgency, control, frame, hello, usb,
+};
 
+pub use attachment::{Attachment, Heard};
 pub use exporter::{ExporterSession, Served, Services};
 pub use importer::{Attached, ImporterSession, Progress, State};
 pub use remote_block::RemoteBlock;
+pub use remote_observer::RemoteObserver;
 pub use remote_usb::RemoteUsb;
 pub use served_block::ServedBlock;
+pub use served_observer::ServedObserver;
 pub use served_usb::ServedUsb;

@@ -315,6 +315,90 @@ pub fn decode_reply(urb: &Urb, bytes: &[u8]) -> Result<(Reply, usize), Reject> {
     Ok((reply, reader.read()))
 }
 
+/// A copy of what a device sent to its user, for whoever observes it.
+///
+/// ```text
+///   0 endpoint 1   1 transfer type 1   2 status 1   3 shape 1   4 missed 4   8 moment 8   16 packets 2   18 zeros 2
+///   isochronous, shape 2: for each packet its bytes 3 and its status 1
+///   then the data
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Which endpoint.
+    pub endpoint: EpAddr,
+    /// Of which type.
+    pub kind: TransferType,
+    /// How the transfer ended.
+    pub status: Status,
+    /// Events that were not sent before this one: there was no grant for them.
+    pub missed: u32,
+    /// When it ended, ns of a clock of the exporter's: to be compared with other events of the attachment.
+    pub moment_ns: u64,
+    /// Isochronous: of each packet the bytes that came and how it ended.
+    pub packets: Vec<(u32, Status)>,
+    /// What came.
+    pub data: Payload,
+}
+
+/// Bytes of an event before its packets.
+const EVENT_BYTES: usize = 20;
+
+impl Event {
+    /// Its part of a message; the data follows.
+    pub fn part(&self) -> Part {
+        let mut part = Part::empty();
+        let shape = if self.packets.is_empty() { outcome::NONE } else { outcome::EACH };
+        part.put(&[self.endpoint.as_byte(), self.kind.as_attributes(), status_code(self.status), shape]);
+        part.put(&self.missed.to_le_bytes());
+        part.put(&self.moment_ns.to_le_bytes());
+        part.put(&(self.packets.len() as u16).to_le_bytes());
+        part.put(&[0; 2]);
+        for &(bytes, status) in &self.packets {
+            let [a, b, c, _] = bytes.to_le_bytes();
+            part.put(&[a, b, c, status_code(status)]);
+        }
+        part
+    }
+
+    /// An event from the whole of its message.
+    ///
+    /// # Errors
+    /// [`Reject`]: no device sends that.
+    pub fn decode(mut message: Payload) -> Result<Self, Reject> {
+        let bytes = message.contiguous();
+        let mut reader = Reader::new(&bytes);
+        let endpoint = EpAddr::from_byte(reader.u8("endpoint")?);
+        let kind = reader.u8("transfer type")?;
+        let kind = match kind {
+            1 => TransferType::Isochronous,
+            3 => TransferType::Interrupt,
+            _ => return Err(Reject::new("transfer type", kind.into(), "interrupts and isochronous data are observed")),
+        };
+        let status = status_of(reader.u8("status")?)?;
+        let shape = reader.u8("outcome")?;
+        let missed = reader.u32("missed")?;
+        let moment_ns = reader.u64("moment")?;
+        let count = reader.u16("packets")?;
+        reader.u16("zeros")?;
+        let is_schedule = kind == TransferType::Isochronous && shape == outcome::EACH;
+        if u32::from(count) > ISO_PACKETS_MAX || is_schedule != (count > 0) {
+            return Err(Reject::new("packets", count.into(), "an isochronous transfer has 1 to 1024, others none"));
+        }
+        let mut packets = Vec::with_capacity(count.into());
+        for _ in 0..count {
+            let field = reader.u32("packet")?;
+            packets.push((field & 0xff_ffff, status_of((field >> 24) as u8)?));
+        }
+        let data_bytes = (bytes.len() - reader.read()) as u64;
+        if count > 0 && packets.iter().map(|&(bytes, _)| u64::from(bytes)).sum::<u64>() != data_bytes {
+            return Err(Reject::new("data", data_bytes, "it is the sum of the packets'"));
+        }
+        drop(bytes);
+        message.split_front(EVENT_BYTES + 4 * usize::from(count));
+        Ok(Self { endpoint, kind, status, missed, moment_ns, packets, data: message })
+    }
+}
+
 /// What a USB device is, as [`super::control::Opened`] carries it: enough to show it without asking it anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
@@ -411,6 +495,31 @@ mod tests {
         urb.iso =
             packets.iter().map(|&(offset, length)| IsoPacket { offset, length, ..IsoPacket::default() }).collect();
         urb
+    }
+
+    #[test]
+    fn an_event_survives_the_way_and_none_with_other_data_than_its_packets() {
+        let event = Event {
+            endpoint: EpAddr::from_byte(0x81),
+            kind: TransferType::Interrupt,
+            status: Status::Ok,
+            missed: 7,
+            moment_ns: 1 << 40,
+            packets: Vec::new(),
+            data: Payload::from(vec![1, 2, 3]),
+        };
+        let whole = |event: &Event| [&event.part()[..], &event.data.contiguous()].concat();
+        assert_eq!(Event::decode(Payload::from(whole(&event))).unwrap(), event);
+        let kind = TransferType::Isochronous;
+        let packets = vec![(2, Status::Ok), (0, Status::IsoMissed), (1, Status::Ok)];
+        let event = Event { kind, packets, ..event };
+        assert_eq!(Event::decode(Payload::from(whole(&event))).unwrap(), event);
+        let bytes = whole(&event);
+        for end in 0..bytes.len() {
+            assert!(Event::decode(Payload::from(bytes[..end].to_vec())).is_err(), "{end} bytes");
+        }
+        let bulk = Event { kind: TransferType::Bulk, ..event };
+        assert_eq!(Event::decode(Payload::from(whole(&bulk))).unwrap_err().field, "transfer type");
     }
 
     fn survives(urb: &Urb, kind: TransferType) -> usize {

@@ -35,6 +35,8 @@ pub struct Config {
     pub announce: bool,
     /// Whether they are told of those for paired hosts.
     pub announce_secure: bool,
+    /// Whether who may use a device may look on while another does.
+    pub observable: bool,
     /// Devices that are shared, each under a name of its own.
     pub shares: Vec<Shared>,
     /// Which real devices are shared, and under which name.
@@ -104,6 +106,7 @@ impl std::error::Error for ConfigError {}
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct File {
+    observable: bool,
     plain: Plain,
     secure: Option<Secure>,
     share: Vec<ShareTable>,
@@ -239,7 +242,8 @@ impl Config {
             Ok(attach)
         });
         let attachments = attachments.collect::<Result<_, _>>()?;
-        Ok(Self { listen, allow, secure, announce, announce_secure, shares, rules, attachments })
+        let observable = file.observable;
+        Ok(Self { listen, allow, secure, announce, announce_secure, observable, shares, rules, attachments })
     }
 }
 

@@ -171,6 +171,7 @@ impl Desk {
         let mut changes = Changes::default();
         self.listen(&mut has, &config, &mut changes)?;
         self.announce(&mut has, &config);
+        self.share.show(config.observable);
         self.offer_all(&mut has, &config.shares, &mut changes);
         if let Some(real) = &has.real {
             real.want(config.wanted());

@@ -1,0 +1,144 @@
+//! `farbus observe`.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::thread;
+
+use farbus_io::sys::confine::Needs;
+use farbus_model::{Status, TransferType};
+use farbus_session::native::control::Cause;
+use farbus_session::native::usb::Event;
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::Failure;
+use super::attach::over;
+use super::confined::{give_rights_away, start_broker};
+use super::output::say;
+use crate::attach::report_of;
+use crate::broker::{Hands, Mandate};
+use crate::client::{Client, Target};
+
+/// See what a device of another host sends to its user.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Shown are copies of what interrupt and isochronous endpoints bring in, whoever uses the device; it is not in the\n\
+    user's way, and one who looks on too slowly is told what was missed. Its owner says whether this may be at all:\n\
+    farbus share … --observable, or 'observable = true' in the daemon's file.\n\n\
+    Examples:\n  farbus observe lab3/keyboard\n  farbus observe lab3/mouse --count 100 --json | jq -r .data"
+)]
+pub struct Args {
+    /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
+    target: Target,
+    /// End after so many transfers.
+    #[arg(long, value_name = "NUMBER")]
+    count: Option<u64>,
+    /// A line of JSON for each.
+    #[arg(long)]
+    pub json: bool,
+    /// Keep the rights it was started with.
+    #[arg(long)]
+    no_sandbox: bool,
+}
+
+/// A transfer, for programs.
+#[derive(Serialize)]
+struct Line {
+    /// Seconds since the first that was shown.
+    at_s: f64,
+    endpoint: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// `ok`, or what went wrong.
+    status: String,
+    /// Transfers before this one that were not shown.
+    missed: u32,
+    /// Of an isochronous transfer: how many bytes each packet brought.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    packets: Vec<u32>,
+    /// Hexadecimal.
+    data: String,
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let target = &args.target;
+    let mandate = Mandate { hosts: vec![target.address.clone()], ..Mandate::default() };
+    let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
+    let client = Client::for_host(&target.address, hands)?;
+    if !args.no_sandbox {
+        give_rights_away(&Needs::default())?;
+    }
+    let mut seen = Vec::new();
+    let mut linked = client.observe(target, &mut seen)?;
+    let quitter = linked.quitter();
+    thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            quitter.quit();
+        }
+    });
+    say(format!("{target} is observed   (Ctrl-C ends)"));
+    let mut left = args.count.unwrap_or(u64::MAX);
+    let mut since_ns = None;
+    while left > 0 {
+        for event in seen.drain(..) {
+            let at_ns = event.moment_ns.saturating_sub(*since_ns.get_or_insert(event.moment_ns));
+            // Whoever reads it has gone: that is an end, too.
+            if show(&event, at_ns, args.json).is_err() {
+                left = 0;
+            }
+            left = left.saturating_sub(1);
+            if left == 0 {
+                break;
+            }
+        }
+        if let Some(end) = linked.end() {
+            return if end.cause == Cause::Asked { Ok(()) } else { Err(over(target, &report_of(end))) };
+        }
+        if left > 0 {
+            linked.wait(None).map_err(Failure::local)?;
+            linked.turn(&mut seen);
+        }
+    }
+    linked.close(&mut seen);
+    Ok(())
+}
+
+fn show(event: &Event, at_ns: u64, as_json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let at_s = at_ns as f64 / 1e9;
+    let endpoint = format!("{:02x}", event.endpoint.as_byte());
+    let kind = if event.kind == TransferType::Interrupt { "interrupt" } else { "isochronous" };
+    let status = format!("{:?}", event.status).to_lowercase();
+    let bytes = event.data.contiguous();
+    if as_json {
+        let packets = event.packets.iter().map(|&(bytes, _)| bytes).collect();
+        let line = Line { at_s, endpoint, kind, status, missed: event.missed, packets, data: hex(&bytes, "") };
+        serde_json::to_writer(&mut out, &line)?;
+        return writeln!(out);
+    }
+    if event.missed > 0 {
+        writeln!(out, "{:>12}  {} transfers were missed", "", event.missed)?;
+    }
+    let wrong = if event.status == Status::Ok { String::new() } else { format!("  {status}") };
+    let what = if event.packets.is_empty() {
+        hex(&bytes, " ")
+    } else {
+        let failed = event.packets.iter().filter(|(_, status)| *status != Status::Ok).count();
+        let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
+        format!("{} bytes in {} packets{failed}", bytes.len(), event.packets.len())
+    };
+    writeln!(out, "{at_s:>12.6}  {endpoint}  {kind}{wrong}  {what}")
+}
+
+fn hex(bytes: &[u8], between: &str) -> String {
+    let mut text = String::new();
+    for (at, byte) in bytes.iter().enumerate() {
+        let between = if at > 0 { between } else { "" };
+        // Into memory: it does not fail.
+        let _ = write!(text, "{between}{byte:02x}");
+    }
+    text
+}

@@ -1,0 +1,189 @@
+//! What every class's importing end does alike: it asks for a device, hears what it is, and hears that it is over.
+
+use std::collections::VecDeque;
+
+use farbus_model::Payload;
+use farbus_wire::native::control::{Cause, End, Open, Opened};
+use farbus_wire::native::{Arrived, Kind, Message, Part};
+
+use super::importer::State;
+use crate::Reject;
+
+/// The part of an [`Attached`](super::Attached) that is no class's own.
+#[derive(Debug)]
+pub struct Attachment {
+    number: u16,
+    open: Open,
+    state: State,
+    /// Bytes of an [`Opened`] at most.
+    opened_bytes_max: usize,
+    /// What of it has arrived, if it goes on.
+    opened: Option<Payload>,
+    outbox: VecDeque<Message>,
+}
+
+/// What arrived, seen from a class.
+#[derive(Debug)]
+pub enum Heard {
+    /// The device is there, for the first time or again.
+    Opened(Opened),
+    /// It is not, or not any more: whatever is in flight will not be answered.
+    Ended(End),
+    /// Something of the class's own: a reply, its data, an event, the end of a cancel.
+    Own(Arrived),
+    /// Nothing yet.
+    Part,
+}
+
+impl Attachment {
+    /// Asks for a device as `number`, one of the session that is not in use; its description is refused if it is longer than
+    /// `opened_bytes_max`.
+    pub fn new(number: u16, open: Open, opened_bytes_max: usize) -> Self {
+        let state = State::Opening;
+        let mut attachment = Self { number, open, state, opened_bytes_max, opened: None, outbox: VecDeque::new() };
+        attachment.ask_to_open();
+        attachment
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Where it stands.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    fn ask_to_open(&mut self) {
+        let part = self.open.encode().into();
+        self.say(Message::control(Kind::Open, self.number, 0, part));
+    }
+
+    /// Takes in a frame.
+    ///
+    /// # Errors
+    /// [`Reject`]: the exporter broke the protocol; the session is over.
+    pub fn handle_arrived(&mut self, arrived: Arrived) -> Result<Heard, Reject> {
+        match arrived.head.kind {
+            Kind::Opened if self.opened.is_none() => {
+                self.opened = Some(Payload::Empty);
+                self.take_in(arrived)
+            }
+            Kind::Data if self.opened.is_some() => self.take_in(arrived),
+            Kind::Refused | Kind::Closed => {
+                let end = End::decode(&arrived.body.contiguous())?;
+                self.state = State::Ended(end.clone());
+                Ok(Heard::Ended(end))
+            }
+            Kind::Reply | Kind::Data | Kind::Cancel | Kind::Event => Ok(Heard::Own(arrived)),
+            other => Err(Reject::new("kind", other.code().into(), "an exporter does not say that")),
+        }
+    }
+
+    fn take_in(&mut self, arrived: Arrived) -> Result<Heard, Reject> {
+        if self.state != State::Opening {
+            return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
+        }
+        let body = Payload::joined([self.opened.take().unwrap_or_default(), arrived.body]);
+        if body.len() > self.opened_bytes_max {
+            return Err(Reject::new("opened", body.len() as u64, "a description is as long as its class allows"));
+        }
+        if arrived.head.flags.more {
+            self.opened = Some(body);
+            return Ok(Heard::Part);
+        }
+        let opened = Opened::decode(&body.contiguous())?;
+        self.open.epoch = opened.epoch;
+        self.state = State::Open;
+        Ok(Heard::Opened(opened))
+    }
+
+    /// The exporter has forgotten the session: the device is asked for again, and what was to be said is not.
+    pub fn handle_renewed(&mut self) {
+        self.outbox.clear();
+        self.opened = None;
+        if !matches!(self.state, State::Ended(_)) {
+            self.state = State::Opening;
+            self.ask_to_open();
+        }
+    }
+
+    /// The session is over, and why.
+    pub fn handle_over(&mut self, cause: Cause, message: &str) {
+        if !matches!(self.state, State::Ended(_)) {
+            self.state = State::Ended(End { cause, message: message.to_owned() });
+        }
+    }
+
+    /// Says something.
+    pub fn say(&mut self, message: Message) {
+        self.outbox.push_back(message);
+    }
+
+    /// What there is to say.
+    pub fn poll_message(&mut self) -> Option<Message> {
+        self.outbox.pop_front()
+    }
+
+    /// Gives the device back; its exporter answers with the end.
+    pub fn close(&mut self) {
+        self.say(Message::control(Kind::Close, self.number, 0, Part::empty()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_wire::native::Head;
+    use farbus_wire::native::control::{Class, Credit, Mode};
+
+    use super::*;
+
+    fn attachment() -> Attachment {
+        let (name, reason) = ("thing".into(), String::new());
+        let open = Open { class: Class::PRIVATE_FIRST, mode: Mode::Exclusive, epoch: 0, name, reason };
+        Attachment::new(3, open, 100)
+    }
+
+    fn arrived(kind: Kind, more: bool, body: &[u8]) -> Arrived {
+        let mut head = Head::new(kind, 3, 0);
+        head.flags.more = more;
+        Arrived { head, body: body.into() }
+    }
+
+    fn opened() -> Opened {
+        Opened { epoch: 5, credit: Credit { requests: 1, bytes: 1 }, info: vec![7; 20] }
+    }
+
+    #[test]
+    fn it_is_opened_in_pieces_and_again_with_its_lease_after_the_exporter_forgot() {
+        let mut attachment = attachment();
+        assert_eq!(attachment.poll_message().map(|said| said.head.kind), Some(Kind::Open));
+        let bytes = opened().encode();
+        let heard = attachment.handle_arrived(arrived(Kind::Opened, true, &bytes[..9])).unwrap();
+        assert!(matches!(heard, Heard::Part));
+        let heard = attachment.handle_arrived(arrived(Kind::Data, false, &bytes[9..])).unwrap();
+        assert!(matches!(heard, Heard::Opened(got) if got == opened()));
+        assert_eq!(attachment.state(), &State::Open);
+        assert_eq!(attachment.handle_arrived(arrived(Kind::Opened, false, &bytes)).unwrap_err().field, "kind");
+
+        attachment.close();
+        attachment.handle_renewed();
+        let again = attachment.poll_message().unwrap();
+        assert_eq!(Open::decode(&again.part).unwrap().epoch, 5);
+        assert!(attachment.poll_message().is_none(), "what was said before is for nobody");
+    }
+
+    #[test]
+    fn too_long_a_description_is_refused_and_an_end_is_the_last_word() {
+        let mut attachment = attachment();
+        let heard = attachment.handle_arrived(arrived(Kind::Opened, true, &[0; 60])).unwrap();
+        assert!(matches!(heard, Heard::Part));
+        assert_eq!(attachment.handle_arrived(arrived(Kind::Data, true, &[0; 60])).unwrap_err().field, "opened");
+        let end = End { cause: Cause::Gone, message: "away".into() };
+        let heard = attachment.handle_arrived(arrived(Kind::Closed, false, &end.encode())).unwrap();
+        assert!(matches!(heard, Heard::Ended(got) if got == end));
+        attachment.handle_over(Cause::Network, "later");
+        assert_eq!(attachment.state(), &State::Ended(end));
+    }
+}

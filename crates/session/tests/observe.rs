@@ -1,0 +1,111 @@
+//! Who looks on at a device sees what its user gets, is in nobody's way, and is told what was missed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use farbus_gadgets::keyboard::Keyboard;
+use farbus_model::limits::{OBSERVED_EVENTS_MAX, OBSERVERS_MAX};
+use farbus_model::{
+    BufferPool, Command, Completions, Device, EpAddr, Instant, Payload, Setup, Status, TransferType, Urb, UrbId,
+};
+use farbus_session::Registry;
+use farbus_session::registry::Observable;
+
+const REPORTS: u8 = 0x81;
+
+/// A keyboard in the hands of its user.
+struct Used {
+    registry: Registry,
+    bus_id: String,
+    device: Box<dyn Device>,
+    done: Completions,
+    now: Instant,
+    next: u64,
+}
+
+impl Used {
+    fn new() -> Self {
+        let mut registry = Registry::default();
+        let bus_id = registry.add("keyboard", Box::new(Keyboard::device())).unwrap().bus_id.clone();
+        let claimed = registry.claim(&bus_id, "user", Instant::ZERO).map_err(|status| status.to_string()).unwrap();
+        let done = Completions::new(BufferPool::new(1 << 20));
+        let mut used = Self { registry, bus_id, device: claimed.device, done, now: Instant::ZERO, next: 0 };
+        let set_configuration = Setup::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
+        assert_eq!(used.ask(|id| Urb::control(id, set_configuration, Payload::Empty)), Status::Ok);
+        used
+    }
+
+    fn ask(&mut self, urb: impl FnOnce(UrbId) -> Urb) -> Status {
+        self.next += 1;
+        self.device.submit(self.now, urb(UrbId(self.next)).launch(), &mut self.done);
+        while self.done.is_empty() {
+            self.now = self.device.poll_timeout().expect("it has its moment");
+            self.device.handle_timeout(self.now, &mut self.done);
+        }
+        self.done.pop().expect("it is there").status
+    }
+
+    /// Presses a key and reads the two reports of it.
+    fn press(&mut self, key: &str) {
+        self.device.command(Instant::ZERO, &Command::Type(key.into()), &mut self.done).unwrap();
+        for _ in 0..2 {
+            assert_eq!(self.ask(|id| Urb::data_in(id, EpAddr::from_byte(REPORTS), 8)), Status::Ok);
+        }
+    }
+
+    fn observable(&self) -> Observable {
+        self.registry.observe(&self.bus_id).expect("a keyboard is shown")
+    }
+}
+
+#[test]
+fn everybody_sees_what_the_user_gets_and_nothing_else() {
+    let mut used = Used::new();
+    let audience = used.observable().audience;
+    used.press("x");
+    let wakes = Arc::new(AtomicUsize::new(0));
+    let seats = [(); 2].map(|()| {
+        let wakes = Arc::clone(&wakes);
+        let wake = move || {
+            wakes.fetch_add(1, Ordering::Relaxed);
+        };
+        audience.sit(wake).unwrap()
+    });
+    used.press("a");
+    assert_eq!(wakes.load(Ordering::Relaxed), 2, "once each: the second report found somebody awake");
+    for seat in &seats {
+        let event = seat.take().unwrap();
+        assert_eq!((event.endpoint.as_byte(), event.kind, event.missed), (REPORTS, TransferType::Interrupt, 0));
+        assert_eq!(event.data.contiguous().as_ref(), [0, 0, 4, 0, 0, 0, 0, 0]);
+        assert_eq!(seat.take().unwrap().data.contiguous().as_ref(), [0; 8]);
+        assert!(seat.take().is_none(), "what came before is not shown");
+    }
+    drop(seats);
+    assert!(audience.is_empty());
+}
+
+#[test]
+fn who_is_slow_misses_some_and_is_told_how_many() {
+    let mut used = Used::new();
+    let seat = used.observable().audience.sit(|| ()).unwrap();
+    for _ in 0..OBSERVED_EVENTS_MAX {
+        used.press("a");
+    }
+    let seen = std::iter::from_fn(|| seat.take()).count();
+    assert_eq!(seen, OBSERVED_EVENTS_MAX);
+    used.press("b");
+    assert_eq!(seat.take().unwrap().missed as usize, OBSERVED_EVENTS_MAX);
+    assert_eq!(seat.take().unwrap().missed, 0);
+}
+
+#[test]
+fn seats_are_limited_and_a_device_that_leaves_takes_its_audience_along() {
+    let mut used = Used::new();
+    let audience = used.observable().audience;
+    let seats: Vec<_> = (0..OBSERVERS_MAX).map(|_| audience.sit(|| ()).unwrap()).collect();
+    assert!(audience.sit(|| ()).is_none());
+    assert!(seats.iter().all(|seat| !seat.is_over()));
+    used.registry.withdraw(&used.bus_id);
+    assert!(seats.iter().all(|seat| seat.is_over()));
+    assert!(used.registry.observe(&used.bus_id).is_none());
+}

@@ -1,0 +1,485 @@
+//! Golden vectors of our own protocol: what every message looks like, in `golden_native/*.hex`, and in `docs/protocol.md`, which shows
+//! these files as they are.
+//!
+//! The files are written by hand from the tables of that document and hold whatever the encoder says. In them `#` begins a comment,
+//! `"text"` is the bytes of a text, `55*4096` a byte repeated, and the rest is hexadecimal.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use farbus_model::{
+    BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Done, EpAddr, Instant, IsoPacket, Payload, Setup, Speed,
+    Status, StoreError, TransferType, Urb, UrbFlags, UrbId,
+};
+use farbus_wire::native::block;
+use farbus_wire::native::control::{Cause, Class, Credit, End, Mode, Open, Opened};
+use farbus_wire::native::frame::{Flags, HEAD_BYTES, RESIDENCE_BYTES, Residence};
+use farbus_wire::native::usb::{self, Request};
+use farbus_wire::native::{
+    Arrived, Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Options, Outcome, Part, SessionId, Standing, Urgency,
+    Welcome,
+};
+
+const DOCUMENT: &str = include_str!("../../../docs/protocol.md");
+const SECTION: &str = "## Golden vectors\n";
+/// Set to write the section anew: `FARBUS_WRITE=1 cargo test -p farbus-wire --test native_golden`.
+const WRITE: &str = "FARBUS_WRITE";
+
+const DISK: u16 = 7;
+const STICK: u16 = 1;
+/// When the lanes here cut what they send.
+const CUT_AT: Instant = Instant::from_nanos(5_002_000);
+/// When the device had done what is answered.
+const DONE_AT: Instant = Instant::from_nanos(5_000_000);
+
+/// Any message, typed.
+enum Said {
+    Hello(Hello),
+    Welcome(Welcome),
+    /// Ping, pong, acknowledgement.
+    Number(Kind, u64),
+    /// Of a kind that has no body.
+    Bare(Kind, u16, u16),
+    Open(Open),
+    Opened(u16, Opened, Description),
+    End(Kind, End),
+    UsbRequest(Urb, TransferType),
+    UsbReset(u16),
+    /// The transfer, and how it ended.
+    UsbReply(Urb, Box<Done>),
+    BlockRequest(BlockRequest, bool),
+    BlockReply(u16, Result<&'static [u8], StoreError>, Option<Residence>),
+}
+
+/// What a device is.
+enum Description {
+    Usb(usb::Description),
+    Block(block::Description),
+}
+
+impl Said {
+    fn bytes(&self) -> Vec<u8> {
+        let mut lane = linked();
+        match self {
+            Said::Hello(hello) => return hello.encode(),
+            Said::Welcome(welcome) => return welcome.encode(),
+            Said::Number(Kind::Ping, number) => lane.ping(*number),
+            Said::Number(Kind::Pong, number) => {
+                let mut other = linked();
+                other.ping(*number);
+                assert!(hear(&mut lane, &transmitted(&mut other)).is_empty());
+            }
+            Said::Number(kind, count) => {
+                assert_eq!(*kind, Kind::Ack);
+                let mut other = linked();
+                (0..*count).for_each(|_| other.send(message(Kind::Event, DISK, 0, [].into(), vec![1; 60_000].into())));
+                hear(&mut lane, &transmitted(&mut other));
+            }
+            _ => lane.send(self.message()),
+        }
+        transmitted(&mut lane)
+    }
+
+    fn message(&self) -> Message {
+        match self {
+            Said::Hello(_) | Said::Welcome(_) | Said::Number(..) => unreachable!("a lane or a link says these"),
+            Said::Bare(kind, attachment, tag) => Message::control(*kind, *attachment, *tag, Part::empty()),
+            Said::Open(open) => Message::control(Kind::Open, DISK, 0, open.encode().into()),
+            Said::Opened(attachment, opened, _) => {
+                Message::control(Kind::Opened, *attachment, 0, opened.encode().into())
+            }
+            Said::End(kind, end) => Message::control(*kind, DISK, 0, end.encode().into()),
+            Said::UsbRequest(urb, kind) => {
+                message(Kind::Request, STICK, urb.id.0 as u16, usb::request_part(urb, *kind), urb.payload.clone())
+            }
+            Said::UsbReset(tag) => message(Kind::Request, STICK, *tag, usb::reset_part(), Payload::Empty),
+            Said::UsbReply(_, done) => {
+                let part = usb::reply_part(done);
+                let plain = part.is_none();
+                let part = part.unwrap_or_default();
+                let mut message = message(Kind::Reply, STICK, done.id.0 as u16, part, done.payload.clone());
+                message.head.flags.plain = plain;
+                message
+            }
+            Said::BlockRequest(request, timed) => {
+                let part = block::request_part(request);
+                let mut message = message(Kind::Request, DISK, request.id.0 as u16, part, request.payload.clone());
+                message.head.flags.timed = *timed;
+                message
+            }
+            Said::BlockReply(tag, result, residence) => {
+                let mut part = Part::empty();
+                if let Some(residence) = residence {
+                    part.put(&Residence { reply_ns: 0, ..*residence }.to_bytes());
+                }
+                if let Err(error) = result {
+                    part.put(&block::reply_part(*error));
+                }
+                let mut message = message(Kind::Reply, DISK, *tag, part, result.unwrap_or_default().into());
+                message.head.flags = Flags { more: false, plain: result.is_ok(), timed: residence.is_some() };
+                message.done_at = residence.map(|_| DONE_AT);
+                message
+            }
+        }
+    }
+
+    /// Holds what these bytes say against this.
+    fn check(&self, bytes: &[u8]) {
+        match self {
+            Said::Hello(hello) => assert_eq!(Hello::decode(bytes), Ok(Some((*hello, bytes.len())))),
+            Said::Welcome(welcome) => assert_eq!(Welcome::decode(bytes), Ok(Some((*welcome, bytes.len())))),
+            Said::Number(kind, number) => check_number(*kind, *number, bytes),
+            _ => self.check_arrived(hear(&mut linked(), bytes)),
+        }
+    }
+
+    fn check_arrived(&self, frames: Vec<Arrived>) {
+        let head = frames.first().expect("a frame").head;
+        let expected = self.message().head;
+        assert_eq!((head.kind, head.attachment, head.tag), (expected.kind, expected.attachment, expected.tag));
+        assert_eq!((head.flags.plain, head.flags.timed), (expected.flags.plain, expected.flags.timed));
+        let body = Payload::joined(frames.into_iter().map(|frame| frame.body)).into_vec();
+        match self {
+            Said::Hello(_) | Said::Welcome(_) | Said::Number(..) => unreachable!("looked at already"),
+            Said::Bare(..) => assert!(body.is_empty()),
+            Said::Open(open) => {
+                assert_eq!(Open::decode(&body).as_ref(), Ok(open));
+                refused_short(&body, |bytes| Open::decode(bytes).is_err());
+            }
+            Said::Opened(_, opened, device) => {
+                assert_eq!(Opened::decode(&body).as_ref(), Ok(opened));
+                match device {
+                    Description::Usb(device) => {
+                        assert_eq!(usb::Description::decode(&opened.info).as_ref(), Ok(device));
+                        refused_short(&opened.info, |bytes| usb::Description::decode(bytes).is_err());
+                    }
+                    Description::Block(device) => {
+                        assert_eq!(block::Description::decode(&opened.info).as_ref(), Ok(device));
+                        refused_short(&opened.info, |bytes| block::Description::decode(bytes).is_err());
+                    }
+                }
+            }
+            Said::End(_, end) => {
+                assert_eq!(End::decode(&body).as_ref(), Ok(end));
+                refused_short(&body, |bytes| End::decode(bytes).is_err());
+            }
+            Said::UsbRequest(urb, _) => {
+                let (Request::Transfer(mut again), part) = usb::decode_request(urb.id, &body).unwrap() else {
+                    panic!("a transfer")
+                };
+                again.payload = body[part..].into();
+                assert_eq!(format!("{again:?}"), format!("{urb:?}"));
+                refused_short(&body[..part], |bytes| usb::decode_request(urb.id, bytes).is_err());
+            }
+            Said::UsbReset(tag) => {
+                assert!(matches!(usb::decode_request(UrbId((*tag).into()), &body), Ok((Request::Reset, 8))));
+                refused_short(&body, |bytes| usb::decode_request(UrbId(0), bytes).is_err());
+            }
+            Said::UsbReply(_, done) if head.flags.plain => assert_eq!(Payload::from(body), done.payload),
+            Said::UsbReply(urb, done) => {
+                let (reply, part) = usb::decode_reply(urb, &body).unwrap();
+                assert_eq!((reply.status, reply.actual), (done.status, done.actual));
+                assert_eq!((reply.start_frame, &reply.iso), (done.start_frame, &done.iso));
+                assert_eq!(Payload::from(&body[part..]), done.payload);
+                assert_eq!(usb::check_data(urb, &reply, &done.payload), Ok(()));
+                refused_short(&body[..part], |bytes| usb::decode_reply(urb, bytes).is_err());
+            }
+            Said::BlockRequest(request, _) => {
+                let mut again = block::decode_request(request.id, &body).unwrap();
+                again.payload = body[block::REQUEST_BYTES..].into();
+                assert_eq!(format!("{again:?}"), format!("{request:?}"));
+                refused_short(&body[..block::REQUEST_BYTES], |bytes| block::decode_request(request.id, bytes).is_err());
+            }
+            Said::BlockReply(_, result, residence) => {
+                let (times, rest) = body.split_at(if head.flags.timed { RESIDENCE_BYTES } else { 0 });
+                assert_eq!(times.try_into().ok().map(Residence::from_bytes), *residence);
+                match result {
+                    Ok(data) => assert_eq!(rest, *data),
+                    Err(error) => assert_eq!(block::decode_reply(rest), Ok(*error)),
+                }
+            }
+        }
+    }
+}
+
+fn refused_short(bytes: &[u8], is_refused: impl Fn(&[u8]) -> bool) {
+    for end in 0..bytes.len() {
+        assert!(is_refused(&bytes[..end]), "the first {end} bytes of {bytes:02x?}");
+    }
+}
+
+fn check_number(kind: Kind, number: u64, bytes: &[u8]) {
+    let mut lane = linked();
+    match kind {
+        Kind::Ping => {
+            assert!(hear(&mut lane, bytes).is_empty());
+            assert_eq!(transmitted(&mut lane)[HEAD_BYTES..], number.to_le_bytes());
+        }
+        Kind::Pong => {
+            assert!(hear(&mut lane, bytes).is_empty());
+            assert_eq!(lane.poll_pong(), Some(number));
+        }
+        _ => {
+            (0..number).for_each(|_| lane.send(message(Kind::Close, DISK, 0, [].into(), Payload::Empty)));
+            transmitted(&mut lane);
+            assert!(!lane.is_settled());
+            assert!(hear(&mut lane, bytes).is_empty());
+            assert!(lane.is_settled(), "all of it arrived");
+        }
+    }
+}
+
+fn message(kind: Kind, attachment: u16, tag: u16, part: Part, payload: Payload) -> Message {
+    let head = Head::new(kind, attachment, tag);
+    Message { head, part, payload, urgency: Urgency::Low, flow: Flow(attachment.into()), done_at: None }
+}
+
+fn linked() -> Lane {
+    let mut lane = Lane::new(LaneLimits::DEFAULT);
+    lane.handle_linked(0, &mut BufferPool::new(0)).expect("a new lane has sent nothing");
+    lane
+}
+
+fn transmitted(lane: &mut Lane) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while lane.has_transmit() {
+        let runs: Vec<u8> = lane.poll_transmit(CUT_AT).iter().flat_map(|run| run.to_vec()).collect();
+        lane.handle_transmitted(runs.len());
+        bytes.extend(runs);
+    }
+    bytes
+}
+
+/// The frames in these bytes, all of which an honest peer sent.
+fn hear(lane: &mut Lane, mut bytes: &[u8]) -> Vec<Arrived> {
+    let mut frames = Vec::new();
+    while !bytes.is_empty() {
+        let space = lane.receive_space();
+        let count = space.len().min(bytes.len());
+        space[..count].copy_from_slice(&bytes[..count]);
+        lane.handle_received(count);
+        bytes = &bytes[count..];
+        while let Some(arrived) = lane.poll_arrived(&mut BufferPool::new(0)).expect("an honest peer") {
+            frames.push(arrived);
+        }
+    }
+    frames
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden_native")
+}
+
+fn text(name: &str) -> String {
+    let path = folder().join(name).with_extension("hex");
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The bytes of a golden file.
+fn bytes_of(name: &str) -> Vec<u8> {
+    text(name).lines().flat_map(|line| line_bytes(line).unwrap_or_else(|| panic!("{name}: {line}"))).collect()
+}
+
+fn line_bytes(line: &str) -> Option<Vec<u8>> {
+    let (before, quoted) = line.split_once('"').unwrap_or((line, ""));
+    let Some(before) = before.split('#').next().filter(|_| !quoted.is_empty()) else {
+        return digits(line.split('#').next()?);
+    };
+    let (text, behind) = quoted.split_once('"')?;
+    Some([digits(before)?, text.as_bytes().to_vec(), line_bytes(behind)?].concat())
+}
+
+fn digits(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for word in text.split_whitespace() {
+        let (word, count) = word.split_once('*').map_or((word, Some(1)), |(word, count)| (word, count.parse().ok()));
+        let once: Option<Vec<u8>> =
+            (0..word.len()).step_by(2).map(|at| u8::from_str_radix(word.get(at..at + 2)?, 16).ok()).collect();
+        bytes.extend(once?.repeat(count?));
+    }
+    Some(bytes)
+}
+
+const DEVICE: [u8; 18] = [0x12, 1, 0, 2, 0, 0, 0, 0x40, 0x09, 0x12, 1, 0, 0, 1, 0, 0, 0, 1];
+
+/// Every golden file and what it says, in the order of the document.
+fn vectors() -> Vec<(&'static str, Said)> {
+    [greetings(), controls(), transfers(), blocks()].into_iter().flatten().collect()
+}
+
+fn greetings() -> Vec<(&'static str, Said)> {
+    let standing = Standing { link: 1, incarnation: 0x0123_4567_89ab_cdef, ..Standing::default() };
+    let options = Options { grace_ms: Some(20_000), unacknowledged_bytes_max: Some(16 << 20) };
+    let session = SessionId(std::array::from_fn(|at| 0xa0 + at as u8));
+    let theirs = Standing { session, lane: 0, link: 3, received: 42, incarnation: 0xfedc_ba98_7654_3210 };
+    let granted = Options { unacknowledged_bytes_max: None, ..options };
+    vec![
+        ("hello", Said::Hello(Hello::new(standing, options))),
+        (
+            "welcome",
+            Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, standing: theirs, options: granted }),
+        ),
+        ("ping", Said::Number(Kind::Ping, 0x1122_3344_5566_7788)),
+        ("pong", Said::Number(Kind::Pong, 0x1122_3344_5566_7788)),
+        ("acknowledgement", Said::Number(Kind::Ack, 3)),
+        ("goodbye", Said::Bare(Kind::Goodbye, 0, 0)),
+    ]
+}
+
+fn controls() -> Vec<(&'static str, Said)> {
+    let info = BlockInfo {
+        size_bytes: 256 << 20,
+        block_bytes: 512,
+        preferred_bytes: 4096,
+        request_bytes_max: 32 << 20,
+        is_read_only: true,
+    };
+    let disk = block::Description { info, durability: 0x0102_0304_0506_0708 };
+    let stick = usb::Description {
+        bus_id: "1-1".into(),
+        bus: 1,
+        device: 2,
+        speed: Speed::High,
+        descriptor: DEVICE,
+        configuration: 1,
+        alternates: vec![(0, 1)],
+        configurations: vec![vec![9, 2, 0x12, 0, 1, 1, 0, 0x80, 0x32, 9, 4, 0, 0, 0, 0xff, 0, 0, 0]],
+    };
+    let opened = |epoch, requests, bytes, info| Opened { epoch, credit: Credit { requests, bytes }, info };
+    let (name, reason) = ("disk".into(), "the backup".into());
+    let busy = End { cause: Cause::Busy, message: "'disk' is written by web".into() };
+    let unplugged = End { cause: Cause::Gone, message: "it was unplugged".into() };
+    vec![
+        ("open", Said::Open(Open { class: Class::BLOCK, mode: Mode::Read, epoch: 0, name, reason })),
+        ("opened_block", Said::Opened(DISK, opened(9, 256, 32 << 20, disk.encode()), Description::Block(disk))),
+        ("opened_usb", Said::Opened(STICK, opened(1, 1024, 4 << 20, stick.encode()), Description::Usb(stick))),
+        ("refused", Said::End(Kind::Refused, busy)),
+        ("close", Said::Bare(Kind::Close, DISK, 0)),
+        ("closed", Said::End(Kind::Closed, unplugged)),
+        ("cancel", Said::Bare(Kind::Cancel, STICK, 8)),
+    ]
+}
+
+fn transfers() -> Vec<(&'static str, Said)> {
+    let endpoint = EpAddr::from_byte;
+    let control = Urb::control(UrbId(5), Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
+    let mut out = Urb::data_out(UrbId(6), endpoint(0x02), b"hello".as_slice().into());
+    out.flags.zero_packet = true;
+    let mut bulk = Urb::data_in(UrbId(7), endpoint(0x81), 0x1_0000);
+    (bulk.stream, bulk.flags.short_not_ok) = (3, true);
+    let mut interrupt = Urb::data_in(UrbId(8), endpoint(0x83), 8);
+    interrupt.interval = 10;
+    let packet = |offset, length| IsoPacket { offset, length, ..IsoPacket::default() };
+    let mut iso_in = Urb::data_in(UrbId(9), endpoint(0x84), 3072);
+    (iso_in.interval, iso_in.flags) = (1, UrbFlags { iso_asap: true, ..UrbFlags::default() });
+    iso_in.iso = vec![packet(0, 1024), packet(1024, 1024), packet(2048, 1024)];
+    let mut iso_out = Urb::data_out(UrbId(10), endpoint(0x05), [1, 2, 0, 0, 3, 4, 5].as_slice().into());
+    (iso_out.interval, iso_out.start_frame) = (8, 1000);
+    iso_out.iso = vec![packet(0, 2), packet(4, 3)];
+
+    let described = control.clone().launch().answer(DEVICE.as_slice().into());
+    let sent = out.clone().launch().accept();
+    let stalled = bulk.clone().launch().done(Status::Stall, 3, vec![1, 2, 3].into());
+    let mut came = iso_in.iso.clone();
+    (came[0].actual, came[1].actual, came[2].status) = (1024, 2, Status::Crc);
+    let mut received = iso_in.clone().launch().done_iso(came, vec![0x77; 1026].into());
+    received.start_frame = 298;
+    vec![
+        ("usb_control_in", Said::UsbRequest(control.clone(), TransferType::Control)),
+        ("usb_control_in_reply", Said::UsbReply(control, Box::new(described))),
+        ("usb_bulk_out", Said::UsbRequest(out.clone(), TransferType::Bulk)),
+        ("usb_bulk_out_reply", Said::UsbReply(out, Box::new(sent))),
+        ("usb_bulk_in", Said::UsbRequest(bulk.clone(), TransferType::Bulk)),
+        ("usb_bulk_in_stalled", Said::UsbReply(bulk, Box::new(stalled))),
+        ("usb_interrupt_in", Said::UsbRequest(interrupt, TransferType::Interrupt)),
+        ("usb_isochronous_in", Said::UsbRequest(iso_in.clone(), TransferType::Isochronous)),
+        ("usb_isochronous_in_reply", Said::UsbReply(iso_in, Box::new(received))),
+        ("usb_isochronous_out", Said::UsbRequest(iso_out, TransferType::Isochronous)),
+        ("usb_reset", Said::UsbReset(11)),
+    ]
+}
+
+fn blocks() -> Vec<(&'static str, Said)> {
+    let write = |id, offset, bytes: Vec<u8>| BlockRequest::write(BlockId(id), offset, bytes.into());
+    let durable = BlockRequest { is_durable: true, ..write(2, 4 << 30, vec![0xde, 0xad, 0xbe, 0xef]) };
+    let discard = BlockRequest::zero(BlockId(4), BlockOp::Discard, 1 << 20, 1 << 20);
+    let residence = Residence { queue_ns: 1000, device_ns: 1_000_000, reply_ns: 2000 };
+    assert_eq!(CUT_AT - DONE_AT, Duration::from_nanos(residence.reply_ns.into()));
+    vec![
+        ("block_read", Said::BlockRequest(BlockRequest::read(BlockId(1), 4096, 8), false)),
+        ("block_read_reply", Said::BlockReply(1, Ok(&[0, 1, 2, 3, 4, 5, 6, 7]), None)),
+        ("block_write", Said::BlockRequest(durable, false)),
+        ("block_write_reply", Said::BlockReply(2, Ok(&[]), None)),
+        ("block_write_failed", Said::BlockReply(2, Err(StoreError::NoSpace), None)),
+        ("block_flush", Said::BlockRequest(BlockRequest::flush(BlockId(3)), false)),
+        ("block_discard", Said::BlockRequest(discard, false)),
+        ("block_write_long", Said::BlockRequest(write(5, 0, vec![0x55; 100 << 10]), false)),
+        ("block_read_timed", Said::BlockRequest(BlockRequest::read(BlockId(6), 0, 4), true)),
+        ("block_read_timed_reply", Said::BlockReply(6, Ok(&[1, 2, 3, 4]), Some(residence))),
+    ]
+}
+
+#[test]
+fn every_message_is_these_bytes_and_these_bytes_are_that_message() {
+    for (name, said) in vectors() {
+        let bytes = bytes_of(name);
+        assert_eq!(hex(&said.bytes()), hex(&bytes), "{name}: what is said");
+        said.check(&bytes);
+    }
+}
+
+#[test]
+fn no_part_of_a_message_passes_for_the_whole() {
+    for (name, said) in vectors() {
+        let bytes = bytes_of(name);
+        // Every end near a frame's edge, and a sample of those in its data.
+        for end in (0..bytes.len()).filter(|end| end % 997 < 64 || bytes.len() - end < 64) {
+            let short = &bytes[..end];
+            match &said {
+                Said::Hello(_) => assert_eq!(Hello::decode(short), Ok(None), "{name}, {end} bytes"),
+                Said::Welcome(_) => assert_eq!(Welcome::decode(short), Ok(None), "{name}, {end} bytes"),
+                _ => {
+                    let frames = hear(&mut linked(), short);
+                    let is_whole = frames.last().is_some_and(|frame| !frame.head.flags.more);
+                    assert!(!is_whole, "{name}, {end} bytes");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_file_is_looked_at() {
+    let mut listed: Vec<String> = vectors().iter().map(|(name, _)| format!("{name}.hex")).collect();
+    let files = std::fs::read_dir(folder()).unwrap();
+    let mut files: Vec<String> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    listed.sort();
+    files.sort();
+    assert_eq!(files, listed);
+}
+
+#[test]
+fn the_document_shows_the_vectors_as_they_are() {
+    let (before, shown) = DOCUMENT.split_once(SECTION).expect("docs/protocol.md has a section of golden vectors");
+    let introduction = "
+What each message looks like. The files are `crates/wire/tests/golden_native/*.hex`, and a test holds encoder, decoder and this
+section against them. `#` begins a comment, `\"text\"` is the bytes of a text, `55*4096` a byte repeated; the rest is hexadecimal.
+";
+    let vectors = vectors();
+    let section = vectors.iter().map(|(name, _)| format!("\n`{name}`\n\n```\n{}```\n", text(name)));
+    let section: String = [introduction.to_owned()].into_iter().chain(section).collect();
+    if std::env::var_os(WRITE).is_some() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/protocol.md");
+        std::fs::write(path, [before, SECTION, &section].concat()).unwrap();
+    } else {
+        assert!(
+            shown == section,
+            "docs/protocol.md has rotted: {WRITE}=1 cargo test -p farbus-wire --test native_golden"
+        );
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let line = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>() + "\n";
+    bytes.chunks(16).map(line).collect()
+}
