@@ -23,4 +23,5 @@ mod redir;
 mod rights;
 mod sessions;
 mod siege;
+mod swap;
 mod trust;
