@@ -17,6 +17,7 @@
 mod address;
 pub mod allow;
 pub mod attach;
+mod attachments;
 pub mod block;
 pub mod broker;
 pub mod cli;
@@ -50,6 +51,7 @@ mod session_relay;
 mod sessions;
 pub mod share;
 pub mod share_error;
+mod shared;
 pub mod swap;
 pub mod trust;
 pub mod usb;

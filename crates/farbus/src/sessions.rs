@@ -49,10 +49,15 @@ pub struct Opened {
     pub face: Face,
     /// Whoever may end the attachment.
     pub tenant: Arc<dyn Tenant>,
+    /// By which it may be handed over; 0 if it cannot be.
+    pub lease: u64,
 }
 
 /// Takes a device back.
 pub type GiveBack<D> = Box<dyn FnOnce(D, Instant) + Send>;
+
+/// Takes a device that is handed over, and its heir's key.
+pub type PassOn<D> = Box<dyn FnOnce(D, Instant, [u8; 32]) + Send>;
 
 /// As what a device was opened.
 pub enum Face {
@@ -64,6 +69,8 @@ pub enum Face {
         device: Box<dyn Device>,
         /// Where it goes in the end.
         give_back: GiveBack<Box<dyn Device>>,
+        /// Or where if it is handed over.
+        pass_on: PassOn<Box<dyn Device>>,
     },
     /// A USB device that somebody else may use.
     Observer {
@@ -86,6 +93,8 @@ pub enum Face {
         durability: u64,
         /// Where it goes in the end.
         give_back: GiveBack<Box<dyn BlockDevice>>,
+        /// Or where if it is handed over.
+        pass_on: PassOn<Box<dyn BlockDevice>>,
     },
 }
 
@@ -440,19 +449,20 @@ struct Opening<'a, H: House> {
 
 impl<H: House> Services for Opening<'_, H> {
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        let Opened { face, tenant } = self.house.open(self.caller, self.peer, open)?;
+        let Opened { face, tenant, lease } = self.house.open(self.caller, self.peer, open)?;
         self.tenants.insert(number, tenant);
         let served: Box<dyn Served> = match face {
-            Face::Usb { record, device, give_back } => {
-                Box::new(ServedUsb::new(number, device, record, self.house.limits(), give_back))
+            Face::Usb { record, device, give_back, pass_on } => {
+                let limits = self.house.limits();
+                Box::new(ServedUsb::new(number, device, record, limits, give_back).inheritable(pass_on))
             }
-            Face::Block { device, durability, give_back } => {
-                Box::new(ServedBlock::new(number, device, durability, give_back))
+            Face::Block { device, durability, give_back, pass_on } => {
+                Box::new(ServedBlock::new(number, device, durability, give_back).inheritable(pass_on))
             }
             Face::Observer { seat, readiness, hush, description, leave } => {
                 Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave))
             }
         };
-        Ok((1, served))
+        Ok((lease, served))
     }
 }

@@ -94,6 +94,8 @@ pub enum Ending {
     Lost,
     /// Its user broke the protocol and was cut off.
     CutOff,
+    /// Its user handed the device over to another host.
+    HandedOver,
     /// The owner took the device back.
     TakenBack,
     /// The device went away.
@@ -109,6 +111,7 @@ impl Ending {
             Ending::Detached => "detached",
             Ending::Lost => "link lost",
             Ending::CutOff => "cut off",
+            Ending::HandedOver => "handed over",
             Ending::TakenBack => "taken back",
             Ending::Gone => "device gone",
             Ending::Bug => "bug in farbus",
@@ -222,6 +225,13 @@ impl Claims {
         let remark = remark.filter(|_| ending == Ending::TakenBack);
         self.history.push_back(Past { holder, until: now, ending, remark });
         Some(mode)
+    }
+
+    /// `from` hands over to `to`, who does not wait with others.
+    pub fn hand_over(&mut self, from: &str, to: &str, now: Instant) {
+        if let Some(mode) = self.end(from, Ending::HandedOver, now) {
+            self.holders.push(Holder { who: to.to_owned(), mode, since: now, reason: None });
+        }
     }
 
     /// Who holds it: the first that came, if there are several.

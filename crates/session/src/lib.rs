@@ -3,7 +3,7 @@
 //! **This room is** where a device and a connection meet. [`Exporter`] joins an incoming
 //! connection to a device, [`RedirHost`] one of QEMU's; [`block`] makes a store a device and gives each importer the view of it
 //! that is his; [`RemoteDevice`] makes an outgoing connection look like one;
-//! [`Registry`] knows what is offered; [`claims`] who holds a device, waits for it, had it; [`observe`] who looks on; [`rules`] which
+//! [`Registry`] knows what is offered; [`claims`] who holds a device, waits for it, had it; [`leases`] who has it next; [`observe`] who looks on; [`rules`] which
 //! real devices are to be shared at all.
 //!
 //! **It may touch** nothing: bytes and moments are handed in, what is to be sent is asked for.
@@ -19,6 +19,7 @@ pub mod block;
 pub mod claims;
 pub mod exporter;
 pub mod importer;
+pub mod leases;
 pub mod native;
 pub mod observe;
 pub mod redir;

@@ -332,6 +332,11 @@ impl Registry {
         Some(is_idle)
     }
 
+    /// The record of a device.
+    pub fn record(&self, bus_id: &str) -> Option<DeviceRecord> {
+        self.exports.iter().find(|export| export.record.bus_id == bus_id).map(|export| export.record.clone())
+    }
+
     /// The claims on a device, for its owner to change.
     pub fn claims_mut(&mut self, bus_id: &str) -> Option<&mut Claims> {
         Some(&mut self.export_mut(bus_id)?.claims)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
 use farbus_wire::Runs;
-use farbus_wire::native::control::{Cause, Credit, End, Open, Opened};
+use farbus_wire::native::control::{Cause, Close, Credit, End, Open, Opened};
 use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
 use farbus_wire::native::{
@@ -55,6 +55,13 @@ pub trait Served: Send {
 
     /// Why it is of no use any more, if it is.
     fn poll_end(&mut self) -> Option<End>;
+
+    /// The importer hands the device over as it is to the host with this key: nothing is reset. What is in flight is withdrawn; its
+    /// importer has waited for what it wants answered. A class that knows no such thing ends.
+    fn hand_over(self: Box<Self>, now: Instant, heir: [u8; 32]) {
+        let _ = heir;
+        self.finish(now);
+    }
 
     /// The attachment is over: everything in flight is withdrawn, and the device given back.
     fn finish(self: Box<Self>, now: Instant);
@@ -249,8 +256,12 @@ impl ExporterSession {
             }
             Kind::Open => self.open(now, attachment, &arrived, services),
             Kind::Close => {
+                let close = Close::decode(&arrived.body.contiguous())?;
                 if let Some(served) = self.attachments.remove(&attachment) {
-                    served.finish(now);
+                    match close.heir {
+                        None => served.finish(now),
+                        Some(heir) => served.hand_over(now, heir),
+                    }
                     let end = End { cause: Cause::Asked, message: String::new() };
                     self.say_end(Kind::Closed, attachment, &end);
                 }

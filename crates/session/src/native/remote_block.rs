@@ -6,7 +6,7 @@ use farbus_model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Payload, StoreError,
 };
 use farbus_wire::native::block::{self, Description};
-use farbus_wire::native::control::{Cause, Credit, End, Open, Opened};
+use farbus_wire::native::control::{Cause, Close, Credit, End, Open, Opened};
 use farbus_wire::native::frame::{Head, RESIDENCE_BYTES, Residence};
 use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
 
@@ -89,6 +89,18 @@ impl RemoteBlock {
         };
         remote.ask_to_open();
         remote
+    }
+
+    /// The lease under which it is used; 0 before it is open.
+    pub fn lease(&self) -> u64 {
+        self.open.epoch
+    }
+
+    /// Hands the device over as it is to the host with this key, who opens it by [`Self::lease`]; its exporter answers with the end.
+    /// What is in flight is lost: it is for the caller to wait for it.
+    pub fn hand_over(&mut self, heir: [u8; 32]) {
+        let part = Close { heir: Some(heir) }.encode().into();
+        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
     }
 
     /// Requests in flight, those that wait among them.

@@ -7,7 +7,7 @@ use farbus_model::{
     Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Payload, Selection, Setup, Speed, Status,
     TransferType, Urb, UrbId,
 };
-use farbus_wire::native::control::{Cause, Credit, End, Open, Opened};
+use farbus_wire::native::control::{Cause, Close, Credit, End, Open, Opened};
 use farbus_wire::native::frame::{Head, RESIDENCE_BYTES};
 use farbus_wire::native::usb::{self, Description, Reply};
 use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
@@ -102,6 +102,18 @@ impl RemoteUsb {
     /// What its exporter says of it; none before it is open.
     pub fn description(&self) -> Option<&Description> {
         self.description.as_ref()
+    }
+
+    /// The lease under which it is used; 0 before it is open.
+    pub fn lease(&self) -> u64 {
+        self.open.epoch
+    }
+
+    /// Hands the device over as it is to the host with this key, who opens it by [`Self::lease`]; its exporter answers with the end.
+    /// What is in flight is lost: it is for the caller to wait for it.
+    pub fn hand_over(&mut self, heir: [u8; 32]) {
+        let part = Close { heir: Some(heir) }.encode().into();
+        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
     }
 
     /// Requests in flight, those that wait among them.

@@ -32,7 +32,11 @@ pub struct ServedBlock<D> {
     flights: BTreeMap<u16, Flight>,
     bytes: u64,
     give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
+    pass_on: Option<PassOn<D>>,
 }
+
+/// Takes a device that is handed over as it is, and the key of its heir.
+type PassOn<D> = Box<dyn FnOnce(D, Instant, [u8; 32]) + Send>;
 
 struct Flight {
     cost: u32,
@@ -69,7 +73,15 @@ impl<D: BlockDevice> ServedBlock<D> {
             flights: BTreeMap::new(),
             bytes: 0,
             give_back: Some(Box::new(give_back)),
+            pass_on: None,
         }
+    }
+
+    /// The same, that may be handed over: `pass_on` is called instead then, with the heir's key.
+    #[must_use]
+    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, [u8; 32]) + Send + 'static) -> Self {
+        self.pass_on = Some(Box::new(pass_on));
+        self
     }
 
     fn begin(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
@@ -203,6 +215,13 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     fn poll_end(&mut self) -> Option<End> {
         let message = "the disk is gone".to_owned();
         self.device.is_gone().then_some(End { cause: Cause::Gone, message })
+    }
+
+    fn hand_over(mut self: Box<Self>, now: Instant, heir: [u8; 32]) {
+        match self.pass_on.take() {
+            Some(pass_on) => pass_on(self.device, now, heir),
+            None => self.finish(now),
+        }
     }
 
     /// Requests that are with the device are the device's to end; nobody hears of it.

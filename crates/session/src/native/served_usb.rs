@@ -30,7 +30,11 @@ pub struct ServedUsb<D> {
     flights: BTreeMap<u16, Flight>,
     bytes: usize,
     give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
+    pass_on: Option<PassOn<D>>,
 }
+
+/// Takes a device that is handed over as it is, and the key of its heir.
+type PassOn<D> = Box<dyn FnOnce(D, Instant, [u8; 32]) + Send>;
 
 struct Flight {
     cost: usize,
@@ -70,7 +74,15 @@ impl<D: Device> ServedUsb<D> {
             flights: BTreeMap::new(),
             bytes: 0,
             give_back: Some(Box::new(give_back)),
+            pass_on: None,
         }
+    }
+
+    /// The same, that may be handed over: `pass_on` is called instead then, with the heir's key.
+    #[must_use]
+    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, [u8; 32]) + Send + 'static) -> Self {
+        self.pass_on = Some(Box::new(pass_on));
+        self
     }
 
     fn begin(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
@@ -258,6 +270,22 @@ impl<D: Device> Served for ServedUsb<D> {
     fn poll_end(&mut self) -> Option<End> {
         let message = "the device was unplugged".to_owned();
         self.device.is_gone().then_some(End { cause: Cause::Gone, message })
+    }
+
+    fn hand_over(mut self: Box<Self>, now: Instant, heir: [u8; 32]) {
+        let Some(pass_on) = self.pass_on.take() else { return self.finish(now) };
+        let left: Vec<u16> = self.flights.keys().copied().collect();
+        for tag in left {
+            self.device.cancel(now, UrbId(tag.into()), &mut self.done);
+        }
+        while let Some(done) = self.done.pop() {
+            self.flights.remove(&(done.id.0 as u16));
+        }
+        // What is still under way would be answered to the heir: a real device takes its time to let go.
+        if !self.flights.is_empty() {
+            return self.finish(now);
+        }
+        pass_on(self.device, now, heir);
     }
 
     fn finish(mut self: Box<Self>, now: Instant) {

@@ -155,6 +155,32 @@ impl Cause {
         [Self::Asked, Self::Device, Self::Network, Self::Refused, Self::Gone, Self::Busy, Self::Stale, Self::Class];
 }
 
+/// Importer: I am done with a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Close {
+    /// The key of the host that goes on with it as it is; `None`: nobody does, and it is reset. Zeros are a host without a key.
+    pub heir: Option<[u8; 32]>,
+}
+
+impl Close {
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        self.heir.map(Vec::from).unwrap_or_default()
+    }
+
+    /// As it travelled.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+        if bytes.is_empty() {
+            return Ok(Self::default());
+        }
+        let heir = bytes.try_into().map_err(|_| Reject::new("heir", bytes.len() as u64, "a key has 32 bytes"))?;
+        Ok(Self { heir: Some(heir) })
+    }
+}
+
 /// Exporter: you do not get it, or it is over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
@@ -205,6 +231,10 @@ mod tests {
         assert_eq!(Opened::decode(&opened.encode()), Ok(opened.clone()));
         let nothing = Opened { credit: Credit { requests: 0, bytes: 0 }, ..opened };
         assert_eq!(Opened::decode(&nothing.encode()).unwrap_err().field, "requests");
+        for close in [Close::default(), Close { heir: Some([7; 32]) }] {
+            assert_eq!(Close::decode(&close.encode()), Ok(close));
+        }
+        assert_eq!(Close::decode(&[1]).unwrap_err().field, "heir");
         for cause in Cause::ALL {
             let end = End { cause, message: "because".into() };
             assert_eq!(End::decode(&end.encode()), Ok(end));

@@ -1,0 +1,360 @@
+//! What a session may open, and where it goes in the end.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Wake, Watched};
+use farbus_io::trust::Fingerprint;
+use farbus_model::{BlockDevice, Device, Instant, Limits};
+use farbus_session::block::make_durable;
+use farbus_session::claims::Mode;
+use farbus_session::leases::{Key, Worth};
+use farbus_session::native::control as native;
+use farbus_session::registry::{BlockRefusal, ClaimedBlock};
+use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
+use tracing::{info, warn};
+
+use crate::guest::Guest;
+use crate::sessions::{Face, House, Opened};
+use crate::shared::{Legacy, Offer, STACK_BYTES, Session, Shared};
+
+/// How long what was handed over waits for its heir: below the 30 s after which Linux's usb-storage gives a command up.
+const HEIR_TIME_MAX: Duration = Duration::from_secs(20);
+
+impl House for Shared {
+    type Caller = Session;
+
+    fn key(caller: &Session) -> Option<Fingerprint> {
+        caller.guest.as_ref().map(Guest::fingerprint)
+    }
+
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn open(self: &Arc<Self>, caller: &Session, peer: &str, open: &native::Open) -> Result<Opened, native::End> {
+        let gone = || refusal(native::Cause::Gone, format!("no device called '{}' is shared here", open.name));
+        let bus_id = self.bus_id_of(&open.name).map_err(|_| gone())?;
+        let (number, session) = self
+            .enter_session(None, peer.to_owned(), caller.guest.clone(), caller.visitor)
+            .map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
+        let worth = self.leases().worth(&bus_id, key_of(&session), open.epoch);
+        let face = match worth {
+            Worth::Inherits(legacy) => self.inherit(number, &session, open, legacy),
+            Worth::NotHis => Err(self.busy(&bus_id)),
+            Worth::Stale => {
+                Err(refusal(native::Cause::Stale, "it was moved: somebody has a later lease of it".to_owned()))
+            }
+            Worth::Nothing => self.open_anew(number, &session, &bus_id, open),
+        };
+        match face {
+            Ok((face, mode)) => {
+                if !open.reason.is_empty() {
+                    self.registry().explain(peer, &open.reason);
+                }
+                // Readers do not exclude each other, and nobody is fenced off by them.
+                let lease = if mode == Some(Mode::Exclusive) { self.leases().give(&bus_id) } else { 0 };
+                Ok(Opened { face, tenant: session, lease })
+            }
+            Err(end) => {
+                self.end_session(number);
+                Err(if end.cause == native::Cause::Gone { gone() } else { end })
+            }
+        }
+    }
+}
+
+fn key_of(session: &Session) -> Key {
+    session.guest.as_ref().map(|guest| *guest.fingerprint().as_bytes())
+}
+
+fn refusal(cause: native::Cause, message: String) -> native::End {
+    native::End { cause, message }
+}
+
+impl Shared {
+    /// How a device is used that nobody handed over; `None`: looked on at.
+    fn open_anew(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        bus_id: &str,
+        open: &native::Open,
+    ) -> Result<(Face, Option<Mode>), native::End> {
+        match open.class {
+            native::Class::USB if open.mode == native::Mode::Observe => {
+                self.open_observer(number, session, bus_id).map(|face| (face, None))
+            }
+            native::Class::USB => {
+                self.open_usb(number, session, bus_id, open.mode).map(|face| (face, Some(Mode::Exclusive)))
+            }
+            native::Class::BLOCK => {
+                let claimed = Offer { shared: self, session }.claim_block(bus_id, open.mode)?;
+                let mode = claimed.mode;
+                self.open_block(number, session, bus_id, claimed).map(|face| (face, Some(mode)))
+            }
+            _ => Err(refusal(native::Cause::Class, format!("'{}' is nothing of that kind", open.name))),
+        }
+    }
+
+    /// The heir of a device, or who did not get rid of it.
+    fn inherit(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        open: &native::Open,
+        legacy: Legacy,
+    ) -> Result<(Face, Option<Mode>), native::End> {
+        let device = match (Offer { shared: self, session }.admit(&legacy.bus_id)) {
+            Ok(device) => device,
+            Err(status) => {
+                self.forget(legacy, Ending::HandedOver);
+                return Err(refusal(native::Cause::Refused, status.to_string()));
+            }
+        };
+        let Legacy { bus_id, who, device: usb } = legacy;
+        let now = self.clock.now();
+        let found = {
+            let mut registry = self.registry();
+            if let Some(claims) = registry.claims_mut(&bus_id) {
+                claims.hand_over(&who, &session.peer, now);
+            }
+            *session.bus_id.lock().unwrap_or_else(PoisonError::into_inner) = Some(bus_id.clone());
+            registry.record(&bus_id).zip(Some(registry.block_export(&bus_id)))
+        };
+        let Some((record, export)) = found else {
+            return Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()));
+        };
+        info!(device = bus_id, from = who, peer = session.peer, "taken over");
+        if let Some((guest, device)) = session.guest.as_ref().zip(device) {
+            guest.record_attached(&device);
+        }
+        let face = match (open.class, usb, export) {
+            (native::Class::USB, Some(device), _) => Ok(self.usb_face(number, session, record, device)),
+            (native::Class::BLOCK, None, Some(export)) => {
+                let mode = Mode::Exclusive;
+                self.open_block(number, session, &bus_id, ClaimedBlock { record, export, mode })
+            }
+            (_, usb, _) => {
+                let who = session.peer.clone();
+                self.forget(Legacy { bus_id, who, device: usb }, Ending::Detached);
+                Err(refusal(native::Cause::Class, "it was handed over as something else".to_owned()))
+            }
+        };
+        face.map(|face| (face, Some(Mode::Exclusive)))
+    }
+
+    /// It waits for its heir, in nobody's thread.
+    fn bequeath(self: &Arc<Self>, number: u64, session: &Session, device: Option<Box<dyn Device>>, heir: [u8; 32]) {
+        let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(bus_id) = bus_id {
+            let (from, heir) = (key_of(session), Some(heir).filter(|heir| *heir != [0; 32]));
+            info!(device = bus_id, peer = session.peer, "handed over: it waits for its heir");
+            let legacy = Legacy { bus_id: bus_id.clone(), who: session.peer.clone(), device };
+            let until = self.clock.now() + HEIR_TIME_MAX;
+            let before = self.leases().hand_over(&bus_id, from, heir, until, legacy);
+            assert!(before.is_none(), "a device has one user who hands it over");
+            self.give_up_in_time(until);
+        }
+        self.end_session(number);
+    }
+
+    /// A thread that waits as long as an heir may take.
+    fn give_up_in_time(self: &Arc<Self>, until: Instant) {
+        let shared = Arc::downgrade(self);
+        let wait = move || {
+            let Some(now) = shared.upgrade().map(|shared| shared.clock.now()) else { return };
+            thread::sleep(until - now);
+            let Some(shared) = shared.upgrade() else { return };
+            let late = shared.leases().expire(shared.clock.now());
+            for legacy in late {
+                warn!(device = legacy.bus_id, "nobody came for it in time");
+                shared.forget(legacy, Ending::Lost);
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("heir".into()).stack_size(STACK_BYTES).spawn(wait) {
+            warn!(%error, "nobody can wait for an heir");
+            let all = self.leases().clear();
+            for legacy in all {
+                self.forget(legacy, Ending::Lost);
+            }
+        }
+    }
+
+    fn open_usb(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        bus_id: &str,
+        mode: native::Mode,
+    ) -> Result<Face, native::End> {
+        if mode != native::Mode::Exclusive {
+            return Err(refusal(
+                native::Cause::Refused,
+                "a USB device has one user at a time, who may change it".into(),
+            ));
+        }
+        let (record, device) = Offer { shared: self, session }.claim(bus_id).map_err(|status| match status {
+            OpStatus::Busy => self.busy(bus_id),
+            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
+            OpStatus::DeviceError => refusal(native::Cause::Device, status.to_string()),
+            _ => refusal(native::Cause::Refused, status.to_string()),
+        })?;
+        Ok(self.usb_face(number, session, record, device))
+    }
+
+    fn usb_face(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        record: DeviceRecord,
+        device: Box<dyn Device>,
+    ) -> Face {
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let give_back = move |device: Box<dyn Device>, now| {
+            let is_gone = device.is_gone();
+            shared.take_in(number, &tenant, (!is_gone).then_some(device), is_gone, now);
+        };
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let pass_on = move |device: Box<dyn Device>, now, heir| {
+            if device.is_gone() {
+                return shared.take_in(number, &tenant, None, true, now);
+            }
+            shared.bequeath(number, &tenant, Some(device), heir);
+        };
+        Face::Usb { record, device, give_back: Box::new(give_back), pass_on: Box::new(pass_on) }
+    }
+
+    /// Somebody looks on, whoever uses the device.
+    fn open_observer(self: &Arc<Self>, number: u64, session: &Arc<Session>, bus_id: &str) -> Result<Face, native::End> {
+        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+        let device = Offer { shared: self, session }.admit(bus_id).map_err(|status| match status {
+            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
+            _ => refused(&status.to_string()),
+        })?;
+        if !self.is_observable.load(Ordering::Acquire) {
+            return Err(refused("its owner lets nobody look on: 'farbus share --observable' would"));
+        }
+        let observable = self.registry().observe(bus_id);
+        let observable =
+            observable.ok_or_else(|| refusal(native::Cause::Class, "it sends nothing that is shown".to_owned()))?;
+        let wake = Wake::new().map_err(|error| refused(&error.to_string()))?;
+        let wake = Arc::new(wake);
+        let (readiness, for_seat) = (Watched::woken(Arc::clone(&wake)), Arc::clone(&wake));
+        let seat = observable.audience.sit(move || for_seat.wake());
+        let seat = seat.ok_or_else(|| refused("as many look on as may"))?;
+        session.observes.get_or_init(|| bus_id.to_owned());
+        info!(device = bus_id, peer = session.peer, "observed");
+        if let Some((guest, device)) = session.guest.as_ref().zip(device) {
+            guest.record_observing(&device);
+        }
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let leave = move |_| {
+            info!(device = tenant.observes.get(), peer = tenant.peer, "observed no more");
+            shared.end_session(number);
+        };
+        let (hush, leave) = (Box::new(move || wake.clear()), Box::new(leave));
+        Ok(Face::Observer { seat, readiness, hush, description: observable.description, leave })
+    }
+
+    fn open_block(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        bus_id: &str,
+        ClaimedBlock { export, mode, .. }: ClaimedBlock,
+    ) -> Result<Face, native::End> {
+        let device = export.open(mode).map_err(|what| {
+            let now = self.clock.now();
+            self.registry().release(bus_id, &session.peer, None, Ending::Detached, now);
+            refusal(native::Cause::Device, what)
+        })?;
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let give_back = move |device: Box<dyn BlockDevice>, now| {
+            let is_gone = device.is_gone();
+            if let Err(error) = make_durable(device) {
+                warn!(peer = tenant.peer, %error, "the last writes may be lost");
+            }
+            shared.take_in(number, &tenant, None, is_gone, now);
+        };
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let pass_on = move |device: Box<dyn BlockDevice>, now, heir| {
+            let is_gone = device.is_gone();
+            if let Err(error) = make_durable(device) {
+                warn!(peer = tenant.peer, %error, "the last writes may be lost");
+            }
+            // Many may read beside each other, and need no permission of one who did.
+            if is_gone || mode != Mode::Exclusive {
+                return shared.take_in(number, &tenant, None, is_gone, now);
+            }
+            shared.bequeath(number, &tenant, None, heir);
+        };
+        let (give_back, pass_on) = (Box::new(give_back), Box::new(pass_on));
+        Ok(Face::Block { device, durability: export.durability(), give_back, pass_on })
+    }
+
+    /// Who has a device that somebody else wants.
+    fn busy(&self, bus_id: &str) -> native::End {
+        let registry = self.registry();
+        let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
+        let message = match holder {
+            Some(holder) => {
+                let since_s = (self.clock.now() - holder.since).as_secs();
+                format!("in use by {} ({}) since {since_s} s", holder.who, holder.mode.as_str())
+            }
+            None => "somebody who waits comes first".to_owned(),
+        };
+        refusal(native::Cause::Busy, message)
+    }
+
+    /// A session gives a device back, or what it had of it.
+    fn take_in(&self, number: u64, session: &Session, device: Option<Box<dyn Device>>, is_gone: bool, now: Instant) {
+        let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let noted = *session.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        let ending = match (session.is_taken_back.load(Ordering::Acquire), is_gone) {
+            (true, _) => Ending::TakenBack,
+            (_, true) => Ending::Gone,
+            _ => noted.unwrap_or(Ending::Detached),
+        };
+        if let Some(bus_id) = bus_id {
+            info!(device = bus_id, peer = session.peer, ending = ending.as_str(), "detached");
+            if let Some(guest) = &session.guest {
+                guest.record_detached(self.device_name(&bus_id).as_ref().unwrap_or(&bus_id));
+            }
+            if is_gone {
+                self.registry().withdraw(&bus_id);
+            } else {
+                self.registry().release(&bus_id, &session.peer, device, ending, now);
+            }
+        }
+        self.end_session(number);
+    }
+}
+
+impl Offer<'_> {
+    /// Takes a block device.
+    fn claim_block(&self, bus_id: &str, asked: native::Mode) -> Result<ClaimedBlock, native::End> {
+        let device = self.admit(bus_id).map_err(|status| match status {
+            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
+            _ => refusal(native::Cause::Refused, status.to_string()),
+        })?;
+        let (claimed, holder) =
+            self.claim_for(bus_id, |registry, peer, now| registry.claim_block(bus_id, peer, asked, now));
+        // Its importer asks for the USB device next: no word of it.
+        if !matches!(claimed, Err(BlockRefusal::Class)) {
+            let outcome = claimed.as_ref().map(|claimed| claimed.mode.as_str()).map_err(|_| OpStatus::Busy.to_string());
+            self.note(bus_id, device.as_deref(), holder, outcome);
+        }
+        claimed.map_err(|refused| match refused {
+            BlockRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
+            BlockRefusal::Class => refusal(native::Cause::Class, "it is a USB device and no block device".to_owned()),
+            BlockRefusal::Busy => self.shared.busy(bus_id),
+        })
+    }
+}

@@ -1,0 +1,671 @@
+//! What connections find: the devices, who uses them, and how a connection comes and goes.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use farbus_io::link::{Clock, Connection, Link};
+use farbus_io::trust::Protocol;
+use farbus_model::{BufferPool, Command, Completions, Device, Instant, Limits};
+use farbus_session::claims::Mode;
+use farbus_session::leases::Leases;
+use farbus_session::native::{control as native, hello};
+use farbus_session::registry::name_of;
+use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
+use tracing::{error, info, warn};
+
+use crate::crowd::{self, Complaint, Place, Visitor};
+use crate::device_status::DeviceStatus;
+use crate::door::Household;
+use crate::engine::{End, Engine, Mailbox};
+use crate::greeting;
+use crate::guest::Guest;
+use crate::listening::Listening;
+use crate::meters::{Calls, Meters};
+use crate::questions::{Answer, Lines, Question};
+use crate::sessions::{Sessions, Tenant};
+use crate::share_error::ShareError;
+use crate::swap::Swaps;
+use crate::trust::Trust;
+
+/// An engine's stack: its frames are shallow, its buffers are on the heap.
+pub const STACK_BYTES: usize = 256 << 10;
+/// How long an owner waits for a device's answer to a command.
+const COMMAND_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long whoever connects may take to say the first byte.
+const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long sessions may take to make their devices durable when sharing ends.
+const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
+/// How long a paired host that may ask may say nothing.
+const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
+/// How soon a session ends whose host was unpaired, or whose device was forbidden.
+const RECHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// What all connections and their owner share.
+pub struct Shared {
+    registry: Mutex<Registry>,
+    sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
+    /// Connections so far, of all listeners.
+    session_numbers: AtomicU64,
+    session_ended: Condvar,
+    /// Sessions of farbus's own protocol.
+    native: Sessions,
+    /// The leases of what is shared, by bus id.
+    leases: Mutex<Leases<Legacy>>,
+    pub swaps: Swaps,
+    crowd: Complaint,
+    pub listeners: Mutex<Vec<Arc<Listening>>>,
+    /// Whether who may use a device may look on while another does.
+    pub is_observable: AtomicBool,
+    is_stopping: AtomicBool,
+    pub clock: Clock,
+    pub limits: Limits,
+    pub trace: Mutex<Option<File>>,
+}
+
+/// A device that was handed over, and waits for whoever goes on with it.
+pub struct Legacy {
+    /// It.
+    pub bus_id: String,
+    /// Who has the claim, in the registry's words.
+    pub who: String,
+    /// The USB device; none of a block device, which is opened anew.
+    pub device: Option<Box<dyn Device>>,
+}
+
+/// The time of day: later after every restart, unless somebody puts the clock back.
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+/// One connection.
+pub struct Session {
+    /// The link that it is, and ends with; none if it belongs to a session, or is one, whose thread is told.
+    link: Mutex<Option<Link>>,
+    is_told: AtomicBool,
+    /// Its peer, as people write it.
+    pub peer: String,
+    /// The paired host that it is, on an encrypted link.
+    pub guest: Option<Guest>,
+    pub visitor: Visitor,
+    place: Place,
+    mailbox: Mailbox,
+    meters: Meters,
+    pub bus_id: Mutex<Option<String>>,
+    /// The device that it looks on at.
+    pub observes: OnceLock<String>,
+    pub is_taken_back: AtomicBool,
+    /// A session's: how it ended.
+    pub ending: Mutex<Option<Ending>>,
+}
+
+impl Session {
+    fn end(&self) {
+        self.is_told.store(true, Ordering::Release);
+        match &*self.link.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(link) => link.shut_down(),
+            None => self.mailbox.wake(),
+        }
+    }
+
+    /// It goes on when its link ends.
+    fn outlive_link(&self) {
+        *self.link.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl Tenant for Session {
+    fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
+    fn end(&self) -> Option<native::End> {
+        self.is_told.load(Ordering::Acquire).then(|| {
+            let message = match self.is_taken_back.load(Ordering::Acquire) {
+                true => "taken back by its owner",
+                false => "not shared with you any more",
+            };
+            native::End { cause: native::Cause::Refused, message: message.to_owned() }
+        })
+    }
+
+    fn note_ending(&self, ending: Ending) {
+        *self.ending.lock().unwrap_or_else(PoisonError::into_inner) = Some(ending);
+    }
+}
+
+impl Shared {
+    /// Nothing is shared yet.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            registry: Mutex::default(),
+            sessions: Mutex::default(),
+            session_numbers: AtomicU64::new(0),
+            session_ended: Condvar::new(),
+            native: Sessions::default(),
+            leases: Mutex::new(Leases::after(unix_ms())),
+            swaps: Swaps::default(),
+            crowd: Complaint::default(),
+            listeners: Mutex::default(),
+            is_observable: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
+            clock: Clock::start(),
+            limits,
+            trace: Mutex::default(),
+        }
+    }
+
+    pub fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().expect("no claim panics")
+    }
+
+    pub fn leases(&self) -> MutexGuard<'_, Leases<Legacy>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody came for it: it is offered to everybody again.
+    pub fn forget(&self, legacy: Legacy, ending: Ending) {
+        let Legacy { bus_id, who, device } = legacy;
+        info!(device = bus_id, from = who, "what was handed over is offered again");
+        let now = self.clock.now();
+        let device = device.map(|mut device| {
+            let mut done = Completions::new(BufferPool::new(0));
+            device.reset(now, &mut done);
+            // A device that cannot be made durable says so itself at the next command.
+            let _ = device.command(now, &Command::Sync, &mut done);
+            while done.pop().is_some() {}
+            device
+        });
+        if device.as_ref().is_some_and(|device| device.is_gone()) {
+            self.registry().withdraw(&bus_id);
+        } else {
+            self.registry().release(&bus_id, &who, device, ending, now);
+        }
+    }
+
+    pub fn sessions(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Session>>> {
+        self.sessions.lock().expect("no session panics while it is counted")
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
+    pub fn accept_all(self: &Arc<Self>, listening: &Listening) {
+        while !self.is_stopping() && !listening.is_closed() {
+            match listening.accept() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Ok(connection) if !listening.admits(connection.from.ip()) => {
+                    warn!(from = %connection.from, at = %listening.address(), "not on the list of those allowed here");
+                }
+                Ok(connection) => {
+                    let from = connection.from;
+                    if let Err(error) = self.begin_session(connection)
+                        && self.crowd.is_due(self.clock.now())
+                    {
+                        warn!(%from, %error, "the connection was turned away; others for 10 s are not mentioned");
+                    }
+                }
+                Err(_) if self.is_stopping() || listening.is_closed() => return,
+                Err(error) => {
+                    // Out of descriptors, most likely: what is open goes on, new ones wait.
+                    warn!(%error, "cannot accept a connection");
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn begin_session(self: &Arc<Self>, connection: Connection) -> io::Result<()> {
+        let link = connection.link.try_clone()?;
+        let (of_its_own, peer) = (Some(connection.link), link.peer().to_owned());
+        let (number, session) = self.enter_session(of_its_own, peer, None, Visitor::from(connection.from.ip()))?;
+        let shared = Arc::clone(self);
+        let spawned = thread::Builder::new()
+            .name(format!("session-{number}"))
+            .stack_size(STACK_BYTES)
+            .spawn(move || shared.serve_either(number, &session, link));
+        if let Err(error) = spawned {
+            self.end_session(number);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Counts a connection among the sessions; [`Shared::serve`] ends it.
+    pub fn enter_session(
+        &self,
+        link: Option<Link>,
+        peer: String,
+        guest: Option<Guest>,
+        visitor: Visitor,
+    ) -> io::Result<(u64, Arc<Session>)> {
+        let mut sessions = self.sessions();
+        let present = sessions.values().map(|session| (session.visitor, session.place));
+        let place = crowd::place(visitor, present).map_err(io::Error::other)?;
+        let session = Session {
+            link: Mutex::new(link),
+            is_told: AtomicBool::new(false),
+            peer,
+            guest,
+            visitor,
+            place,
+            mailbox: Mailbox::new()?,
+            meters: Meters::default(),
+            bus_id: Mutex::default(),
+            observes: OnceLock::new(),
+            is_taken_back: AtomicBool::new(false),
+            ending: Mutex::default(),
+        };
+        let (number, session) = (self.session_numbers.fetch_add(1, Ordering::Relaxed), Arc::new(session));
+        sessions.insert(number, Arc::clone(&session));
+        Ok((number, session))
+    }
+
+    pub fn end_session(&self, number: u64) {
+        self.sessions().remove(&number);
+        self.session_ended.notify_all();
+    }
+
+    /// The whole life of a connection without encryption, on its own thread: its first byte says which tongue it speaks.
+    fn serve_either(self: Arc<Self>, number: u64, session: &Arc<Session>, link: Link) {
+        let since = self.clock.now();
+        let has_begun = greeting::await_first_byte(&link, GREETING_TIME_MAX);
+        if matches!(has_begun, Ok(Some(first)) if first == hello::MAGIC[0]) {
+            self.serve_session(number, session, link);
+        } else {
+            // Nothing at all, and every trouble of the link, are that protocol's to report.
+            self.serve(number, session, &link, since);
+        }
+    }
+
+    fn serve_session(self: Arc<Self>, number: u64, session: &Arc<Session>, link: Link) {
+        session.outlive_link();
+        if let Err(error) = self.native.serve(&self, link, session) {
+            info!(peer = session.peer, %error, "a link of a session was lost in its greeting");
+        }
+        self.end_session(number);
+    }
+
+    /// The whole life of a connection that speaks USB/IP, on its own thread.
+    fn serve(self: Arc<Self>, number: u64, session: &Session, link: &Link, since: Instant) {
+        let mut engine = Engine {
+            link,
+            exporter: Exporter::new(since, self.limits),
+            offers: Offer { shared: &self, session },
+            clock: self.clock,
+            mailbox: &session.mailbox,
+            meters: &session.meters,
+            calls: Calls::default(),
+        };
+        // A bug of ours in one session is not the others' trouble: the device is taken back if it
+        // lets itself be reset, and withdrawn if it does not.
+        let end = panic::catch_unwind(AssertUnwindSafe(|| engine.run())).unwrap_or(End::Bug);
+        let (exporter, now) = (engine.exporter, self.clock.now());
+        self.write_trace(session, &exporter);
+        let device = panic::catch_unwind(AssertUnwindSafe(|| exporter.finish(now))).unwrap_or(None);
+        let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
+        link.shut_down();
+        let ending = match session.is_taken_back.load(Ordering::Acquire) {
+            true => Ending::TakenBack,
+            false => ending_of(&end),
+        };
+        report_end(&end, ending, &session.peer, bus_id.as_deref());
+        if let (Some(guest), Some(bus_id)) = (&session.guest, &bus_id) {
+            guest.record_detached(self.device_name(bus_id).as_ref().unwrap_or(bus_id));
+        }
+        match (bus_id, device) {
+            (Some(bus_id), Some(device)) if !device.is_gone() => {
+                self.registry().release(&bus_id, &session.peer, Some(device), ending, now);
+            }
+            (Some(bus_id), _) => self.registry().withdraw(&bus_id),
+            (None, _) => {}
+        }
+        self.end_session(number);
+    }
+
+    fn write_trace(&self, session: &Session, exporter: &Exporter<Box<dyn Device>>) {
+        let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(file) = trace.as_mut() else { return };
+        let mut out = io::BufWriter::new(file);
+        let peer = &session.peer;
+        for tap in exporter.trace().taps() {
+            let (key, endpoint, stage, at) = (tap.key, tap.endpoint, tap.stage.name(), tap.at.as_nanos());
+            let line = format_args!(
+                r#"{{"peer":"{peer}","endpoint":{endpoint},"seqnum":{key},"stage":"{stage}","at_ns":{at}}}"#
+            );
+            if let Err(error) = writeln!(out, "{line}") {
+                return warn!(%error, "the trace is not complete");
+            }
+        }
+        if let Err(error) = out.flush() {
+            warn!(%error, "the trace is not complete");
+        }
+    }
+
+    /// The name of the device with this bus id.
+    pub fn device_name(&self, bus_id: &str) -> Option<String> {
+        let registry = self.registry();
+        registry.entries().find(|entry| entry.record.bus_id == bus_id).map(|entry| entry.name.to_owned())
+    }
+
+    /// Answers questions, a line of JSON each, until the guest has no more.
+    fn answer_questions(&self, session: &Session, link: &Link) -> io::Result<()> {
+        let Some(guest) = &session.guest else { return Ok(()) };
+        let mut lines = Lines::over(link, QUESTION_TIME_MAX)?;
+        while let Some(line) = lines.receive()? {
+            let answer = match serde_json::from_slice(&line) {
+                _ if session.place == Place::Surplus => Answer::Refused(crowd::REFUSAL.to_owned()),
+                Ok(Question::List) => {
+                    let allowed = guest.allowed();
+                    let mut devices = self.status();
+                    devices.retain(|device| allowed.allows(&device.name));
+                    Answer::Devices(devices)
+                }
+                Ok(Question::Explain { device, reason }) => match self.explain(guest, &device, &reason) {
+                    true => Answer::Done,
+                    false => Answer::Refused(format!("you do not use '{device}'")),
+                },
+                Err(error) => Answer::Refused(format!("not a question: {error}")),
+            };
+            lines.send(&answer)?;
+        }
+        Ok(())
+    }
+
+    /// A guest says what it needs the device for that one of its sessions holds. Says whether one does.
+    fn explain(&self, guest: &Guest, device: &str, reason: &str) -> bool {
+        let Ok(bus_id) = self.bus_id_of(device) else { return false };
+        let mut holders = self.holders_of(&bus_id).into_iter();
+        let is_its_own =
+            |session: &Arc<Session>| session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
+        holders.find(is_its_own).is_some_and(|session| self.registry().explain(&session.peer, reason))
+    }
+
+    /// Ends sessions of hosts that are not paired any more, or hold what they may not: whoever changed the list, and how.
+    pub fn recheck(&self, trust: &Trust) {
+        while !self.is_stopping() {
+            thread::sleep(RECHECK_EVERY);
+            // Nobody is trusted while the list cannot be read.
+            let peers = trust.peers().inspect_err(|error| error!(%error, "who is paired cannot be read")).ok();
+            let sessions: Vec<_> = self.sessions().values().cloned().collect();
+            for session in sessions {
+                let Some(guest) = &session.guest else { continue };
+                let held = session.bus_id.lock().ok().and_then(|held| held.clone());
+                let held = held.or_else(|| session.observes.get().cloned());
+                let device = held.and_then(|bus_id| self.device_name(&bus_id));
+                if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, device.as_deref())) {
+                    warn!(peer = session.peer, device, "cut off: its permission was taken back");
+                    session.end();
+                }
+            }
+        }
+    }
+
+    pub fn status(&self) -> Vec<DeviceStatus> {
+        let sessions = self.sessions();
+        let meters_of = |bus_id: &str| {
+            let mut holders = sessions.values();
+            let holder = holders.find(|s| s.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(bus_id)));
+            holder.map(|session| session.meters.read())
+        };
+        let now = self.clock.now();
+        let registry = self.registry();
+        let entries = registry.entries();
+        entries.map(|entry| DeviceStatus::of(&entry, meters_of(&entry.record.bus_id), now)).collect()
+    }
+
+    pub fn bus_id_of(&self, device: &str) -> Result<String, ShareError> {
+        let registry = self.registry();
+        let bus_id = registry.find(device).ok_or_else(|| ShareError::NoDevice(device.to_owned()))?;
+        Ok(bus_id.to_owned())
+    }
+
+    pub fn remove(&self, device: &str) -> Result<(), ShareError> {
+        let bus_id = self.bus_id_of(device)?;
+        if self.registry().retire(&bus_id) == Some(false) {
+            self.end_users_of(&bus_id);
+        }
+        Ok(())
+    }
+
+    pub fn take_back(&self, device: &str, remark: Option<&str>, keep_out: Duration) -> Result<String, ShareError> {
+        let bus_id = self.bus_id_of(device)?;
+        let now = self.clock.now();
+        let until = (!keep_out.is_zero()).then(|| now + keep_out);
+        let who = {
+            let mut registry = self.registry();
+            let claims = registry.claims_mut(&bus_id).ok_or_else(|| ShareError::NoDevice(device.to_owned()))?;
+            let who = claims.holder().map(|holder| holder.who.clone());
+            claims.take_back(remark, until);
+            who.ok_or_else(|| ShareError::NotInUse(device.to_owned()))?
+        };
+        self.end_users_of(&bus_id);
+        Ok(who)
+    }
+
+    /// Ends the sessions that use a device and waits until the device is back, or long enough.
+    fn end_users_of(&self, bus_id: &str) {
+        let legacy = self.leases().take_back(bus_id);
+        if let Some(legacy) = legacy {
+            self.forget(legacy, Ending::TakenBack);
+        }
+        let users = self.holders_of(bus_id);
+        for session in &users {
+            session.is_taken_back.store(true, Ordering::Release);
+            session.end();
+        }
+        let sessions = self.sessions();
+        let is_there = |sessions: &mut BTreeMap<u64, Arc<Session>>| {
+            sessions.values().any(|session| users.iter().any(|user| Arc::ptr_eq(user, session)))
+        };
+        // A device that does not become durable in time goes on trying in its session's thread.
+        let _ = self.session_ended.wait_timeout_while(sessions, COMMAND_TIME_MAX, |sessions| is_there(sessions));
+    }
+
+    fn holders_of(&self, bus_id: &str) -> Vec<Arc<Session>> {
+        let sessions = self.sessions();
+        let holds = |session: &&Arc<Session>| session.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(bus_id));
+        sessions.values().filter(holds).cloned().collect()
+    }
+
+    pub fn command(&self, device: &str, command: Command) -> Result<(), ShareError> {
+        let missing = || ShareError::NoDevice(device.to_owned());
+        let bus_id = {
+            let mut registry = self.registry();
+            let bus_id = registry.find(device).ok_or_else(missing)?.to_owned();
+            if let Some(idle) = registry.idle_device(&bus_id) {
+                let mut done = Completions::new(BufferPool::new(0));
+                return idle.command(self.clock.now(), &command, &mut done).map_err(ShareError::Command);
+            }
+            bus_id
+        };
+        let holder = self.holders_of(&bus_id).pop().ok_or(ShareError::Silent)?;
+        let (answer, answered) = mpsc::sync_channel(1);
+        holder.mailbox.leave(command, answer);
+        let result = answered.recv_timeout(COMMAND_TIME_MAX).map_err(|_| ShareError::Silent)?;
+        result.map_err(ShareError::Command)
+    }
+
+    pub fn stop(&self) -> bool {
+        if self.is_stopping.swap(true, Ordering::AcqRel) {
+            return true;
+        }
+        for listening in self.listeners.lock().expect("no listener panics").drain(..) {
+            listening.close();
+        }
+        self.swaps.stop();
+        let mut sessions = self.sessions();
+        for session in sessions.values() {
+            session.end();
+        }
+        while !sessions.is_empty() {
+            let waited = self.session_ended.wait_timeout(sessions, SHUTDOWN_TIME_MAX);
+            let (left, timeout) = waited.expect("no session panics while it is counted");
+            if timeout.timed_out() {
+                return left.is_empty();
+            }
+            sessions = left;
+        }
+        drop(sessions);
+        let left = self.leases().clear();
+        for legacy in left {
+            self.forget(legacy, Ending::Detached);
+        }
+        // A real device goes back to this machine's drivers now, whoever else still holds this share.
+        let devices = self.registry().close();
+        drop(devices);
+        true
+    }
+}
+
+impl Household for Shared {
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    fn is_closing(&self) -> bool {
+        self.is_stopping()
+    }
+
+    fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()> {
+        let of_its_own = match protocol {
+            Protocol::Session => None,
+            _ => Some(link.try_clone()?),
+        };
+        let (peer, visitor) = (link.peer().to_owned(), Visitor::Host(guest.fingerprint()));
+        let (number, session) = self.enter_session(of_its_own, peer, Some(guest), visitor)?;
+        match protocol {
+            Protocol::UsbIp => {
+                let since = self.clock.now();
+                self.serve(number, &session, &link, since);
+            }
+            Protocol::Control => {
+                if let Err(error) = self.answer_questions(&session, &link) {
+                    info!(peer = session.peer, %error, "its questions ended");
+                }
+                link.shut_down();
+                self.end_session(number);
+            }
+            Protocol::Session => self.serve_session(number, &session, link),
+            // Not offered here: ALPN has refused it.
+            Protocol::Pairing => self.end_session(number),
+        }
+        Ok(())
+    }
+}
+
+/// What a connection is offered: the registry, on behalf of its peer.
+pub struct Offer<'a> {
+    /// Whose.
+    pub shared: &'a Shared,
+    /// The peer's.
+    pub session: &'a Session,
+}
+
+impl Offers<Box<dyn Device>> for Offer<'_> {
+    fn list(&mut self) -> Vec<DeviceRecord> {
+        let mut records = self.shared.registry().records(self.shared.clock.now());
+        if let Some(guest) = &self.session.guest {
+            let allowed = guest.allowed();
+            records.retain(|record| allowed.allows(name_of(record)));
+        }
+        records
+    }
+
+    fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, Box<dyn Device>), OpStatus> {
+        let device = self.admit(bus_id)?;
+        let (claimed, holder) = self.claim_for(bus_id, |registry, peer, now| registry.claim(bus_id, peer, now));
+        self.note(
+            bus_id,
+            device.as_deref(),
+            holder,
+            claimed.as_ref().map(|_| Mode::Exclusive.as_str()).map_err(OpStatus::to_string),
+        );
+        claimed.map(|Claimed { record, device }| (record, device))
+    }
+}
+
+impl Offer<'_> {
+    /// Whether the peer may ask for this device at all; for a paired host, what it is called.
+    pub fn admit(&self, bus_id: &str) -> Result<Option<String>, OpStatus> {
+        if self.shared.is_stopping() {
+            return Err(OpStatus::NotAvailable);
+        }
+        let peer = &self.session.peer;
+        let guest = self.session.guest.as_ref().zip(self.shared.device_name(bus_id));
+        if guest.as_ref().is_some_and(|(guest, device)| !guest.may_claim(device)) {
+            return Err(OpStatus::NoDevice);
+        }
+        if self.session.place == Place::Surplus {
+            warn!(device = bus_id, peer, "refused: {}", crowd::REFUSAL);
+            if let Some((guest, device)) = guest {
+                guest.record_refused(&device, crowd::REFUSAL);
+            }
+            return Err(OpStatus::NotAvailable);
+        }
+        Ok(guest.map(|(_, device)| device))
+    }
+
+    /// Claims a device, and says who has it if it cannot be had.
+    pub fn claim_for<T, E>(
+        &self,
+        bus_id: &str,
+        claim: impl FnOnce(&mut Registry, &str, Instant) -> Result<T, E>,
+    ) -> (Result<T, E>, String) {
+        let mut registry = self.shared.registry();
+        let claimed = claim(&mut registry, &self.session.peer, self.shared.clock.now());
+        if claimed.is_ok() {
+            // Before the registry is let go of: whoever takes the device back finds its session.
+            *self.session.bus_id.lock().expect("no session panics") = Some(bus_id.to_owned());
+        }
+        let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
+        (claimed, holder.map_or("nobody", |holder| holder.who.as_str()).to_owned())
+    }
+
+    /// What came of a claim, for the log and a guest's record.
+    pub fn note(&self, bus_id: &str, device: Option<&str>, holder: String, outcome: Result<&str, String>) {
+        let (peer, guest) = (&self.session.peer, self.session.guest.as_ref().zip(device));
+        match outcome {
+            Ok(mode) => {
+                info!(device = bus_id, peer, mode, "attached");
+                if let Some((guest, device)) = guest {
+                    guest.record_attached(device);
+                }
+            }
+            Err(status) => {
+                info!(device = bus_id, peer, status, holder, "refused");
+                if let Some((guest, device)) = guest {
+                    guest.record_refused(device, &status);
+                }
+            }
+        }
+    }
+}
+
+fn ending_of(end: &End) -> Ending {
+    match end {
+        End::Finished | End::Closed => Ending::Detached,
+        End::Lost(_) => Ending::Lost,
+        End::Bug => Ending::Bug,
+        End::Gone => Ending::Gone,
+        End::Fault(_) => Ending::CutOff,
+    }
+}
+
+fn report_end(end: &End, ending: Ending, peer: &str, device: Option<&str>) {
+    let device = device.unwrap_or("none");
+    match end {
+        _ if ending == Ending::TakenBack => info!(device, peer, "taken back by its owner"),
+        End::Finished | End::Closed => info!(device, peer, "the peer ended the connection"),
+        End::Gone => warn!(device, peer, "the device was unplugged"),
+        End::Lost(error) => warn!(device, peer, %error, "the link was lost; the device is offered again"),
+        End::Bug => error!(device, peer, "a bug in farbus ended the connection; please report the message above"),
+        End::Fault(fault) => warn!(device, peer, %fault, "the connection was cut off"),
+    }
+}

@@ -1,0 +1,180 @@
+//! A device is handed over from one importer to the next: as it is, to nobody else, and whoever had it before is fenced off.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus::linked::{Dial, Linked};
+use farbus::share::Share;
+use farbus_gadgets::keyboard::Keyboard;
+use farbus_io::link::Link;
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockRequest, BufferPool, Command, Completions, Device, EpAddr, Payload, Setup,
+    Status, Urb, UrbId,
+};
+use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, View};
+use farbus_session::native::control::{Cause, Class, Mode, Open};
+use farbus_session::native::{Attached, RemoteBlock, RemoteUsb, State};
+use farbus_session::registry::BlockFace;
+
+const GRACE: Duration = Duration::from_secs(5);
+
+struct Exporter {
+    share: Share,
+    address: SocketAddr,
+}
+
+impl Exporter {
+    fn new() -> Self {
+        let share = Share::default();
+        share.add("keyboard", Keyboard::device()).unwrap();
+        let medium = Arc::new(MemoryMedium::new(SparseMemory::new(1 << 20, 1 << 20)));
+        let export = Arc::new(BlockExport::new(medium, View::default(), 1).unwrap());
+        let renew = || Ok(Box::new(Keyboard::device()) as Box<dyn Device>);
+        let face = BlockFace { export, renew: Box::new(renew) };
+        share.add_block("disk", Box::new(Keyboard::device()), face).unwrap();
+        let address = share.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        Self { share, address }
+    }
+
+    fn open<A: Attached>(
+        &self,
+        (name, class, epoch): (&str, Class, u64),
+        make: impl FnOnce(u16, Open) -> A,
+        done: &mut A::Done,
+    ) -> Linked<A> {
+        let address = self.address.to_string();
+        let connect = move || Link::connect(&address, GRACE).map_err(|error| io::Error::other(error.to_string()));
+        let dial: Dial = Box::new(connect);
+        let open = Open { class, mode: Mode::Exclusive, epoch, name: name.into(), reason: String::new() };
+        Linked::open(dial, make(1, open), GRACE, done).unwrap()
+    }
+
+    fn keyboard(&self, epoch: u64) -> Typist {
+        let mut done = Completions::new(BufferPool::new(0));
+        let linked = self.open(("keyboard", Class::USB, epoch), RemoteUsb::new, &mut done);
+        Typist { linked, done, next: 0 }
+    }
+
+    fn disk(&self, epoch: u64) -> Scribe {
+        let mut done = Completions::new(BufferPool::new(0));
+        let linked = self.open(("disk", Class::BLOCK, epoch), RemoteBlock::new, &mut done);
+        Scribe { linked, done }
+    }
+}
+
+fn cause<A: Attached>(linked: &Linked<A>) -> Option<Cause> {
+    linked.end().map(|end| end.cause)
+}
+
+/// Waits until the exporter has said that it is over.
+fn settle<A: Attached>(linked: &mut Linked<A>, done: &mut A::Done) {
+    loop {
+        linked.turn(done);
+        if matches!(linked.remote().state(), State::Ended(_)) {
+            return;
+        }
+        linked.wait(None).unwrap();
+    }
+}
+
+struct Typist {
+    linked: Linked<RemoteUsb>,
+    done: Completions,
+    next: u64,
+}
+
+impl Typist {
+    fn ask(&mut self, urb: impl FnOnce(UrbId) -> Urb) -> (Status, Vec<u8>) {
+        self.next += 1;
+        let now = self.linked.clock().now();
+        self.linked.submit(now, urb(UrbId(self.next)).launch(), &mut self.done);
+        loop {
+            self.linked.turn(&mut self.done);
+            if let Some(done) = self.done.pop() {
+                return (done.status, done.payload.into_vec());
+            }
+            self.linked.wait(None).unwrap();
+        }
+    }
+
+    fn key(&mut self) -> u8 {
+        let mut read = || self.ask(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 8)).1;
+        let pressed = read()[2];
+        assert_eq!(read(), [0; 8]);
+        pressed
+    }
+}
+
+struct Scribe {
+    linked: Linked<RemoteBlock>,
+    done: Completions<BlockDone>,
+}
+
+impl Scribe {
+    fn ask(&mut self, request: BlockRequest) -> Vec<u8> {
+        let now = self.linked.clock().now();
+        self.linked.submit(now, request.launch(), &mut self.done);
+        loop {
+            self.linked.turn(&mut self.done);
+            if let Some(done) = self.done.pop() {
+                done.result.unwrap();
+                return done.payload.into_vec();
+            }
+            self.linked.wait(None).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_usb_device_goes_on_in_other_hands_without_a_reset() {
+    let exporter = Exporter::new();
+    let mut first = exporter.keyboard(0);
+    let set_configuration = Setup::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
+    assert_eq!(first.ask(|id| Urb::control(id, set_configuration, Payload::Empty)).0, Status::Ok);
+    exporter.share.command("keyboard", Command::Type("ab".into())).unwrap();
+    assert_eq!(first.key(), 4);
+    let lease = first.linked.remote().lease();
+    assert_ne!(lease, 0);
+
+    first.linked.remote_mut().hand_over([0; 32]);
+    settle(&mut first.linked, &mut first.done);
+    let status = &exporter.share.status()[0];
+    assert_eq!(status.state, "in use", "it is kept for its heir");
+    assert_eq!(cause(&exporter.keyboard(0).linked), Some(Cause::Busy), "and for nobody else");
+
+    let mut heir = exporter.keyboard(lease);
+    assert_eq!(cause(&heir.linked), None);
+    assert_eq!(heir.linked.selection().configuration(), 1, "it was not reset");
+    assert_eq!(heir.key(), 5, "what was typed and not read is read by its heir");
+    assert!(heir.linked.remote().lease() > lease);
+    assert_eq!(cause(&exporter.keyboard(lease).linked), Some(Cause::Stale), "whoever had it is fenced off");
+    let history = &exporter.share.status()[0].history;
+    assert_eq!(history[0].ended, "handed over");
+
+    // Its owner takes back even what waits for an heir.
+    heir.linked.remote_mut().hand_over([0; 32]);
+    settle(&mut heir.linked, &mut heir.done);
+    exporter.share.take_back("keyboard", None, Duration::ZERO).unwrap();
+    assert_eq!(exporter.share.status()[0].state, "available");
+}
+
+#[test]
+fn a_disk_goes_to_its_heir_with_all_that_was_written() {
+    let exporter = Exporter::new();
+    let mut first = exporter.disk(0);
+    first.ask(BlockRequest::write(BlockId(1), 4096, Payload::from(b"written".to_vec())));
+    let lease = first.linked.remote().lease();
+    first.linked.remote_mut().hand_over([0; 32]);
+    settle(&mut first.linked, &mut first.done);
+    assert_eq!(cause(&exporter.disk(0).linked), Some(Cause::Busy));
+    let mut heir = exporter.disk(lease);
+    assert_eq!(heir.ask(BlockRequest::read(BlockId(1), 4096, 7)), b"written");
+    assert_eq!(cause(&exporter.disk(lease).linked), Some(Cause::Stale));
+    // Back again.
+    let lease = heir.linked.remote().lease();
+    heir.linked.remote_mut().hand_over([0; 32]);
+    settle(&mut heir.linked, &mut heir.done);
+    assert_eq!(exporter.disk(lease).ask(BlockRequest::read(BlockId(1), 4096, 7)), b"written");
+}
