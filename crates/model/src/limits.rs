@@ -24,10 +24,10 @@ pub const BLOCK_REQUEST_BYTES_MAX: u32 = URB_BYTES_MAX;
 /// Ranges that a scratch view remembers to read as zeros; a file system that is discarded piece by piece makes far fewer.
 pub const SCRATCH_ZEROED_MAX: usize = 1 << 16;
 
-/// The pieces of a disk in which a swap notes what has changed, bytes, and how many there are at most: 4 MiB of bits. A disk of more
-/// than 2 TiB has larger pieces.
-pub const SWAP_GRANULE_BYTES_MIN: u64 = 64 << 10;
-/// How many there are at most.
+/// The pieces of a disk in which a swap notes what has changed, bytes: a page, because with larger ones a load of small random
+/// writes dirties faster than anybody copies. A disk of more than 128 GiB has larger pieces.
+pub const SWAP_GRANULE_BYTES_MIN: u64 = 4 << 10;
+/// How many there are at most: 4 MiB of bits.
 pub const SWAP_GRANULES_MAX: u64 = 32 << 20;
 /// Bytes that a swap copies at a time: enough for a disk's full speed, and soon enough done for whoever wants to stop it.
 pub const SWAP_RUN_BYTES_MAX: u64 = 256 << 10;

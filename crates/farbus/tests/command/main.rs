@@ -26,4 +26,5 @@ mod restart;
 mod rights;
 mod sessions;
 mod siege;
+mod swap;
 mod trust;

@@ -123,8 +123,8 @@ mod tests {
             assert!(none.words.len() * 8 <= 4 << 20, "{} words for {size} bytes", none.words.len());
             assert_eq!(none.bytes(), 0);
         }
-        assert_eq!(Granules::none_of(2 << 40).granule_bytes(), GRANULE);
-        assert_eq!(Granules::none_of(16 << 40).granule_bytes(), 8 * GRANULE);
+        assert_eq!(Granules::none_of(128 << 30).granule_bytes(), GRANULE);
+        assert_eq!(Granules::none_of(16 << 40).granule_bytes(), 128 * GRANULE);
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod rate;
 mod read_only;
 mod scratch;
 mod sparse;
+mod stripes;
 pub mod swap;
 mod switch;
 mod traced;

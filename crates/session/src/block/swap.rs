@@ -7,17 +7,17 @@
 //! |---|---|---|---|
 //! | `Beginning` | waits until everybody notes what is changed | yes | |
 //! | `Copying` | copies what is noted, round by round | yes | |
-//! | `Verifying` | reads both of what was copied, if that is wanted | yes | |
+//! | `Verifying` | reads both of what was copied, if that is wanted; more is copied after it | yes | |
 //! | `Flushing` | makes the copy durable while nobody waits for it | yes | |
 //! | `Joining` | waits until everybody writes both | yes | |
-//! | `Draining` | copies, then verifies, what is left, holding changes for a piece at a time: nothing is noted any more | yes | |
+//! | `Draining` | copies, then verifies, what is left, holding a piece at a time: nothing is noted any more | yes | |
 //! | `Deciding` | makes the last of it durable; the journal says that the destination is the device | yes | yes |
 //! | `Flipping`, `Releasing` | waits until nobody uses the source | | yes |
 //!
 //! A swap that fails or is cancelled up to and including `Deciding` ends with the source as it would be without it.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::limits::SWAP_RUN_BYTES_MAX;
@@ -27,10 +27,17 @@ use super::granules::{Granules, Run};
 use super::rate::Bucket;
 use super::switch::{Mode, Shared, Switch, Tandem, Unready};
 
-/// Rounds over what has changed before both media are written: from then on it only becomes less.
+/// Rounds over what has changed before both media are written, or compared: from then on it only becomes less.
 const ROUNDS_MAX: u32 = 8;
-/// What may be left for that, granules: a millisecond's work.
-const LEFT_GRANULES: u64 = 16;
+/// Rounds of comparing before both media are written.
+const VERIFICATIONS_MAX: u32 = 4;
+/// What may be left for that, bytes: some milliseconds' work.
+const LEFT_BYTES: u64 = 1 << 20;
+/// What is held at a time, bytes: as long as a piece is copied, nobody changes it.
+const HELD_BYTES_MAX: u64 = 64 << 10;
+/// What is copied before it is made durable, bytes: more would fill the system's memory with what is not written yet, until it makes
+/// everybody who writes wait.
+const UNFLUSHED_BYTES_MAX: u64 = 32 << 20;
 /// How soon to look again whether everybody has caught up.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// How long the handles may take for a mode before the swap is given up: what a sick disk takes for a request, twice.
@@ -250,9 +257,13 @@ pub struct Swap {
     began: Instant,
     cursor: u64,
     round: u32,
+    /// Rounds of comparing.
+    verifications: u32,
     /// What was left after the round before.
     left_before: u64,
     unverified: Granules,
+    /// Bytes copied since the destination was last made durable.
+    unflushed: u64,
     bucket: Bucket,
     meter: Meter,
     is_cancelled: bool,
@@ -334,9 +345,11 @@ impl Swap {
             since: now,
             began: now,
             cursor: 0,
-            round: 1,
+            round: 0,
+            verifications: 0,
             left_before: u64::MAX,
             unverified: Granules::none_of(needed),
+            unflushed: 0,
             bucket: Bucket::new(options.rate, now),
             meter: Meter { copied: 0, since: now, copied_before: 0, rate: 0 },
             is_cancelled: false,
@@ -355,7 +368,7 @@ impl Swap {
             left_bytes: self.tandem.dirty.bytes(),
             unverified_bytes: self.unverified.bytes(),
             rate: self.meter.rate(now),
-            round: self.round,
+            round: self.round + 1,
         }
     }
 
@@ -432,20 +445,26 @@ impl Swap {
         }
         if let Some(run) = self.tandem.dirty.take(self.cursor, SWAP_RUN_BYTES_MAX) {
             self.cursor = run.end();
-            self.copy(run, self.options.resume && self.round == 1)?;
-            self.count(run, now);
+            self.copy(run, self.options.resume && self.round == 0)?;
+            self.count(run, now)?;
             return Ok(Step::Again);
         }
         let left = self.tandem.dirty.bytes();
-        let is_little = left <= LEFT_GRANULES * self.tandem.dirty.granule_bytes();
+        let is_little = left <= LEFT_BYTES;
         // Less than a quarter of it went away: more rounds would copy the same again and again.
         let shrinks_no_more = left > self.left_before / 4 * 3;
-        if is_little || shrinks_no_more || self.round >= ROUNDS_MAX {
-            return Ok(self.enter(if self.options.verify { Phase::Verifying } else { Phase::Flushing }, now));
-        }
-        (self.left_before, self.cursor) = (left, 0);
         self.round += 1;
-        Ok(Step::Again)
+        if !is_little && !shrinks_no_more && !self.round.is_multiple_of(ROUNDS_MAX) {
+            (self.left_before, self.cursor) = (left, 0);
+            return Ok(Step::Again);
+        }
+        // What is verified takes its time, in which more is changed: what was copied since is verified as well, and so on.
+        let is_much = self.verifications == 0 || self.unverified.bytes() > LEFT_BYTES;
+        if self.options.verify && is_much && self.verifications < VERIFICATIONS_MAX {
+            self.verifications += 1;
+            return Ok(self.enter(Phase::Verifying, now));
+        }
+        Ok(self.enter(Phase::Flushing, now))
     }
 
     /// Compares the next run. What differs was changed a moment ago, or is wrong: it is copied again, and compared again when nothing
@@ -455,12 +474,18 @@ impl Swap {
             return Ok(Step::At(until));
         }
         let Some(run) = self.unverified.take(self.cursor, SWAP_RUN_BYTES_MAX) else {
-            return Ok(self.enter(Phase::Flushing, now));
+            self.left_before = u64::MAX;
+            return Ok(self.enter(Phase::Copying, now));
         };
         self.cursor = run.end();
         self.bucket.take(now, run.bytes);
         if self.difference(run)?.is_some() {
-            self.tandem.dirty.add(run.offset, run.bytes);
+            let granule = self.tandem.dirty.granule_bytes() as usize;
+            let [bytes, there] = &self.buffers;
+            let pieces = bytes[..run.bytes as usize].chunks(granule).zip(there.chunks(granule));
+            for (at, _) in pieces.enumerate().filter(|(_, (one, other))| one != &&other[..one.len()]) {
+                self.tandem.dirty.add(run.offset + (at * granule) as u64, 1);
+            }
         }
         Ok(Step::Again)
     }
@@ -472,19 +497,30 @@ impl Swap {
             return Ok(Step::At(until));
         }
         let tandem = Arc::clone(&self.tandem);
-        let held = tandem.both.lock().unwrap_or_else(PoisonError::into_inner);
-        // One granule: so long does a change wait at most.
-        if let Some(run) = tandem.dirty.take(0, 1) {
+        // Whoever wants to change this very piece waits so long, and nobody else.
+        if let Some(run) =
+            tandem.dirty.take(self.cursor, HELD_BYTES_MAX).or_else(|| tandem.dirty.take(0, HELD_BYTES_MAX))
+        {
+            self.cursor = run.end();
+            let held = tandem.both.hold(run.offset, run.bytes);
             self.copy(run, false)?;
             drop(held);
-            self.count(run, now);
+            self.count(run, now)?;
             return Ok(Step::Again);
         }
-        let Some(run) = self.unverified.take(0, 1) else { return Ok(self.enter(Phase::Deciding, now)) };
-        if let Some(offset) = self.difference(run)? {
-            return Err(SwapError::Differs { offset });
-        }
+        let next =
+            self.unverified.take(self.cursor, HELD_BYTES_MAX).or_else(|| self.unverified.take(0, HELD_BYTES_MAX));
+        let Some(run) = next else { return Ok(self.enter(Phase::Deciding, now)) };
+        self.cursor = run.end();
+        let held = tandem.both.hold(run.offset, run.bytes);
+        let difference = self.difference(run)?;
         drop(held);
+        match difference {
+            // The source refused a change just now, which made it something of its own.
+            Some(offset) if tandem.dirty.has(offset) => self.unverified.add(run.offset, run.bytes),
+            Some(offset) => return Err(SwapError::Differs { offset }),
+            None => {}
+        }
         self.bucket.take(now, run.bytes);
         Ok(Step::Again)
     }
@@ -504,6 +540,7 @@ impl Swap {
 
     fn flush_destination(&mut self) -> Result<(), SwapError> {
         let failed = |error| SwapError::Medium { side: Side::Destination, offset: 0, error };
+        self.unflushed = 0;
         self.destination.flush().map_err(failed)
     }
 
@@ -512,12 +549,14 @@ impl Swap {
         self.tandem.trouble().map_or(Ok(()), |trouble| Err(failed(trouble)))
     }
 
-    fn count(&mut self, run: Run, now: Instant) {
+    fn count(&mut self, run: Run, now: Instant) -> Result<(), SwapError> {
         self.meter.add(now, run.bytes);
         self.bucket.take(now, run.bytes);
         if self.options.verify {
             self.unverified.add(run.offset, run.bytes);
         }
+        self.unflushed += run.bytes;
+        if self.unflushed >= UNFLUSHED_BYTES_MAX { self.flush_destination() } else { Ok(()) }
     }
 
     /// Copies a run; `looks_first` leaves alone what is there already. Zeros are made, not written: holes stay holes.

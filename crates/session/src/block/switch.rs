@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | `Alone` | the medium | the medium | |
 //! | `Noting` | the source | the source | noted as to be copied, after it was made |
-//! | `Both` | the source | the source, then the destination | made under the lock that a copy is made under |
+//! | `Both` | the source | the source, then the destination | made while its granules are held, as they are while they are copied |
 //! | `Flipped` | the destination | the destination, then the source | the same |
 //! | `Alone` | the destination | the destination | |
 //!
@@ -16,7 +16,7 @@
 //! | side by side | why that is right |
 //! |---|---|
 //! | `Alone`, `Noting` | nothing has been copied yet, and everything is still to be |
-//! | `Noting`, `Both` | what the first changes is copied again, later and under the lock |
+//! | `Noting`, `Both` | what the first changes is copied again, later, and held then |
 //! | `Both`, `Flipped` | both media are written by both: it does not matter which is read |
 //! | `Flipped`, `Alone` | nobody reads the source any more |
 //!
@@ -31,6 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use farbus_model::{BlockStore, Medium, StoreError};
 
 use super::granules::Granules;
+use super::stripes::Stripes;
 
 /// A medium behind which another may be put while it is in use. Its handles go on; its size stays.
 #[derive(Clone)]
@@ -72,8 +73,8 @@ pub(super) struct Tandem {
     pub destination: Arc<dyn Medium>,
     /// What the destination does not have yet.
     pub dirty: Granules,
-    /// Held by whoever changes both, or copies from one to the other.
-    pub both: Mutex<()>,
+    /// Held by whoever changes both, or copies from one to the other, as far as he does.
+    pub both: Stripes,
     trouble: Mutex<Trouble>,
 }
 
@@ -211,10 +212,11 @@ impl Shared {
         gate.slots.retain(|slot| slot.strong_count() > 0);
         let spares = (0..gate.slots.len()).map(|_| destination.open()).collect::<Result<_, _>>();
         gate.spares = spares.map_err(Unready::Destination)?;
+        let dirty = Granules::all_of(self.size_bytes);
         let tandem = Arc::new(Tandem {
             destination,
-            dirty: Granules::all_of(self.size_bytes),
-            both: Mutex::default(),
+            both: Stripes::new(dirty.granule_bytes()),
+            dirty,
             trouble: Mutex::default(),
         });
         gate.swap = Some(Arc::clone(&tandem));
@@ -328,7 +330,7 @@ impl Lanes {
                 act(&mut *self.main)
             }
             Mode::Both => {
-                let _held = lock(&tandem.both);
+                let _held = tandem.both.hold(offset, length);
                 let made = act(&mut *self.main);
                 if made.is_err() {
                     // Nobody knows what is there now: it is copied as it is.
@@ -338,7 +340,7 @@ impl Lanes {
                 act(&mut **other).or_else(|error| tandem.note_trouble(offset, error))
             }
             Mode::Flipped => {
-                let _held = lock(&tandem.both);
+                let _held = tandem.both.hold(offset, length);
                 act(&mut *self.main)?;
                 // For those who read the source for one more moment; its troubles are nobody's any more.
                 let _ = act(&mut **other);

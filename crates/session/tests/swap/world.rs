@@ -8,7 +8,7 @@ use farbus_session::block::swap::{Journal, Milestone, Side};
 use crate::random::Random;
 
 pub const SECTOR: usize = 512;
-/// Nine granules and a piece.
+/// Some granules and a piece.
 pub const SECTORS: usize = 128 * 9 + 5;
 
 /// Everything there is, behind one lock: each call of a disk looks at all of it.

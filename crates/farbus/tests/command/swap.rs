@@ -1,0 +1,192 @@
+//! Disks that move to another file while they are used: by programs that check what they read, with owners that are killed.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::harness::{House, Outcome, PATIENCE, Running, finish, has, has_fuse, has_program, wait_until};
+
+const MIB: u64 = 1 << 20;
+
+/// An image with something in it and holes.
+fn fill(path: &Path, megabytes: &[u64]) {
+    use std::os::unix::fs::FileExt;
+    let file = fs::File::options().write(true).open(path).unwrap();
+    for at in megabytes {
+        let bytes: Vec<u8> = (0..MIB).map(|byte| (byte * 31 + byte / 999 + at) as u8).collect();
+        file.write_all_at(&bytes, at * MIB).unwrap();
+    }
+}
+
+fn said(outcome: &Outcome, code: i32, part: &str) {
+    assert_eq!(outcome.code, Some(code), "{outcome:?}");
+    assert!(outcome.stderr.contains(part) || outcome.stdout.contains(part), "no '{part}' in {outcome:?}");
+}
+
+#[test]
+fn a_disk_moves_and_what_it_left_behind_is_refused_until_it_is_forgotten() {
+    use std::os::unix::fs::MetadataExt;
+    let house = House::new();
+    let old = house.image("old.img", 64 * MIB);
+    fill(&old, &[3, 4, 40]);
+    let [old, new] = [old, house.path("new.img")].map(|path| path.to_str().unwrap().to_owned());
+    let mut share = house.share(&[&format!("disk:{old}"), "zero"]);
+    let to_new = format!("block:{new}");
+    // The file is made, and stays as sparse as the first.
+    let ended = house.json(&["swap", "disk", "--to", &to_new, "--verify", "--json"]);
+    assert_eq!(
+        (&ended["state"], &ended["left_bytes"], &ended["total_bytes"]),
+        (&"done".into(), &0.into(), &(64 * MIB).into())
+    );
+    assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap(), "the copy is the original");
+    assert!(fs::metadata(&new).unwrap().blocks() * 512 < 4 * MIB);
+    let status = house.json(&["status", "--json"]);
+    assert_eq!(status[0]["devices"][0]["medium"]["at"], to_new.as_str());
+    // What cannot be is refused, with what to type.
+    let swap = |device: &str, to: &str| house.run(&["swap", device, "--to", to]);
+    said(&swap("disk", &to_new), 3, "mounted or shared already");
+    said(&swap("zero", &to_new), 3, "only a disk");
+    said(&swap("tape", &to_new), 4, "farbus status");
+    said(&swap("disk", "disk:x"), 2, "block:PATH");
+    let small = house.image("small.img", MIB);
+    said(&swap("disk", &format!("block:{}", small.display())), 3, "truncate -s 67108864");
+    said(&house.run(&["swap", "disk", "--cancel"]), 4, "not being moved");
+    share.process.signal(Signal::INT);
+    assert_eq!(share.process.wait_for_end(PATIENCE), Some(0));
+    said(&house.run(&["share", &format!("disk:{old}")]), 1, "farbus swap --forget");
+    // And back again: the first is the disk once more.
+    let share = house.share(&[&format!("disk:{new}")]);
+    said(&swap("disk", &format!("block:{old}")), 0, "lies on");
+    drop(share);
+    said(&house.run(&["share", &to_new]), 1, "is old");
+    drop(house.share(&[&format!("disk:{old}")]));
+    said(&house.run(&["swap", "--forget", &new]), 0, "may be shared");
+    said(&house.run(&["swap", "--forget", &new]), 4, "nothing is against");
+    drop(house.share(&[&to_new]));
+}
+
+#[test]
+fn a_swap_is_watched_and_cancelled_and_one_that_was_killed_goes_on() {
+    let house = House::new();
+    let old = house.image("old.img", 48 * MIB);
+    fill(&old, &[0, 1, 2, 3, 20, 21, 22, 47]);
+    let [old, new] = [old, house.path("new.img")].map(|path| path.to_str().unwrap().to_owned());
+    let to_new = format!("block:{new}");
+    let slowly = ["swap", "disk", "--to", &to_new, "--rate", "4M"];
+    let is_running = || {
+        let answer = house.run(&["status", "--json"]).stdout;
+        let status: Value = serde_json::from_str(&answer).unwrap();
+        status[0]["devices"][0]["medium"]["is_swapping"] == true
+    };
+    let mut share = house.share(&[&format!("disk:{old}")]);
+    let mut first = Running::start(house.command(&slowly));
+    wait_until(PATIENCE, "it begins", is_running);
+    said(&house.run(&["swap", "disk", "--to", &format!("block:{}", house.path("third.img").display())]), 3, "--cancel");
+    assert!(!house.path("third.img").exists(), "what was made for nothing is gone");
+    // Ctrl-C cancels, and waits until it is cancelled.
+    first.signal(Signal::INT);
+    assert_eq!(first.wait_for_end(PATIENCE), Some(3));
+    first.assert_logged("was cancelled");
+    assert!(!is_running());
+    // The owner is killed in the middle of it: the old one is complete, the new one is not.
+    let mut second = Running::start(house.command(&slowly));
+    wait_until(PATIENCE, "it begins again", is_running);
+    share.process.kill();
+    assert_eq!(second.wait_for_end(PATIENCE), Some(4));
+    said(&house.run(&["share", &to_new]), 1, "unfinished copy");
+    let share = house.share(&[&format!("disk:{old}")]);
+    let third = house.run(&["swap", "disk", "--to", &to_new]);
+    said(&third, 0, "has a part of it already");
+    assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap(), "the copy is the original");
+    share.process.assert_logged("resume=true");
+}
+
+/// A database that is written as fast as it can be while its disk moves there and back: no transaction fails, none is lost.
+#[test]
+fn a_database_notices_nothing_of_its_disk_moving() {
+    if !has_fuse() || !has("python3", has_program("python3")) {
+        return;
+    }
+    const LOAD: &str = r#"
+import os, sqlite3, sys, time
+disk, stop = sys.argv[1:]
+db = sqlite3.connect(disk, isolation_level=None)
+# There is room for one file only.
+db.execute("pragma journal_mode=memory"); db.execute("pragma synchronous=full")
+count, longest, began = 0, 0, time.monotonic()
+while not os.path.exists(stop):
+    at = time.monotonic()
+    db.execute("begin"); db.execute("insert into t values (?, ?)", (count, os.urandom(2000)))
+    db.execute("delete from t where n = ?", (count - 2000,)); db.execute("commit")
+    longest = max(longest, time.monotonic() - at); count += 1
+    if count == 10: print("going", flush=True)
+assert db.execute("pragma integrity_check").fetchone() == ("ok",)
+assert db.execute("select max(n) from t").fetchone() == (count - 1,)
+print(f"done {count} {count / (time.monotonic() - began):.0f} {longest * 1000:.1f}", flush=True)
+"#;
+    let house = House::alone();
+    let old = house.path("old.img");
+    let python = |script: &str, arguments: &[&str]| {
+        let mut command = Command::new("python3");
+        command.arg("-c").arg(script).args(arguments);
+        command
+    };
+    let make = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('create table t (n integer primary key, b blob)')";
+    let made = finish(python(make, &[old.to_str().unwrap()]), PATIENCE);
+    assert_eq!(made.code, Some(0), "{made:?}");
+    fs::File::options().write(true).open(&old).unwrap().set_len(64 * MIB).unwrap();
+    let share = house.share(&[&format!("disk:{}", old.display())]);
+    let (_attached, disk) = house.attach(&share.target("disk"), &house.path("at"));
+    let stop = house.path("stop");
+    let mut load = Running::start(python(LOAD, &[disk.to_str().unwrap(), stop.to_str().unwrap()]));
+    load.wait_for_line("going");
+    let mut quiet = Vec::new();
+    for (to, options) in [("new.img", &["--verify"][..]), ("third.img", &[])] {
+        let to = format!("block:{}", house.path(to).display());
+        let ended = house.json(&[&["swap", "disk", "--to", &to, "--json"][..], options].concat());
+        assert_eq!(ended["state"], "done");
+        quiet.push(ended["quiet_ms"].clone());
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    fs::write(&stop, "").unwrap();
+    let line = load.wait_for_line("done ");
+    assert_eq!(load.wait_for_end(PATIENCE), Some(0), "{}", load.log());
+    let words: Vec<&str> = line.split(' ').collect();
+    println!(
+        "{} transactions, {} a second, the longest {} ms; held for at most {quiet:?} ms; none failed",
+        words[1], words[2], words[3]
+    );
+    // What the last medium holds is a whole database, with the last transaction in it.
+    let count = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); \
+                 print(db.execute('pragma integrity_check').fetchone()[0], db.execute('select max(n) from t').fetchone()[0])";
+    let found = finish(python(count, &[house.path("third.img").to_str().unwrap()]), PATIENCE);
+    let last = words[1].parse::<u64>().unwrap() - 1;
+    assert_eq!((found.code, found.stdout.as_str()), (Some(0), format!("ok {last}").as_str()), "{found:?}");
+}
+
+/// fio writes and verifies while its disk moves.
+#[test]
+fn fio_verifies_what_it_wrote_to_a_disk_that_moves() {
+    if !has_fuse() || !has("fio", has_program("fio")) {
+        return;
+    }
+    let house = House::new();
+    let old = house.image("old.img", 64 * MIB);
+    let share = house.share(&[&format!("disk:{}", old.display())]);
+    let (_attached, disk) = house.attach(&share.target("disk"), &house.path("at"));
+    let filename = format!("--filename={}", disk.display());
+    let mut fio = house.command_of(Path::new("fio"), &["--name=swap", "--ioengine=psync", &filename]);
+    fio.args(["--rw=randwrite", "--bsrange=4k-64k", "--size=64M", "--loops=3", "--fsync=64"]);
+    fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
+    let mut fio = Running::start(fio);
+    for name in ["new.img", "third.img"] {
+        let ended = house.json(&["swap", "disk", "--to", &format!("block:{}", house.path(name).display()), "--json"]);
+        assert_eq!(ended["state"], "done");
+    }
+    assert_eq!(fio.wait_for_end(PATIENCE), Some(0), "{}", fio.log());
+    assert!(fio.log().is_empty(), "{}", fio.log());
+}

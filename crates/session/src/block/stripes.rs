@@ -1,0 +1,73 @@
+//! Locks for parts of a disk.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How many there are: with thirty requests under way it is one in thirty that any of them meets a part that is held.
+const STRIPES: u64 = 1024;
+
+/// Who changes the same granule in two media, or copies it from one to the other, does so one after the other.
+#[derive(Debug)]
+pub(super) struct Stripes {
+    granule_bytes: u64,
+    locks: Box<[Mutex<()>]>,
+}
+
+/// Dropped, others may go on.
+#[must_use = "what is not held is not kept from others"]
+pub(super) struct Held<'a> {
+    _guards: Guards<'a>,
+}
+
+#[allow(dead_code, reason = "held, never looked at")]
+enum Guards<'a> {
+    One(MutexGuard<'a, ()>),
+    Many(Vec<MutexGuard<'a, ()>>),
+}
+
+impl Stripes {
+    /// For granules of this size.
+    pub fn new(granule_bytes: u64) -> Self {
+        Self { granule_bytes, locks: (0..STRIPES).map(|_| Mutex::default()).collect() }
+    }
+
+    /// Waits until nobody else has any of the range.
+    pub fn hold(&self, offset: u64, length: u64) -> Held<'_> {
+        let (first, last) = (offset / self.granule_bytes, (offset + length.max(1) - 1) / self.granule_bytes);
+        if first == last {
+            return Held { _guards: Guards::One(self.lock(first % STRIPES)) };
+        }
+        let count = (last - first + 1).min(STRIPES);
+        let mut stripes: Vec<u64> = (first..first + count).map(|granule| granule % STRIPES).collect();
+        // All take them in the same order: nobody waits for somebody who waits for him.
+        stripes.sort_unstable();
+        Held { _guards: Guards::Many(stripes.into_iter().map(|stripe| self.lock(stripe)).collect()) }
+    }
+
+    fn lock(&self, stripe: u64) -> MutexGuard<'_, ()> {
+        self.locks[stripe as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_holds_its_granules_and_no_others() {
+        let stripes = Stripes::new(100);
+        let is_free = |granule: u64| stripes.locks[(granule % STRIPES) as usize].try_lock().is_ok();
+        for (offset, length, held) in
+            [(0, 1, 0..1), (199, 2, 1..3), (100, 100, 1..2), (STRIPES * 100 - 1, 2, STRIPES - 1..STRIPES + 1)]
+        {
+            let guard = stripes.hold(offset, length);
+            for granule in 0..STRIPES {
+                let is_held = held.contains(&granule) || held.contains(&(granule + STRIPES));
+                assert_eq!(is_free(granule), !is_held, "{granule} with {length} at {offset}");
+            }
+            drop(guard);
+        }
+        drop(stripes.hold(0, 0));
+        let _all = stripes.hold(55, 100 * STRIPES * 3);
+        assert!((0..STRIPES).all(|granule| !is_free(granule)));
+    }
+}
