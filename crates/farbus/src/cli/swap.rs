@@ -198,7 +198,7 @@ impl Owner {
         })?;
         let from = match self.medium.at.strip_prefix("block:") {
             Some(path) => Medium::at(Path::new(path)),
-            None => Medium { at: self.medium.at.clone().into(), inode: None },
+            None => Medium::called(&self.medium.at),
         };
         let journals = Journals::of_user().map_err(Failure::local)?;
         let begun = journals.begin(&from, &Medium::at(&path));

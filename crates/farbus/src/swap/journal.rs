@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use farbus_io::trust::Folder;
 use farbus_session::block::swap::{Journal, Milestone};
@@ -30,20 +31,31 @@ pub struct Medium {
     /// A file's number on its file system. Another file at the same path is another medium.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inode: Option<u64>,
+    /// When the file was made, nanoseconds since 1970, where its file system knows: numbers are given again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub born_ns: Option<u64>,
 }
 
 impl Medium {
     /// The medium at a path. A file that is not there is one that is nowhere.
     pub fn at(path: &Path) -> Self {
         let at = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let inode = fs::metadata(&at).ok().filter(|about| about.is_file()).map(|about| about.ino());
-        Self { at, inode }
+        let about = fs::metadata(&at).ok().filter(fs::Metadata::is_file);
+        let inode = about.as_ref().map(MetadataExt::ino);
+        let born = about.and_then(|about| about.created().ok()?.duration_since(UNIX_EPOCH).ok());
+        Self { at, inode, born_ns: born.and_then(|born| born.as_nanos().try_into().ok()) }
+    }
+
+    /// A medium that is no file.
+    pub fn called(name: &str) -> Self {
+        Self { at: name.into(), inode: None, born_ns: None }
     }
 
     /// Whether both are the same: the same file, whatever way leads to it, or the same device.
     fn is(&self, other: &Medium) -> bool {
         let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        self.inode == other.inode && (self.at == other.at || real(&self.at) == real(&other.at))
+        (self.inode, self.born_ns) == (other.inode, other.born_ns)
+            && (self.at == other.at || real(&self.at) == real(&other.at))
     }
 }
 
@@ -401,6 +413,12 @@ mod tests {
         // Beside it, so that it gets another number.
         fs::write(scratch.0.join("new"), "x").unwrap();
         fs::rename(scratch.0.join("new"), &a.at).unwrap();
+        assert_eq!(scratch.standing(&scratch.disk("a")), Standing::Fine);
+        // In its place, where it may get the same.
+        let c = scratch.disk("c");
+        scratch.swap(&b, &c, &[Milestone::Copying]);
+        fs::remove_file(&c.at).unwrap();
+        assert!(c.born_ns.is_none() || scratch.standing(&scratch.disk("c")) == Standing::Fine);
         assert_eq!(scratch.standing(&scratch.disk("a")), Standing::Fine);
     }
 

@@ -105,6 +105,27 @@ fn a_swap_is_watched_and_cancelled_and_one_that_was_killed_goes_on() {
     share.process.assert_logged("resume=true");
 }
 
+#[test]
+fn a_disk_that_has_become_shorter_stays_where_it_is() {
+    let house = House::new();
+    let old = house.image("old.img", 8 * MIB);
+    fill(&old, &[0, 7]);
+    let share = house.share(&[&format!("disk:{}", old.display())]);
+    fs::File::options().write(true).open(&old).unwrap().set_len(5 * MIB).unwrap();
+    let to = format!("block:{}", house.path("new.img").display());
+    let failed = house.run(&["swap", "disk", "--to", &to, "--json"]);
+    said(&failed, 6, "it has become shorter");
+    assert!(failed.stderr.contains("byte 5242880"), "{failed:?}");
+    let last: Value = serde_json::from_str(&failed.stdout[..=failed.stdout.find("\n}").unwrap() + 1]).unwrap();
+    assert_eq!((&last["state"], &last["failure"]["attribute"]), (&"failed".into(), &"device".into()));
+    // It is as it was, and goes when it is whole again.
+    fs::File::options().write(true).open(&old).unwrap().set_len(8 * MIB).unwrap();
+    fill(&old, &[7]);
+    said(&house.run(&["swap", "disk", "--to", &to]), 0, "lies on");
+    assert!(fs::read(&old).unwrap() == fs::read(house.path("new.img")).unwrap(), "the copy is the original");
+    drop(share);
+}
+
 /// A database that is written as fast as it can be while its disk moves there and back: no transaction fails, none is lost.
 #[test]
 fn a_database_notices_nothing_of_its_disk_moving() {
