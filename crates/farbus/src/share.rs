@@ -28,7 +28,7 @@ use crate::door::{Door, Household};
 use crate::engine::{End, Engine, Mailbox};
 use crate::greeting;
 use crate::guest::Guest;
-use crate::listening::Listening;
+use crate::listening::{Addresses, Listening};
 use crate::meters::{Calls, Meters};
 use crate::questions::{Answer, Lines, Question};
 use crate::sessions::{Face, House, Opened, Sessions, Tenant};
@@ -65,7 +65,7 @@ struct Shared {
     native: Sessions,
     swaps: Swaps,
     crowd: Complaint,
-    listeners: Mutex<Vec<Arc<Listening>>>,
+    listeners: Addresses,
     /// Whether who may use a device may look on while another does.
     is_observable: AtomicBool,
     is_stopping: AtomicBool,
@@ -154,7 +154,7 @@ impl Share {
                 native: Sessions::default(),
                 swaps: Swaps::default(),
                 crowd: Complaint::default(),
-                listeners: Mutex::default(),
+                listeners: Addresses::default(),
                 is_observable: AtomicBool::new(false),
                 is_stopping: AtomicBool::new(false),
                 clock: Clock::start(),
@@ -211,38 +211,13 @@ impl Share {
             .name("listen".into())
             .stack_size(STACK_BYTES)
             .spawn(move || shared.accept_all(&for_thread))?;
-        self.shared.listeners.lock().expect("no listener panics").push(listening);
+        self.shared.listeners.add(listening);
         Ok(address)
     }
 
-    /// Who may connect to `address` from now on; connections that are there stay. `None`: everybody.
-    pub fn allow(&self, address: SocketAddr, allowed: Option<Vec<Network>>) {
-        let listeners = self.shared.listeners.lock().expect("no listener panics");
-        for listening in listeners.iter().filter(|listening| listening.address() == address) {
-            listening.allow(allowed.clone());
-        }
-    }
-
-    /// Listens at `address` no more; connections that came through it stay.
-    pub fn close(&self, address: SocketAddr) {
-        let mut listeners = self.shared.listeners.lock().expect("no listener panics");
-        listeners.extract_if(.., |listening| listening.address() == address).for_each(|listening| listening.close());
-    }
-
-    /// Another handle on the socket that is listened at, for another process.
-    ///
-    /// # Errors
-    /// `NotFound` if nobody listens there; if the system has no more descriptors.
-    pub fn listener(&self, address: SocketAddr) -> io::Result<Listener> {
-        let listeners = self.shared.listeners.lock().expect("no listener panics");
-        let listening = listeners.iter().find(|listening| listening.address() == address);
-        listening.ok_or(io::ErrorKind::NotFound)?.listener().try_clone()
-    }
-
-    /// Lets nobody in any more, at sockets that another process has: whoever comes is its guest.
-    pub fn hand_over(&self) {
-        let mut listeners = self.shared.listeners.lock().expect("no listener panics");
-        listeners.drain(..).for_each(|listening| listening.hand_over());
+    /// The addresses that are listened at.
+    pub fn addresses(&self) -> &Addresses {
+        &self.shared.listeners
     }
 
     /// Takes a device (by name or bus id) off the lists; a session that uses it is ended first.
@@ -291,7 +266,7 @@ impl Share {
         spawn("recheck").spawn(move || shared.recheck(&for_recheck))?;
         let door = Arc::new(Door::new(trust, Arc::clone(&self.shared)));
         spawn("listen-secure").spawn(move || door.accept_all(&listening))?;
-        self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
+        self.shared.listeners.add(for_shutdown);
         Ok(())
     }
 
@@ -661,9 +636,7 @@ impl Shared {
         if self.is_stopping.swap(true, Ordering::AcqRel) {
             return true;
         }
-        for listening in self.listeners.lock().expect("no listener panics").drain(..) {
-            listening.close();
-        }
+        self.listeners.close_all();
         self.swaps.stop();
         let mut sessions = self.sessions();
         for session in sessions.values() {
