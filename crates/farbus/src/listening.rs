@@ -3,8 +3,8 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use farbus_io::link::{Connection, Interest, Listener, Wake, wait};
 
@@ -83,5 +83,53 @@ impl Listening {
         self.is_closed.store(true, Ordering::Release);
         self.listener.shut_down();
         self.wake.wake();
+    }
+}
+
+/// All addresses that are listened at.
+#[derive(Default)]
+pub struct Addresses(Mutex<Vec<Arc<Listening>>>);
+
+impl Addresses {
+    fn all(&self) -> MutexGuard<'_, Vec<Arc<Listening>>> {
+        self.0.lock().expect("no listener panics")
+    }
+
+    /// One more.
+    pub(crate) fn add(&self, listening: Arc<Listening>) {
+        self.all().push(listening);
+    }
+
+    /// Who may connect to `address` from now on; connections that are there stay. `None`: everybody.
+    pub fn allow(&self, address: SocketAddr, allowed: Option<Vec<Network>>) {
+        for listening in self.all().iter().filter(|listening| listening.address() == address) {
+            listening.allow(allowed.clone());
+        }
+    }
+
+    /// Listens at `address` no more; connections that came through it stay.
+    pub fn close(&self, address: SocketAddr) {
+        let is_it = |listening: &mut Arc<Listening>| listening.address() == address;
+        self.all().extract_if(.., is_it).for_each(|listening| listening.close());
+    }
+
+    /// Listens nowhere any more.
+    pub(crate) fn close_all(&self) {
+        self.all().drain(..).for_each(|listening| listening.close());
+    }
+
+    /// Another handle on the socket that is listened at, for another process.
+    ///
+    /// # Errors
+    /// `NotFound` if nobody listens there; if the system has no more descriptors.
+    pub fn listener(&self, address: SocketAddr) -> io::Result<Listener> {
+        let all = self.all();
+        let listening = all.iter().find(|listening| listening.address() == address);
+        listening.ok_or(io::ErrorKind::NotFound)?.listener().try_clone()
+    }
+
+    /// Lets nobody in any more, at sockets that another process has: whoever comes is its guest.
+    pub fn hand_over(&self) {
+        self.all().drain(..).for_each(|listening| listening.hand_over());
     }
 }

@@ -18,7 +18,7 @@ pub use crate::address::DEFAULT_PORT;
 use crate::allow::Network;
 pub use crate::device_status::{DeviceStatus, PastStatus, UserStatus, WaitingStatus};
 use crate::door::Door;
-use crate::listening::Listening;
+use crate::listening::{Addresses, Listening};
 pub use crate::share_error::ShareError;
 use crate::shared::{STACK_BYTES, Shared};
 use crate::swap::Swaps;
@@ -88,38 +88,13 @@ impl Share {
             .name("listen".into())
             .stack_size(STACK_BYTES)
             .spawn(move || shared.accept_all(&for_thread))?;
-        self.shared.listeners.lock().expect("no listener panics").push(listening);
+        self.shared.listeners.add(listening);
         Ok(address)
     }
 
-    /// Who may connect to `address` from now on; connections that are there stay. `None`: everybody.
-    pub fn allow(&self, address: SocketAddr, allowed: Option<Vec<Network>>) {
-        let listeners = self.shared.listeners.lock().expect("no listener panics");
-        for listening in listeners.iter().filter(|listening| listening.address() == address) {
-            listening.allow(allowed.clone());
-        }
-    }
-
-    /// Listens at `address` no more; connections that came through it stay.
-    pub fn close(&self, address: SocketAddr) {
-        let mut listeners = self.shared.listeners.lock().expect("no listener panics");
-        listeners.extract_if(.., |listening| listening.address() == address).for_each(|listening| listening.close());
-    }
-
-    /// Another handle on the socket that is listened at, for another process.
-    ///
-    /// # Errors
-    /// `NotFound` if nobody listens there; if the system has no more descriptors.
-    pub fn listener(&self, address: SocketAddr) -> io::Result<Listener> {
-        let listeners = self.shared.listeners.lock().expect("no listener panics");
-        let listening = listeners.iter().find(|listening| listening.address() == address);
-        listening.ok_or(io::ErrorKind::NotFound)?.listener().try_clone()
-    }
-
-    /// Lets nobody in any more, at sockets that another process has: whoever comes is its guest.
-    pub fn hand_over(&self) {
-        let mut listeners = self.shared.listeners.lock().expect("no listener panics");
-        listeners.drain(..).for_each(|listening| listening.hand_over());
+    /// The addresses that are listened at.
+    pub fn addresses(&self) -> &Addresses {
+        &self.shared.listeners
     }
 
     /// Takes a device (by name or bus id) off the lists; a session that uses it is ended first.
@@ -168,7 +143,7 @@ impl Share {
         spawn("recheck").spawn(move || shared.recheck(&for_recheck))?;
         let door = Arc::new(Door::new(trust, Arc::clone(&self.shared)));
         spawn("listen-secure").spawn(move || door.accept_all(&listening))?;
-        self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
+        self.shared.listeners.add(for_shutdown);
         Ok(())
     }
 

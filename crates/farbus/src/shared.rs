@@ -25,7 +25,7 @@ use crate::door::Household;
 use crate::engine::{End, Engine, Mailbox};
 use crate::greeting;
 use crate::guest::Guest;
-use crate::listening::Listening;
+use crate::listening::{Addresses, Listening};
 use crate::meters::{Calls, Meters};
 use crate::questions::{Answer, Lines, Question};
 use crate::sessions::{Sessions, Tenant};
@@ -59,7 +59,7 @@ pub struct Shared {
     leases: Mutex<Leases<Legacy>>,
     pub swaps: Swaps,
     crowd: Complaint,
-    pub listeners: Mutex<Vec<Arc<Listening>>>,
+    pub listeners: Addresses,
     /// Whether who may use a device may look on while another does.
     pub is_observable: AtomicBool,
     is_stopping: AtomicBool,
@@ -157,7 +157,7 @@ impl Shared {
             leases: Mutex::new(Leases::after(unix_ms())),
             swaps: Swaps::default(),
             crowd: Complaint::default(),
-            listeners: Mutex::default(),
+            listeners: Addresses::default(),
             is_observable: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
             clock: Clock::start(),
@@ -503,9 +503,7 @@ impl Shared {
         if self.is_stopping.swap(true, Ordering::AcqRel) {
             return true;
         }
-        for listening in self.listeners.lock().expect("no listener panics").drain(..) {
-            listening.close();
-        }
+        self.listeners.close_all();
         self.swaps.stop();
         let mut sessions = self.sessions();
         for session in sessions.values() {

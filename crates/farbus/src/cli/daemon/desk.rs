@@ -221,9 +221,9 @@ impl Desk {
             let stays = wanted.contains(&(asked, is_secure));
             match stays {
                 true if is_secure => {}
-                true => self.share.allow(address, allowed_at(address, &config.allow)),
+                true => self.share.addresses().allow(address, allowed_at(address, &config.allow)),
                 false => {
-                    self.share.close(address);
+                    self.share.addresses().close(address);
                     changes.removed.push(address.to_string());
                 }
             }
@@ -426,7 +426,11 @@ impl Desk {
         }
         let mut listeners = Vec::new();
         for &Listens { asked, address, is_secure } in &has.listeners {
-            listeners.push(Passed { asked: Some(asked), is_secure, listener: self.share.listener(address)? });
+            listeners.push(Passed {
+                asked: Some(asked),
+                is_secure,
+                listener: self.share.addresses().listener(address)?,
+            });
         }
         for listener in &has.passed {
             listeners.push(Passed { asked: None, is_secure: false, listener: listener.try_clone()? });
@@ -443,7 +447,7 @@ impl Desk {
         heir.go()?;
         // What the other says of itself is heard from then on.
         self.manager.hand_over(pid);
-        self.share.hand_over();
+        self.share.addresses().hand_over();
         for Leaving { target, parted, .. } in estate.leaving {
             if taken.contains(&target) {
                 parted.go();
