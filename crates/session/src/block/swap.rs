@@ -591,10 +591,12 @@ impl Swap {
     /// Goes back to the source.
     fn give_up(&mut self, error: SwapError) -> SwapError {
         self.is_over = true;
+        // Before anything is written to the source alone: the last line may say that the destination is the device.
+        let noted = self.journal.note(Milestone::Abandoned);
         self.shared.end(false);
         // Whoever is idle lets go of the destination now, all others with their next request.
         let _ = self.shared.has_everybody();
-        match self.journal.note(Milestone::Abandoned) {
+        match noted {
             Ok(()) => error,
             Err(why) if matches!(error, SwapError::Journal(_)) => {
                 SwapError::Journal(format!("{why}; it may say that the device was moved, and it was not"))
