@@ -12,6 +12,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farbus::attach::{Ended, FileAttachment};
+use farbus::broker::Hands;
+use farbus::client::Client;
+use farbus::opened_disk::OpenedDisk;
+
 use super::harness::{House, PATIENCE, Running, has, has_fuse, has_program, wait_until};
 use super::trust::{Host, hosts, pair};
 
@@ -32,7 +37,13 @@ struct Inside {
     /// Bytes that may yet pass before the next cut; u64::MAX is all.
     allowed: AtomicU64,
     connections: AtomicU64,
+    /// Bytes that passed over the latest connection.
+    passed: AtomicU64,
 }
+
+/// A link is in use when so much has passed: a greeting is far less. One that is cut in its greeting is a handshake that failed, and an
+/// exporter turns an address away that has many of them.
+const IN_USE_BYTES: u64 = 32 << 10;
 
 impl Cutter {
     fn before(to: SocketAddr) -> Self {
@@ -45,6 +56,7 @@ impl Cutter {
             is_frozen: AtomicBool::new(false),
             allowed: AtomicU64::new(u64::MAX),
             connections: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
         });
         let for_thread = Arc::clone(&inside);
         thread::spawn(move || {
@@ -55,6 +67,7 @@ impl Cutter {
                 }
                 let Ok(other) = TcpStream::connect(inside.to) else { continue };
                 inside.connections.fetch_add(1, Ordering::AcqRel);
+                inside.passed.store(0, Ordering::Release);
                 inside.carry(connection, other);
             }
         });
@@ -101,6 +114,7 @@ impl Inside {
             let allowed = self.allowed.load(Ordering::Acquire);
             let pass = count.min(allowed.try_into().unwrap_or(usize::MAX));
             to.write_all(&bytes[..pass])?;
+            self.passed.fetch_add(pass as u64, Ordering::AcqRel);
             if allowed != u64::MAX {
                 self.allowed.store(allowed - pass as u64, Ordering::Release);
             }
@@ -151,6 +165,8 @@ impl Cutter {
     fn cut_many(&self, cuts: u64, is_over: impl Fn() -> bool) {
         for cut in (0..cuts).take_while(|_| !is_over()) {
             // The device is in use over this link for a moment before it is cut.
+            let is_in_use = || self.inside.passed.load(Ordering::Acquire) >= IN_USE_BYTES;
+            wait_until(PATIENCE, "a link in use", || is_in_use() || is_over());
             let before = self.links();
             thread::sleep(Duration::from_millis(20 + cut * 37 % 100));
             match cut % 4 {
@@ -326,6 +342,51 @@ fn fio_on_a_block_device_by_nbd_outlives_cut_links() {
     fio_while_links_are_cut(&house, &cutter, &["--ioengine=nbd", &uri]);
     desk.ok(&["detach"]);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+}
+
+/// A disk that is USB and nothing else, real ones among them: here its other face is left alone.
+#[test]
+fn a_usb_disk_as_a_file_outlives_cut_links() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let [lab3, _desk] = hosts(&house);
+    let image = house.image("cut.img", 8 << 20);
+    let share = lab3.start(&["share", &format!("disk:{}", image.display()), "--listen", "127.0.0.1:0"]);
+    let line = share.wait_for_line("listening on");
+    let cutter = Cutter::before(line.split_whitespace().nth(2).unwrap().parse().unwrap());
+    let mut client = Client::default();
+    client.outlive(Duration::from_secs(60));
+    let disk = client.open_disk(&format!("{}/disk", cutter.address).parse().unwrap()).unwrap();
+    let shown = FileAttachment::over(OpenedDisk::usb(disk).unwrap(), &Hands::Own, &house.path("mnt")).unwrap();
+    let (file, ender) = (shown.file(), shown.ender());
+    let is_done = AtomicBool::new(false);
+    thread::scope(|s| {
+        let attached = s.spawn(|| shown.run());
+        let worker = s.spawn(|| {
+            let file = OpenOptions::new().read(true).write(true).open(file).unwrap();
+            let mut rounds = 0;
+            while !is_done.load(Ordering::Acquire) || rounds == 0 {
+                rounds += 1;
+                for at in 0..32 {
+                    file.write_all_at(&block(at, rounds), at * (64 << 10)).expect("no write fails");
+                }
+                file.sync_all().expect("no flush fails");
+            }
+            rounds
+        });
+        cutter.cut_many(cuts(), || worker.is_finished());
+        is_done.store(true, Ordering::Release);
+        let rounds = worker.join().expect("no call failed");
+        ender.end();
+        assert!(matches!(attached.join().unwrap(), Ended::Asked));
+        let stored = std::fs::read(&image).unwrap();
+        for at in 0..32 {
+            assert!(stored[at as usize * (64 << 10)..][..64 << 10] == block(at, rounds), "block {at}");
+        }
+        println!("{} cuts, {} links, {rounds} rounds of 2 MiB", cuts(), cutter.links());
+    });
 }
 
 #[test]
