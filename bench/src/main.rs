@@ -81,7 +81,11 @@ enum Action {
     List,
     /// Serve as one of the peers
     #[command(hide = true)]
-    Peer { kind: Kind },
+    Peer {
+        kind: Kind,
+        /// What a proxy is in front of
+        behind: Option<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -99,11 +103,13 @@ impl Arguments {
         match self.command {
             Some(Action::List) => {
                 for Benchmark { name, target, .. } in &benchmarks::ALL {
-                    println!("{name:<12} {target}");
+                    println!("{name:<14} {target}");
                 }
                 Ok(ExitCode::SUCCESS)
             }
-            Some(Action::Peer { kind }) => peers::serve(kind).map(|()| ExitCode::SUCCESS),
+            Some(Action::Peer { kind, ref behind }) => {
+                peers::serve(kind, behind.as_deref()).map(|()| ExitCode::SUCCESS)
+            }
             None => self.measure(),
         }
     }

@@ -9,16 +9,17 @@ pub mod nbdkit;
 pub mod ping;
 mod reference;
 mod server;
+pub mod session;
 pub mod stream;
 pub mod tls;
 mod usbip_crate;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 pub use self::server::{Kind, Server};
 
 /// Serves as `kind` until the process that started this one is gone.
-pub fn serve(kind: Kind) -> Result<()> {
+pub fn serve(kind: Kind, behind: Option<&str>) -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     match kind {
         Kind::Ping => ping::serve(listen::announce()?),
@@ -26,6 +27,8 @@ pub fn serve(kind: Kind) -> Result<()> {
         Kind::Tls => tls::serve(listen::announce()?),
         Kind::Ref => reference::serve(listen::announce()?),
         Kind::Crate => usbip_crate::serve(),
+        Kind::Session => session::serve(&listen::announce()?),
+        Kind::Proxy => session::serve_proxy(behind.context("a proxy is in front of something")?),
     }
 }
 

@@ -32,6 +32,10 @@ pub enum Kind {
     Ref,
     /// A source/sink device on the `usbip` crate 0.9.0.
     Crate,
+    /// Sessions of farbus's own protocol over plain TCP: a disk in memory, a source/sink.
+    Session,
+    /// farbus's NBD server over such a session's disk.
+    Proxy,
 }
 
 impl Kind {
@@ -58,8 +62,17 @@ impl Server {
             Kind::Tls => ("TLS stream", ""),
             Kind::Ref => ("ref", reference::BUSID),
             Kind::Crate => ("usbip crate", usbip_crate::BUSID),
+            Kind::Session => ("session", ""),
+            Kind::Proxy => unreachable!("a proxy is told what it is in front of"),
         };
         Self::start(command, name, busid, placement)
+    }
+
+    /// farbus's NBD server over the disk of a [`Kind::Session`].
+    pub fn proxy(behind: SocketAddr, placement: Placement) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["peer", &Kind::Proxy.argument(), &behind.to_string()]);
+        Self::start(command, "farbus proxy", "", placement)
     }
 
     /// `farbus share WHAT`.

@@ -17,6 +17,7 @@
 mod address;
 pub mod allow;
 pub mod attach;
+pub mod bare;
 pub mod block;
 pub mod broker;
 pub mod cli;
