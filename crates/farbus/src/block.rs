@@ -3,9 +3,12 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
-use farbus_model::{BlockDevice, StoreError};
-use farbus_session::block::{Range, ReadOnly, Scratch, SparseMemory, StoreDevice};
+use farbus_io::store::boot_number;
+use farbus_model::BlockDevice;
+use farbus_session::block::{BlockExport, Changes, MemoryMedium, SparseMemory, View};
+use farbus_session::native::control::Mode;
 
 use crate::broker::Hands;
 
@@ -79,42 +82,51 @@ impl BlockSpec {
         self.is_read_only || self.scratch.is_some()
     }
 
-    /// Opens it.
+    /// What is told apart by its serial number where it is a USB disk.
+    pub fn identity(&self) -> String {
+        let is_whole = self.offset == 0 && self.size.is_none();
+        match &self.medium {
+            Medium::Path(path) if is_whole => path.display().to_string(),
+            Medium::Path(_) | Medium::Memory(_) => self.to_string(),
+        }
+    }
+
+    /// Opens what it needs, for everybody who will use it.
     ///
     /// # Errors
     /// A sentence for a person: what stands against it.
-    pub fn open(&self, hands: &Hands) -> Result<Opened, String> {
-        let mut device: Box<dyn BlockDevice> = match &self.medium {
-            Medium::Memory(size) => Box::new(StoreDevice::new(SparseMemory::new(*size, *size))),
+    pub fn export(&self, hands: &Hands) -> Result<BlockExport, String> {
+        let (medium, durability): (Arc<dyn farbus_model::Medium>, _) = match &self.medium {
+            Medium::Memory(size) => {
+                let mut random = [0; 8];
+                farbus_io::trust::fill_random(&mut random);
+                (Arc::new(MemoryMedium::new(SparseMemory::new(*size, *size))), u64::from_le_bytes(random))
+            }
             Medium::Path(path) => {
                 let store = hands.open_image(path, self.opens_read_only()).map_err(|error| error.to_string())?;
-                let physical = store.block_sizes().physical;
-                Box::new(StoreDevice::new(store).preferring(physical))
+                (Arc::new(store), boot_number())
             }
         };
-        if self.offset > 0 || self.size.is_some() {
-            let whole = device.info().size_bytes;
-            let size = self.size.unwrap_or(whole.saturating_sub(self.offset));
-            let part = Range::new(device, self.offset, size).map_err(|_: StoreError| {
-                format!("{self}: {size} bytes from {} on do not lie in its {whole}", self.offset)
-            })?;
-            device = Box::new(part);
-        }
-        if device.info().size_bytes == 0 {
-            return Err(format!("{self}: nothing of it is left to use"));
-        }
-        match &self.scratch {
-            Some(Medium::Memory(bytes)) => {
-                device = Box::new(Scratch::new(device, SparseMemory::new(*bytes, *bytes)));
-            }
+        let changes = match &self.scratch {
+            None => None,
+            Some(Medium::Memory(bytes)) => Some(Changes::Memory(*bytes)),
             Some(Medium::Path(path)) => {
                 let store = hands.open_image(path, false).map_err(|error| error.to_string())?;
-                device = Box::new(Scratch::new(device, store));
+                Some(Changes::Medium(Arc::new(store)))
             }
-            None if self.is_read_only => device = Box::new(ReadOnly::new(device)),
-            None => {}
-        }
-        let zeroes_fast = self.scratch.is_some() || matches!(self.medium, Medium::Memory(_));
+        };
+        let view = View { offset: self.offset, size_bytes: self.size, is_read_only: self.is_read_only, changes };
+        BlockExport::new(medium, view, durability).map_err(|what| format!("{self}: {what}"))
+    }
+
+    /// Opens it for one user.
+    ///
+    /// # Errors
+    /// As [`BlockSpec::export`].
+    pub fn open(&self, hands: &Hands) -> Result<Opened, String> {
+        let export = self.export(hands)?;
+        let device = export.open(export.mode(Mode::Exclusive))?;
+        let zeroes_fast = export.zeroes_fast() || matches!(self.medium, Medium::Memory(_));
         Ok(Opened { device, zeroes_fast })
     }
 }

@@ -203,12 +203,13 @@ pub fn remember_address(target: &str, moved: &str) -> Result<(), ClientError> {
 #[derive(Clone, Debug)]
 pub struct Client {
     hands: Hands,
-    grace: Duration,
+    /// As somebody said it.
+    grace: Option<Duration>,
     /// Who a host is, found out while the files that say so could be read.
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
 }
 
-/// How long a session outlives its link unless somebody says otherwise: less than the 30 s after which Linux's usb-storage gives a
+/// How long a session with a paired host outlives its link unless somebody says otherwise: less than the 30 s after which Linux's usb-storage gives a
 /// command up, by the time that it takes to go on (U11).
 pub const GRACE: Duration = Duration::from_secs(20);
 /// A session carries one device here: its attachment's number.
@@ -223,7 +224,7 @@ impl Default for Client {
 impl Client {
     /// One that connects, plugs in and mounts through `hands`.
     pub fn through(hands: Hands) -> Self {
-        Self { hands, grace: GRACE, pinned: None }
+        Self { hands, grace: None, pinned: None }
     }
 
     /// One for a single host (`HOST:PORT`), which needs no files any more.
@@ -232,7 +233,7 @@ impl Client {
     /// [`ClientError::Local`] if the list of paired hosts cannot be read.
     pub fn for_host(address: &str, hands: Hands) -> Result<Self, ClientError> {
         let known = KnownHost::find(address)?.map(Arc::new);
-        Ok(Self { hands, grace: GRACE, pinned: Some((address.to_owned(), known)) })
+        Ok(Self { hands, grace: None, pinned: Some((address.to_owned(), known)) })
     }
 
     /// Whoever acts for it.
@@ -411,22 +412,31 @@ impl Client {
         })
     }
 
-    /// Takes a device of a paired host: in a session, which outlives its links for as long as [`Client::outlive`] said. `None` if
-    /// `target` is not on a paired host, or sessions are not wanted.
+    /// Takes a device in a session, which outlives its links for as long as [`Client::outlive`] said. `None` if no session is
+    /// wanted: unless somebody said otherwise there is one with paired hosts alone, because others may not speak our protocol.
     ///
     /// # Errors
     /// [`ClientError`].
     pub fn session(&self, target: &Target) -> Result<Option<Linked<RemoteUsb>>, ClientError> {
-        let Some(known) = self.known(&target.address)?.filter(|_| !self.grace.is_zero()) else { return Ok(None) };
+        let known = self.known(&target.address)?;
+        let grace = self.grace.unwrap_or(if known.is_some() { GRACE } else { Duration::ZERO });
+        if grace.is_zero() {
+            return Ok(None);
+        }
         // Whoever waits for a link does not keep others waiting who need something else.
         let hands = self.hands.apart().map_err(|error| ClientError::Local(error.to_string()))?;
         let apart = Self { hands, ..self.clone() };
+        let described = known.as_ref().map_or_else(|| target.address.clone(), |known| known.described());
+        let address = target.address.clone();
+        let connect = move || match &known {
+            Some(known) => apart.connect_to(known, Protocol::Session, ANSWER_TIME_MAX),
+            None => apart.hands.connect(&address, ANSWER_TIME_MAX).map_err(ClientError::Link),
+        };
         // The first link says best what is wrong with the way.
-        let mut first = Some(self.connect_to(&known, Protocol::Session, ANSWER_TIME_MAX)?);
-        let described = known.described();
+        let mut first = Some(connect()?);
         let dial: Dial = Box::new(move || match first.take() {
             Some(link) => Ok(link),
-            None => apart.connect_to(&known, Protocol::Session, ANSWER_TIME_MAX).map_err(|error| {
+            None => connect().map_err(|error| {
                 let kind = match &error {
                     ClientError::Untrusted { .. } => io::ErrorKind::PermissionDenied,
                     _ => io::ErrorKind::Other,
@@ -442,7 +452,7 @@ impl Client {
             reason: String::new(),
         };
         let mut done = Completions::new(BufferPool::new(0));
-        let linked = Linked::open(dial, RemoteUsb::new(ATTACHMENT, open), self.grace, &mut done);
+        let linked = Linked::open(dial, RemoteUsb::new(ATTACHMENT, open), grace, &mut done);
         let linked = linked.map_err(|source| lost(&described, source))?;
         match linked.end() {
             None => Ok(Some(linked)),
@@ -473,7 +483,7 @@ impl Client {
 
     /// How long a session is to outlive its link; not at all takes devices by plain USB/IP, over an encrypted link all the same.
     pub fn outlive(&mut self, grace: Duration) {
-        self.grace = grace;
+        self.grace = Some(grace);
     }
 
     /// The paired host that an address names.

@@ -1,8 +1,12 @@
 //! A shared device, for people and programs.
 
+use farbus_model::Instant;
+use farbus_session::claims::{Claims, Holder, Past, Waiting};
+use farbus_session::registry::Entry;
 use serde::{Deserialize, Serialize};
 
 use crate::meters::Readings;
+use crate::session_record::classes;
 
 /// One shared device, as `farbus status` shows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,8 +24,17 @@ pub struct DeviceStatus {
     /// What its interfaces are for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<String>,
+    /// Its size, bytes, if it is a block device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
     /// `available` or `in use`.
     pub state: String,
+    /// How it is used: `exclusive`, `read` (by many), `scratch` (by many, each with changes of his own).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// All who use it, if they are several; the first is the *user*.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<UserStatus>,
     /// Who uses it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -40,6 +53,20 @@ pub struct DeviceStatus {
     /// What passed through since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
+}
+
+/// One of several that use a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UserStatus {
+    /// Who.
+    pub user: String,
+    /// How.
+    pub mode: String,
+    /// For how long, seconds.
+    pub used_s: f64,
+    /// What for, if it said so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// A host that waits for a device.
@@ -68,4 +95,57 @@ pub struct PastStatus {
     /// What the owner said who took it back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
+}
+
+impl DeviceStatus {
+    /// What is known of `entry` now; `meters` are its user's.
+    pub fn of(entry: &Entry<'_>, meters: Option<Readings>, now: Instant) -> Self {
+        Self {
+            name: entry.name.to_owned(),
+            bus_id: entry.record.bus_id.clone(),
+            title: entry.title.to_owned(),
+            speed: entry.record.speed.to_string(),
+            ids: format!("{:04x}:{:04x}", entry.record.vendor, entry.record.product),
+            interfaces: classes(entry.record),
+            size_bytes: entry.block.map(|block| block.info().size_bytes),
+            state: if entry.holder.is_some() { "in use" } else { "available" }.to_owned(),
+            mode: entry.holder.map(|holder| holder.mode.as_str().to_owned()),
+            users: users_of(entry.claims, now),
+            user: entry.holder.map(|holder| holder.who.clone()),
+            used_s: entry.holder.map(|holder| (now - holder.since).as_secs_f64()),
+            reason: entry.holder.and_then(|holder| holder.reason.clone()),
+            waiting: waiting_of(entry.claims, now),
+            history: history_of(entry.claims, now),
+            meters,
+        }
+    }
+}
+
+/// Everybody who uses it, where that may be more than one.
+fn users_of(claims: &Claims, now: Instant) -> Vec<UserStatus> {
+    let status = |holder: &Holder| UserStatus {
+        user: holder.who.clone(),
+        mode: holder.mode.as_str().to_owned(),
+        used_s: (now - holder.since).as_secs_f64(),
+        reason: holder.reason.clone(),
+    };
+    claims.holders().iter().filter(|_| claims.holders().len() > 1).map(status).collect()
+}
+
+fn waiting_of(claims: &Claims, now: Instant) -> Vec<WaitingStatus> {
+    let status =
+        |waiting: &Waiting| WaitingStatus { host: waiting.host.clone(), waits_s: (now - waiting.since).as_secs_f64() };
+    claims.queue(now).map(status).collect()
+}
+
+fn history_of(claims: &Claims, now: Instant) -> Vec<PastStatus> {
+    let status = |past: &Past| PastStatus {
+        user: past.holder.who.clone(),
+        reason: past.holder.reason.clone(),
+        used_s: (past.until - past.holder.since).as_secs_f64(),
+        ago_s: (now - past.until).as_secs_f64(),
+        ended: past.ending.as_str().to_owned(),
+        remark: past.remark.clone(),
+    };
+    claims.history().rev().map(status).collect()
 }

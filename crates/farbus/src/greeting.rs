@@ -18,6 +18,16 @@ pub fn greet(link: &Link, hello: &Hello, time_max: Duration) -> io::Result<Welco
     hear(link, until, Welcome::decode)
 }
 
+/// Waits for the first byte of a link, and leaves it there; `None` if none came.
+///
+/// # Errors
+/// What the system says.
+pub fn await_first_byte(link: &Link, time_max: Duration) -> io::Result<Option<u8>> {
+    let mut interests = [Interest::new(link.as_fd(), false)];
+    wait(&mut interests, Some(time_max))?;
+    link.peek()
+}
+
 /// Hears a hello.
 ///
 /// # Errors

@@ -34,6 +34,7 @@ mod guest;
 mod known_host;
 pub mod linked;
 pub mod listed;
+pub mod listening;
 pub mod meters;
 pub mod nbd;
 mod nearby;

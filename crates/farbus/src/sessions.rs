@@ -11,16 +11,15 @@ use std::time::Duration;
 
 use farbus_io::link::{Clock, Gathering, Link, Wake};
 use farbus_io::trust::Fingerprint;
-use farbus_model::{Device, Instant, Limits};
-use farbus_session::native::control::{Cause, Class, End, Open};
+use farbus_model::{BlockDevice, Device, Instant, Limits};
+use farbus_session::native::control::{End, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
-use farbus_session::native::{ExporterSession, LaneLimits, Served, ServedUsb, Services, exporter};
+use farbus_session::native::{ExporterSession, LaneLimits, Served, ServedBlock, ServedUsb, Services, exporter};
 use farbus_session::{DeviceRecord, Ending};
 use tracing::{debug, info, warn};
 
 use crate::engine::{Mailbox, span_until};
 use crate::greeting;
-use crate::guest::Guest;
 
 /// How long a greeting may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
@@ -41,31 +40,58 @@ pub trait Tenant: Send + Sync {
     fn note_ending(&self, ending: Ending);
 }
 
-/// A device that was opened for a session, who may ask something of its attachment, and where the device goes in the end.
+/// A device that was opened for a session, and who may ask something of its attachment.
 pub struct Opened {
-    /// What it is called.
-    pub record: DeviceRecord,
     /// The device.
-    pub device: Box<dyn Device>,
+    pub face: Face,
     /// Whoever may end the attachment.
     pub tenant: Arc<dyn Tenant>,
-    /// Takes the device back.
-    pub give_back: Box<dyn FnOnce(Box<dyn Device>, Instant) + Send>,
+}
+
+/// Takes a device back.
+pub type GiveBack<D> = Box<dyn FnOnce(D, Instant) + Send>;
+
+/// As what a device was opened.
+pub enum Face {
+    /// A USB device.
+    Usb {
+        /// What it is called.
+        record: DeviceRecord,
+        /// It.
+        device: Box<dyn Device>,
+        /// Where it goes in the end.
+        give_back: GiveBack<Box<dyn Device>>,
+    },
+    /// A block device.
+    Block {
+        /// It.
+        device: Box<dyn BlockDevice>,
+        /// What to say of what is not flushed.
+        durability: u64,
+        /// Where it goes in the end.
+        give_back: GiveBack<Box<dyn BlockDevice>>,
+    },
 }
 
 /// What sessions are offered.
 pub trait House: Send + Sync + 'static {
+    /// Whoever has a session, while it has one.
+    type Caller: Tenant + 'static;
+
     /// The time there.
     fn clock(&self) -> Clock;
 
     /// What one session may hold.
     fn limits(&self) -> Limits;
 
-    /// Opens a device for `guest`, called `peer`.
+    /// The key of a caller; none where it came without one.
+    fn key(caller: &Self::Caller) -> Option<Fingerprint>;
+
+    /// Opens a device for `caller`, who is called `peer` now.
     ///
     /// # Errors
     /// [`End`]: why not.
-    fn open(self: &Arc<Self>, guest: &Guest, peer: &str, open: &Open) -> Result<Opened, End>;
+    fn open(self: &Arc<Self>, caller: &Self::Caller, peer: &str, open: &Open) -> Result<Opened, End>;
 }
 
 /// The sessions that are there.
@@ -76,7 +102,8 @@ pub struct Sessions {
 
 /// Links on their way to a session's thread.
 struct Inbox {
-    owner: Fingerprint,
+    /// None: whoever knows its name may have it, over a link without encryption.
+    owner: Option<Fingerprint>,
     links: Mutex<Vec<(Link, Hello)>>,
     wake: Wake,
 }
@@ -98,20 +125,14 @@ impl Sessions {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A paired host is on the line: a session begins and is served until it ends, or a link more is handed over.
+    /// Somebody is on the line who speaks it: a session begins and is served until it ends, or a link more is handed over.
     ///
     /// # Errors
     /// The link was lost before a session had it.
-    pub fn serve<H: House>(
-        &self,
-        house: &Arc<H>,
-        link: Link,
-        guest: &Guest,
-        tenant: &Arc<dyn Tenant>,
-    ) -> io::Result<()> {
+    pub fn serve<H: House>(&self, house: &Arc<H>, link: Link, caller: &Arc<H::Caller>) -> io::Result<()> {
         let hello = greeting::hear_hello(&link, GREETING_TIME_MAX)?;
         if hello.standing.session != SessionId::NONE {
-            return self.hand_over(link, hello, guest);
+            return self.hand_over(link, hello, H::key(caller));
         }
         let id = SessionId(random());
         let limits = LaneLimits::DEFAULT;
@@ -120,20 +141,20 @@ impl Sessions {
             Ok(begun) => begun,
             Err(refusal) => return greeting::welcome(&link, &refusal, GREETING_TIME_MAX),
         };
-        let inbox = Inbox { owner: guest.fingerprint(), links: Mutex::default(), wake: Wake::new()? };
+        let inbox = Inbox { owner: H::key(caller), links: Mutex::default(), wake: Wake::new()? };
         let inbox = Arc::new(inbox);
         self.table().insert(id, Arc::clone(&inbox));
         let greeted = greeting::welcome(&link, &welcome, GREETING_TIME_MAX);
-        let engine = Engine::new(house, session, link, guest, tenant, &inbox);
+        let engine = Engine::new(house, session, link, caller, &inbox);
         let served = greeted.and(engine).map(Engine::run);
         self.table().remove(&id);
         served
     }
 
     /// The session's thread is told; one that is not there, or another host's, is not known.
-    fn hand_over(&self, link: Link, hello: Hello, guest: &Guest) -> io::Result<()> {
+    fn hand_over(&self, link: Link, hello: Hello, key: Option<Fingerprint>) -> io::Result<()> {
         let inbox = self.table().get(&hello.standing.session).cloned();
-        match inbox.filter(|inbox| inbox.owner == guest.fingerprint()) {
+        match inbox.filter(|inbox| inbox.owner == key) {
             Some(inbox) => {
                 inbox.links.lock().unwrap_or_else(PoisonError::into_inner).push((link, hello));
                 inbox.wake.wake();
@@ -148,15 +169,14 @@ impl Sessions {
 }
 
 /// One session's thread.
-struct Engine<'a, H> {
+struct Engine<'a, H: House> {
     house: &'a Arc<H>,
     session: ExporterSession,
     link: Option<Link>,
     /// Whether the link takes no more for now.
     is_blocked: bool,
-    guest: &'a Guest,
+    caller: &'a Arc<H::Caller>,
     peer: String,
-    tenant: &'a Arc<dyn Tenant>,
     tenants: BTreeMap<u16, Arc<dyn Tenant>>,
     inbox: &'a Inbox,
     all: Gathering,
@@ -178,15 +198,14 @@ impl<'a, H: House> Engine<'a, H> {
         house: &'a Arc<H>,
         session: ExporterSession,
         link: Link,
-        guest: &'a Guest,
-        tenant: &'a Arc<dyn Tenant>,
+        caller: &'a Arc<H::Caller>,
         inbox: &'a Inbox,
     ) -> io::Result<Self> {
         let (peer, clock) = (link.peer().to_owned(), house.clock());
         let all = Gathering::new()?;
         let tenants = BTreeMap::new();
         let link = Some(link);
-        let engine = Self { house, session, link, is_blocked: false, guest, peer, tenant, tenants, inbox, all, clock };
+        let engine = Self { house, session, link, is_blocked: false, caller, peer, tenants, inbox, all, clock };
         engine.watch_all()?;
         Ok(engine)
     }
@@ -224,7 +243,7 @@ impl<'a, H: House> Engine<'a, H> {
     /// Does what can be done, sends what can be sent, waits for what comes next.
     fn turn(&mut self) -> io::Result<Option<Last>> {
         self.take_links()?;
-        if let Some(end) = self.tenant.end() {
+        if let Some(end) = self.caller.end() {
             let now = self.clock.now();
             for number in self.tenants.keys() {
                 self.session.close(now, *number, &end);
@@ -262,7 +281,7 @@ impl<'a, H: House> Engine<'a, H> {
 
     fn watch_all(&self) -> io::Result<()> {
         self.all.watch(self.inbox.wake.as_fd(), false)?;
-        self.all.watch(self.tenant.mailbox().as_fd(), false)?;
+        self.all.watch(self.caller.mailbox().as_fd(), false)?;
         for tenant in self.tenants.values() {
             self.all.watch(tenant.mailbox().as_fd(), false)?;
         }
@@ -333,7 +352,7 @@ impl<'a, H: House> Engine<'a, H> {
                     self.session.handle_received(count);
                     let (now, house) = (self.clock.now(), self.house);
                     let mut opening =
-                        Opening { house, guest: self.guest, peer: &self.peer, tenants: &mut self.tenants };
+                        Opening { house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
                     if let Err(reject) = self.session.advance(now, &mut opening) {
                         warn!(peer = self.peer, %reject, "the session was cut off");
                         return false;
@@ -379,7 +398,7 @@ impl<'a, H: House> Engine<'a, H> {
     }
 
     fn carry_out_orders(&mut self) {
-        self.tenant.mailbox().clear();
+        self.caller.mailbox().clear();
         let now = self.clock.now();
         let mut ended = Vec::new();
         for (&number, tenant) in &self.tenants {
@@ -396,22 +415,25 @@ impl<'a, H: House> Engine<'a, H> {
 }
 
 /// What a session's importer may open.
-struct Opening<'a, H> {
+struct Opening<'a, H: House> {
     house: &'a Arc<H>,
-    guest: &'a Guest,
+    caller: &'a H::Caller,
     peer: &'a str,
     tenants: &'a mut BTreeMap<u16, Arc<dyn Tenant>>,
 }
 
 impl<H: House> Services for Opening<'_, H> {
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        if open.class != Class::USB {
-            let message = format!("'{}' is a USB device, and was asked for as something else", open.name);
-            return Err(End { cause: Cause::Class, message });
-        }
-        let Opened { record, device, tenant, give_back } = self.house.open(self.guest, self.peer, open)?;
+        let Opened { face, tenant } = self.house.open(self.caller, self.peer, open)?;
         self.tenants.insert(number, tenant);
-        let served = ServedUsb::new(number, device, record, self.house.limits(), give_back);
-        Ok((1, Box::new(served)))
+        let served: Box<dyn Served> = match face {
+            Face::Usb { record, device, give_back } => {
+                Box::new(ServedUsb::new(number, device, record, self.house.limits(), give_back))
+            }
+            Face::Block { device, durability, give_back } => {
+                Box::new(ServedBlock::new(number, device, durability, give_back))
+            }
+        };
+        Ok((1, served))
     }
 }

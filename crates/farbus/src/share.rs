@@ -4,40 +4,42 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Connection, Interest, Link, Listener, Wake, wait};
-use farbus_io::trust::Protocol;
-use farbus_model::{BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
-use farbus_session::claims::Claims;
-use farbus_session::native::control as native;
-use farbus_session::registry::name_of;
+use farbus_io::link::{Clock, Connection, Link, Listener};
+use farbus_io::trust::{Fingerprint, Protocol};
+use farbus_model::{BlockDevice, BufferPool, Command, CommandError, Completions, Device, Instant, Limits};
+use farbus_session::block::make_durable;
+use farbus_session::native::{control as native, hello};
+use farbus_session::registry::{BlockFace, BlockRefusal, ClaimedBlock, name_of};
 use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
 use tracing::{error, info, warn};
 
 pub use crate::address::DEFAULT_PORT;
 use crate::allow::Network;
 use crate::crowd::{self, Complaint, Place, Visitor};
-pub use crate::device_status::{DeviceStatus, PastStatus, WaitingStatus};
+pub use crate::device_status::{DeviceStatus, PastStatus, UserStatus, WaitingStatus};
 use crate::door::{Door, Household};
 use crate::engine::{End, Engine, Mailbox};
+use crate::greeting;
 use crate::guest::Guest;
+use crate::listening::Listening;
 use crate::meters::{Calls, Meters};
 use crate::questions::{Answer, Lines, Question};
-use crate::session_record::classes;
-use crate::sessions::{House, Opened, Sessions, Tenant};
+use crate::sessions::{Face, House, Opened, Sessions, Tenant};
 use crate::trust::Trust;
 
 /// An engine's stack: its frames are shallow, its buffers are on the heap.
 const STACK_BYTES: usize = 256 << 10;
 /// How long an owner waits for a device's answer to a command.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long whoever connects may take to say the first byte.
+const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long sessions may take to make their devices durable when sharing ends.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
 
@@ -67,42 +69,11 @@ struct Shared {
     trace: Mutex<Option<File>>,
 }
 
-/// One address that is listened at.
-struct Listening {
-    listener: Listener,
-    address: SocketAddr,
-    /// Who may connect; `None` is everybody.
-    allowed: Mutex<Option<Vec<Network>>>,
-    is_closed: AtomicBool,
-    wake: Wake,
-}
-
-impl Listening {
-    fn new(listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<Self> {
-        let address = listener.address()?;
-        let (allowed, is_closed, wake) = (Mutex::new(allowed), AtomicBool::new(false), Wake::new()?);
-        Ok(Self { listener, address, allowed, is_closed, wake })
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::Acquire)
-    }
-
-    fn admits(&self, address: IpAddr) -> bool {
-        let allowed = self.allowed.lock().expect("no listener panics");
-        allowed.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(address)))
-    }
-
-    fn close(&self) {
-        self.is_closed.store(true, Ordering::Release);
-        self.listener.shut_down();
-        self.wake.wake();
-    }
-}
-
 /// One connection.
 struct Session {
-    way: Way,
+    /// The link that it is, and ends with; none if it belongs to a session, or is one, whose thread is told.
+    link: Mutex<Option<Link>>,
+    is_told: AtomicBool,
     /// Its peer, as people write it.
     peer: String,
     /// The paired host that it is, on an encrypted link.
@@ -117,23 +88,18 @@ struct Session {
     ending: Mutex<Option<Ending>>,
 }
 
-/// How a connection is ended from outside.
-enum Way {
-    /// It is the only one on its link, and ends with it.
-    Link(Link),
-    /// It belongs to a session, or is one, whose thread is told.
-    Told(AtomicBool),
-}
-
 impl Session {
     fn end(&self) {
-        match &self.way {
-            Way::Link(link) => link.shut_down(),
-            Way::Told(is_told) => {
-                is_told.store(true, Ordering::Release);
-                self.mailbox.wake();
-            }
+        self.is_told.store(true, Ordering::Release);
+        match &*self.link.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(link) => link.shut_down(),
+            None => self.mailbox.wake(),
         }
+    }
+
+    /// It goes on when its link ends.
+    fn outlive_link(&self) {
+        *self.link.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -143,8 +109,7 @@ impl Tenant for Session {
     }
 
     fn end(&self) -> Option<native::End> {
-        let Way::Told(is_told) = &self.way else { return None };
-        is_told.load(Ordering::Acquire).then(|| {
+        self.is_told.load(Ordering::Acquire).then(|| {
             let message = match self.is_taken_back.load(Ordering::Acquire) {
                 true => "taken back by its owner",
                 false => "not shared with you any more",
@@ -225,6 +190,15 @@ impl Share {
         registry.add(kind, Box::new(device)).cloned().ok_or(ShareError::BusFull)
     }
 
+    /// The same of a device that is a block device, too: paired hosts see it as one, all others as the USB disk `device`.
+    ///
+    /// # Errors
+    /// [`ShareError::BusFull`].
+    pub fn add_block(&self, kind: &str, device: Box<dyn Device>, block: BlockFace) -> Result<DeviceRecord, ShareError> {
+        let mut registry = self.shared.registry();
+        registry.add_block(kind, device, block).cloned().ok_or(ShareError::BusFull)
+    }
+
     /// Takes a device off the list that is gone, by its bus id on the wire. One that somebody uses goes with its session, which
     /// notices by itself. Says whether it is off the list.
     pub fn remove_gone(&self, bus_id: &str) -> bool {
@@ -248,7 +222,7 @@ impl Share {
     pub fn listen_on(&self, listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<SocketAddr> {
         listener.never_wait()?;
         let listening = Arc::new(Listening::new(listener, allowed)?);
-        let address = listening.address;
+        let address = listening.address();
         let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&listening));
         thread::Builder::new()
             .name("listen".into())
@@ -261,15 +235,15 @@ impl Share {
     /// Who may connect to `address` from now on; connections that are there stay. `None`: everybody.
     pub fn allow(&self, address: SocketAddr, allowed: Option<Vec<Network>>) {
         let listeners = self.shared.listeners.lock().expect("no listener panics");
-        for listening in listeners.iter().filter(|listening| listening.address == address) {
-            listening.allowed.lock().expect("no listener panics").clone_from(&allowed);
+        for listening in listeners.iter().filter(|listening| listening.address() == address) {
+            listening.allow(allowed.clone());
         }
     }
 
     /// Listens at `address` no more; connections that came through it stay.
     pub fn close(&self, address: SocketAddr) {
         let mut listeners = self.shared.listeners.lock().expect("no listener panics");
-        listeners.extract_if(.., |listening| listening.address == address).for_each(|listening| listening.close());
+        listeners.extract_if(.., |listening| listening.address() == address).for_each(|listening| listening.close());
     }
 
     /// Takes a device (by name or bus id) off the lists; a session that uses it is ended first.
@@ -316,7 +290,7 @@ impl Share {
         let (for_recheck, shared) = (trust.clone(), Arc::clone(&self.shared));
         spawn("recheck").spawn(move || shared.recheck(&for_recheck))?;
         let door = Arc::new(Door::new(trust, Arc::clone(&self.shared)));
-        spawn("listen-secure").spawn(move || door.accept_all(&listening.listener, || listening.is_closed()))?;
+        spawn("listen-secure").spawn(move || door.accept_all(listening.listener(), || listening.is_closed()))?;
         self.shared.listeners.lock().expect("no listener panics").push(for_shutdown);
         Ok(())
     }
@@ -367,14 +341,10 @@ impl Shared {
 
     fn accept_all(self: &Arc<Self>, listening: &Listening) {
         while !self.is_stopping() && !listening.is_closed() {
-            let mut interests =
-                [Interest::new(listening.listener.as_fd(), false), Interest::new(listening.wake.as_fd(), false)];
-            // Whatever is wrong with the socket, the next call says.
-            let _ = wait(&mut interests, None);
-            match listening.listener.accept() {
+            match listening.accept() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Ok(connection) if !listening.admits(connection.from.ip()) => {
-                    warn!(from = %connection.from, at = %listening.address, "not on the list of those allowed here");
+                    warn!(from = %connection.from, at = %listening.address(), "not on the list of those allowed here");
                 }
                 Ok(connection) => {
                     let from = connection.from;
@@ -396,13 +366,13 @@ impl Shared {
 
     fn begin_session(self: &Arc<Self>, connection: Connection) -> io::Result<()> {
         let link = connection.link.try_clone()?;
-        let (way, peer) = (Way::Link(connection.link), link.peer().to_owned());
-        let (number, session) = self.enter_session(way, peer, None, Visitor::from(connection.from.ip()))?;
+        let (of_its_own, peer) = (Some(connection.link), link.peer().to_owned());
+        let (number, session) = self.enter_session(of_its_own, peer, None, Visitor::from(connection.from.ip()))?;
         let shared = Arc::clone(self);
         let spawned = thread::Builder::new()
             .name(format!("session-{number}"))
             .stack_size(STACK_BYTES)
-            .spawn(move || shared.serve(number, &session, &link));
+            .spawn(move || shared.serve_either(number, &session, link));
         if let Err(error) = spawned {
             self.end_session(number);
             return Err(error);
@@ -413,7 +383,7 @@ impl Shared {
     /// Counts a connection among the sessions; [`Shared::serve`] ends it.
     fn enter_session(
         &self,
-        way: Way,
+        link: Option<Link>,
         peer: String,
         guest: Option<Guest>,
         visitor: Visitor,
@@ -422,7 +392,8 @@ impl Shared {
         let present = sessions.values().map(|session| (session.visitor, session.place));
         let place = crowd::place(visitor, present).map_err(io::Error::other)?;
         let session = Session {
-            way,
+            link: Mutex::new(link),
+            is_told: AtomicBool::new(false),
             peer,
             guest,
             visitor,
@@ -443,11 +414,31 @@ impl Shared {
         self.session_ended.notify_all();
     }
 
-    /// The whole life of a connection, on its own thread.
-    fn serve(self: Arc<Self>, number: u64, session: &Session, link: &Link) {
+    /// The whole life of a connection without encryption, on its own thread: its first byte says which tongue it speaks.
+    fn serve_either(self: Arc<Self>, number: u64, session: &Arc<Session>, link: Link) {
+        let since = self.clock.now();
+        let has_begun = greeting::await_first_byte(&link, GREETING_TIME_MAX);
+        if matches!(has_begun, Ok(Some(first)) if first == hello::MAGIC[0]) {
+            self.serve_session(number, session, link);
+        } else {
+            // Nothing at all, and every trouble of the link, are that protocol's to report.
+            self.serve(number, session, &link, since);
+        }
+    }
+
+    fn serve_session(self: Arc<Self>, number: u64, session: &Arc<Session>, link: Link) {
+        session.outlive_link();
+        if let Err(error) = self.native.serve(&self, link, session) {
+            info!(peer = session.peer, %error, "a link of a session was lost in its greeting");
+        }
+        self.end_session(number);
+    }
+
+    /// The whole life of a connection that speaks USB/IP, on its own thread.
+    fn serve(self: Arc<Self>, number: u64, session: &Session, link: &Link, since: Instant) {
         let mut engine = Engine {
             link,
-            exporter: Exporter::new(self.clock.now(), self.limits),
+            exporter: Exporter::new(since, self.limits),
             offers: Offer { shared: &self, session },
             clock: self.clock,
             mailbox: &session.mailbox,
@@ -472,7 +463,7 @@ impl Shared {
         }
         match (bus_id, device) {
             (Some(bus_id), Some(device)) if !device.is_gone() => {
-                self.registry().release(&bus_id, device, ending, now);
+                self.registry().release(&bus_id, &session.peer, Some(device), ending, now);
             }
             (Some(bus_id), _) => self.registry().withdraw(&bus_id),
             (None, _) => {}
@@ -532,9 +523,10 @@ impl Shared {
     /// A guest says what it needs the device for that one of its sessions holds. Says whether one does.
     fn explain(&self, guest: &Guest, device: &str, reason: &str) -> bool {
         let Ok(bus_id) = self.bus_id_of(device) else { return false };
-        let Some(session) = self.holder_of(&bus_id) else { return false };
-        let is_its_own = session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
-        is_its_own && self.registry().explain(&session.peer, reason)
+        let mut holders = self.holders_of(&bus_id).into_iter();
+        let is_its_own =
+            |session: &Arc<Session>| session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
+        holders.find(is_its_own).is_some_and(|session| self.registry().explain(&session.peer, reason))
     }
 
     /// Ends sessions of hosts that are not paired any more, or hold what they may not: whoever changed the list, and how.
@@ -570,22 +562,8 @@ impl Shared {
         };
         let now = self.clock.now();
         let registry = self.registry();
-        let entries = registry.entries().map(|entry| DeviceStatus {
-            name: entry.name.to_owned(),
-            bus_id: entry.record.bus_id.clone(),
-            title: entry.title.to_owned(),
-            speed: entry.record.speed.to_string(),
-            ids: format!("{:04x}:{:04x}", entry.record.vendor, entry.record.product),
-            interfaces: classes(entry.record),
-            state: if entry.holder.is_some() { "in use" } else { "available" }.to_owned(),
-            user: entry.holder.map(|holder| holder.who.clone()),
-            used_s: entry.holder.map(|holder| (now - holder.since).as_secs_f64()),
-            reason: entry.holder.and_then(|holder| holder.reason.clone()),
-            waiting: waiting_of(entry.claims, now),
-            history: history_of(entry.claims, now),
-            meters: meters_of(&entry.record.bus_id),
-        });
-        entries.collect()
+        let entries = registry.entries();
+        entries.map(|entry| DeviceStatus::of(&entry, meters_of(&entry.record.bus_id), now)).collect()
     }
 
     fn bus_id_of(&self, device: &str) -> Result<String, ShareError> {
@@ -597,7 +575,7 @@ impl Shared {
     fn remove(&self, device: &str) -> Result<(), ShareError> {
         let bus_id = self.bus_id_of(device)?;
         if self.registry().retire(&bus_id) == Some(false) {
-            self.end_user_of(&bus_id);
+            self.end_users_of(&bus_id);
         }
         Ok(())
     }
@@ -613,25 +591,29 @@ impl Shared {
             claims.take_back(remark, until);
             who.ok_or_else(|| ShareError::NotInUse(device.to_owned()))?
         };
-        self.end_user_of(&bus_id);
+        self.end_users_of(&bus_id);
         Ok(who)
     }
 
-    /// Ends the session that uses a device and waits until the device is back, or long enough.
-    fn end_user_of(&self, bus_id: &str) {
-        let Some(session) = self.holder_of(bus_id) else { return };
-        session.is_taken_back.store(true, Ordering::Release);
-        session.end();
+    /// Ends the sessions that use a device and waits until the device is back, or long enough.
+    fn end_users_of(&self, bus_id: &str) {
+        let users = self.holders_of(bus_id);
+        for session in &users {
+            session.is_taken_back.store(true, Ordering::Release);
+            session.end();
+        }
         let sessions = self.sessions();
-        let is_there = |sessions: &mut BTreeMap<u64, Arc<Session>>| sessions.values().any(|s| Arc::ptr_eq(s, &session));
+        let is_there = |sessions: &mut BTreeMap<u64, Arc<Session>>| {
+            sessions.values().any(|session| users.iter().any(|user| Arc::ptr_eq(user, session)))
+        };
         // A device that does not become durable in time goes on trying in its session's thread.
         let _ = self.session_ended.wait_timeout_while(sessions, COMMAND_TIME_MAX, |sessions| is_there(sessions));
     }
 
-    fn holder_of(&self, bus_id: &str) -> Option<Arc<Session>> {
+    fn holders_of(&self, bus_id: &str) -> Vec<Arc<Session>> {
         let sessions = self.sessions();
-        let mut holders = sessions.values();
-        holders.find(|s| s.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(bus_id))).cloned()
+        let holds = |session: &&Arc<Session>| session.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(bus_id));
+        sessions.values().filter(holds).cloned().collect()
     }
 
     fn command(&self, device: &str, command: Command) -> Result<(), ShareError> {
@@ -645,7 +627,7 @@ impl Shared {
             }
             bus_id
         };
-        let holder = self.holder_of(&bus_id).ok_or(ShareError::Silent)?;
+        let holder = self.holders_of(&bus_id).pop().ok_or(ShareError::Silent)?;
         let (answer, answered) = mpsc::sync_channel(1);
         holder.mailbox.leave(command, answer);
         let result = answered.recv_timeout(COMMAND_TIME_MAX).map_err(|_| ShareError::Silent)?;
@@ -689,14 +671,17 @@ impl Household for Shared {
     }
 
     fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()> {
-        let way = match protocol {
-            Protocol::Session => Way::Told(AtomicBool::new(false)),
-            _ => Way::Link(link.try_clone()?),
+        let of_its_own = match protocol {
+            Protocol::Session => None,
+            _ => Some(link.try_clone()?),
         };
         let (peer, visitor) = (link.peer().to_owned(), Visitor::Host(guest.fingerprint()));
-        let (number, session) = self.enter_session(way, peer, Some(guest), visitor)?;
+        let (number, session) = self.enter_session(of_its_own, peer, Some(guest), visitor)?;
         match protocol {
-            Protocol::UsbIp => self.serve(number, &session, &link),
+            Protocol::UsbIp => {
+                let since = self.clock.now();
+                self.serve(number, &session, &link, since);
+            }
             Protocol::Control => {
                 if let Err(error) = self.answer_questions(&session, &link) {
                     info!(peer = session.peer, %error, "its questions ended");
@@ -704,15 +689,7 @@ impl Household for Shared {
                 link.shut_down();
                 self.end_session(number);
             }
-            Protocol::Session => {
-                if let Some(guest) = &session.guest
-                    && let Err(error) =
-                        self.native.serve(&self, link, guest, &(Arc::clone(&session) as Arc<dyn Tenant>))
-                {
-                    info!(peer = session.peer, %error, "a link of a session was lost in its greeting");
-                }
-                self.end_session(number);
-            }
+            Protocol::Session => self.serve_session(number, &session, link),
             // Not offered here: ALPN has refused it.
             Protocol::Pairing => self.end_session(number),
         }
@@ -721,6 +698,12 @@ impl Household for Shared {
 }
 
 impl House for Shared {
+    type Caller = Session;
+
+    fn key(caller: &Session) -> Option<Fingerprint> {
+        caller.guest.as_ref().map(Guest::fingerprint)
+    }
+
     fn clock(&self) -> Clock {
         self.clock
     }
@@ -729,52 +712,107 @@ impl House for Shared {
         self.limits
     }
 
-    fn open(self: &Arc<Self>, guest: &Guest, peer: &str, open: &native::Open) -> Result<Opened, native::End> {
-        let refused = |cause, message: String| native::End { cause, message };
-        let gone = || refused(native::Cause::Gone, format!("no device called '{}' is shared here", open.name));
+    fn open(self: &Arc<Self>, caller: &Session, peer: &str, open: &native::Open) -> Result<Opened, native::End> {
+        let gone = || refusal(native::Cause::Gone, format!("no device called '{}' is shared here", open.name));
         let bus_id = self.bus_id_of(&open.name).map_err(|_| gone())?;
-        let way = Way::Told(AtomicBool::new(false));
-        let visitor = Visitor::Host(guest.fingerprint());
         let (number, session) = self
-            .enter_session(way, peer.to_owned(), Some(guest.clone()), visitor)
-            .map_err(|error| refused(native::Cause::Refused, error.to_string()))?;
-        let mut offer = Offer { shared: self, session: &session };
-        match offer.claim(&bus_id) {
-            Ok((record, device)) => {
+            .enter_session(None, peer.to_owned(), caller.guest.clone(), caller.visitor)
+            .map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
+        let face = match open.class {
+            native::Class::USB => self.open_usb(number, &session, &bus_id, open.mode),
+            native::Class::BLOCK => self.open_block(number, &session, &bus_id, open.mode),
+            _ => Err(refusal(native::Cause::Class, format!("'{}' is nothing of that kind", open.name))),
+        };
+        match face {
+            Ok(face) => {
                 if !open.reason.is_empty() {
                     self.registry().explain(peer, &open.reason);
                 }
-                let (shared, tenant) = (Arc::clone(self), Arc::clone(&session));
-                let give_back =
-                    move |device: Box<dyn Device>, now: Instant| shared.take_in(number, &tenant, device, now);
-                Ok(Opened { record, device, tenant: session, give_back: Box::new(give_back) })
+                Ok(Opened { face, tenant: session })
             }
-            Err(status) => {
+            Err(end) => {
                 self.end_session(number);
-                let user = self.registry().entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| {
-                    let holder = entry.holder?;
-                    Some((holder.who.clone(), (self.clock.now() - holder.since).as_secs()))
-                });
-                Err(match (status, user) {
-                    (OpStatus::Busy, Some((who, since_s))) => {
-                        refused(native::Cause::Busy, format!("in use by {who} since {since_s} s"))
-                    }
-                    (OpStatus::Busy, None) => refused(native::Cause::Busy, "somebody who waits comes first".into()),
-                    (OpStatus::NoDevice, _) => gone(),
-                    (OpStatus::DeviceError, _) => refused(native::Cause::Device, status.to_string()),
-                    _ => refused(native::Cause::Refused, status.to_string()),
-                })
+                Err(if end.cause == native::Cause::Gone { gone() } else { end })
             }
         }
     }
 }
 
+fn refusal(cause: native::Cause, message: String) -> native::End {
+    native::End { cause, message }
+}
+
 impl Shared {
-    /// A session gives a device back.
-    fn take_in(&self, number: u64, session: &Session, device: Box<dyn Device>, now: Instant) {
+    fn open_usb(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        bus_id: &str,
+        mode: native::Mode,
+    ) -> Result<Face, native::End> {
+        if mode != native::Mode::Exclusive {
+            return Err(refusal(
+                native::Cause::Refused,
+                "a USB device has one user at a time, who may change it".into(),
+            ));
+        }
+        let (record, device) = Offer { shared: self, session }.claim(bus_id).map_err(|status| match status {
+            OpStatus::Busy => self.busy(bus_id),
+            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
+            OpStatus::DeviceError => refusal(native::Cause::Device, status.to_string()),
+            _ => refusal(native::Cause::Refused, status.to_string()),
+        })?;
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let give_back = move |device: Box<dyn Device>, now| {
+            let is_gone = device.is_gone();
+            shared.take_in(number, &tenant, (!is_gone).then_some(device), is_gone, now);
+        };
+        Ok(Face::Usb { record, device, give_back: Box::new(give_back) })
+    }
+
+    fn open_block(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        bus_id: &str,
+        mode: native::Mode,
+    ) -> Result<Face, native::End> {
+        let ClaimedBlock { export, mode, .. } = Offer { shared: self, session }.claim_block(bus_id, mode)?;
+        let device = export.open(mode).map_err(|what| {
+            let now = self.clock.now();
+            self.registry().release(bus_id, &session.peer, None, Ending::Detached, now);
+            refusal(native::Cause::Device, what)
+        })?;
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let give_back = move |device: Box<dyn BlockDevice>, now| {
+            let is_gone = device.is_gone();
+            if let Err(error) = make_durable(device) {
+                warn!(peer = tenant.peer, %error, "the last writes may be lost");
+            }
+            shared.take_in(number, &tenant, None, is_gone, now);
+        };
+        Ok(Face::Block { device, durability: export.durability(), give_back: Box::new(give_back) })
+    }
+
+    /// Who has a device that somebody else wants.
+    fn busy(&self, bus_id: &str) -> native::End {
+        let registry = self.registry();
+        let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
+        let message = match holder {
+            Some(holder) => {
+                let since_s = (self.clock.now() - holder.since).as_secs();
+                format!("in use by {} ({}) since {since_s} s", holder.who, holder.mode.as_str())
+            }
+            None => "somebody who waits comes first".to_owned(),
+        };
+        refusal(native::Cause::Busy, message)
+    }
+
+    /// A session gives a device back, or what it had of it.
+    fn take_in(&self, number: u64, session: &Session, device: Option<Box<dyn Device>>, is_gone: bool, now: Instant) {
         let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
         let noted = *session.ending.lock().unwrap_or_else(PoisonError::into_inner);
-        let ending = match (session.is_taken_back.load(Ordering::Acquire), device.is_gone()) {
+        let ending = match (session.is_taken_back.load(Ordering::Acquire), is_gone) {
             (true, _) => Ending::TakenBack,
             (_, true) => Ending::Gone,
             _ => noted.unwrap_or(Ending::Detached),
@@ -784,10 +822,10 @@ impl Shared {
             if let Some(guest) = &session.guest {
                 guest.record_detached(self.device_name(&bus_id).as_ref().unwrap_or(&bus_id));
             }
-            if device.is_gone() {
+            if is_gone {
                 self.registry().withdraw(&bus_id);
             } else {
-                self.registry().release(&bus_id, device, ending, now);
+                self.registry().release(&bus_id, &session.peer, device, ending, now);
             }
         }
         self.end_session(number);
@@ -811,6 +849,36 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
     }
 
     fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, Box<dyn Device>), OpStatus> {
+        let device = self.admit(bus_id)?;
+        let (claimed, holder) = self.claim_for(bus_id, |registry, peer, now| registry.claim(bus_id, peer, now));
+        self.note(bus_id, device.as_deref(), holder, claimed.as_ref().map(|_| "").map_err(OpStatus::to_string));
+        claimed.map(|Claimed { record, device }| (record, device))
+    }
+}
+
+impl Offer<'_> {
+    /// Takes a block device.
+    fn claim_block(&self, bus_id: &str, asked: native::Mode) -> Result<ClaimedBlock, native::End> {
+        let device = self.admit(bus_id).map_err(|status| match status {
+            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
+            _ => refusal(native::Cause::Refused, status.to_string()),
+        })?;
+        let (claimed, holder) =
+            self.claim_for(bus_id, |registry, peer, now| registry.claim_block(bus_id, peer, asked, now));
+        // Its importer asks for the USB device next: no word of it.
+        if !matches!(claimed, Err(BlockRefusal::Class)) {
+            let outcome = claimed.as_ref().map(|claimed| claimed.mode.as_str()).map_err(|_| OpStatus::Busy.to_string());
+            self.note(bus_id, device.as_deref(), holder, outcome);
+        }
+        claimed.map_err(|refused| match refused {
+            BlockRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
+            BlockRefusal::Class => refusal(native::Cause::Class, "it is a USB device and no block device".to_owned()),
+            BlockRefusal::Busy => self.shared.busy(bus_id),
+        })
+    }
+
+    /// Whether the peer may ask for this device at all; for a paired host, what it is called.
+    fn admit(&self, bus_id: &str) -> Result<Option<String>, OpStatus> {
         if self.shared.is_stopping() {
             return Err(OpStatus::NotAvailable);
         }
@@ -826,31 +894,17 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
             }
             return Err(OpStatus::NotAvailable);
         }
-        let (claimed, holder) = self.claim_for(bus_id, peer);
-        match claimed {
-            Ok(claimed) => {
-                info!(device = bus_id, peer, "attached");
-                if let Some((guest, device)) = guest {
-                    guest.record_attached(&device);
-                }
-                Ok((claimed.record, claimed.device))
-            }
-            Err(status) => {
-                info!(device = bus_id, peer, %status, holder, "refused");
-                if let Some((guest, device)) = guest {
-                    guest.record_refused(&device, &status.to_string());
-                }
-                Err(status)
-            }
-        }
+        Ok(guest.map(|(_, device)| device))
     }
-}
 
-impl Offer<'_> {
     /// Claims a device, and says who has it if it cannot be had.
-    fn claim_for(&self, bus_id: &str, peer: &str) -> (Result<Claimed, OpStatus>, String) {
+    fn claim_for<T, E>(
+        &self,
+        bus_id: &str,
+        claim: impl FnOnce(&mut Registry, &str, Instant) -> Result<T, E>,
+    ) -> (Result<T, E>, String) {
         let mut registry = self.shared.registry();
-        let claimed = registry.claim(bus_id, peer, self.shared.clock.now());
+        let claimed = claim(&mut registry, &self.session.peer, self.shared.clock.now());
         if claimed.is_ok() {
             // Before the registry is let go of: whoever takes the device back finds its session.
             *self.session.bus_id.lock().expect("no session panics") = Some(bus_id.to_owned());
@@ -858,26 +912,25 @@ impl Offer<'_> {
         let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
         (claimed, holder.map_or("nobody", |holder| holder.who.as_str()).to_owned())
     }
-}
 
-fn waiting_of(claims: &Claims, now: Instant) -> Vec<WaitingStatus> {
-    let status = |waiting: &farbus_session::claims::Waiting| WaitingStatus {
-        host: waiting.host.clone(),
-        waits_s: (now - waiting.since).as_secs_f64(),
-    };
-    claims.queue(now).map(status).collect()
-}
-
-fn history_of(claims: &Claims, now: Instant) -> Vec<PastStatus> {
-    let status = |past: &farbus_session::claims::Past| PastStatus {
-        user: past.holder.who.clone(),
-        reason: past.holder.reason.clone(),
-        used_s: (past.until - past.holder.since).as_secs_f64(),
-        ago_s: (now - past.until).as_secs_f64(),
-        ended: past.ending.as_str().to_owned(),
-        remark: past.remark.clone(),
-    };
-    claims.history().rev().map(status).collect()
+    /// What came of a claim, for the log and a guest's record.
+    fn note(&self, bus_id: &str, device: Option<&str>, holder: String, outcome: Result<&str, String>) {
+        let (peer, guest) = (&self.session.peer, self.session.guest.as_ref().zip(device));
+        match outcome {
+            Ok(mode) => {
+                info!(device = bus_id, peer, mode, "attached");
+                if let Some((guest, device)) = guest {
+                    guest.record_attached(device);
+                }
+            }
+            Err(status) => {
+                info!(device = bus_id, peer, status, holder, "refused");
+                if let Some((guest, device)) = guest {
+                    guest.record_refused(device, &status);
+                }
+            }
+        }
+    }
 }
 
 fn ending_of(end: &End) -> Ending {

@@ -1,4 +1,4 @@
-//! Who holds a device, who waits for it, who had it: exclusive use (U13) with a memory.
+//! Who holds a device, who waits for it, who had it: exclusive use (U13), or many readers (N6), with a memory.
 //!
 //! Plain USB/IP knows no queue: a device in use is *busy*, and that is all its answer can say. Whoever wants to wait asks
 //! again. So a refused claim is remembered, and a host that has asked twice and goes on asking is waiting: when the
@@ -6,7 +6,7 @@
 //!
 //! | who asks | the device is | answer |
 //! |---|---|---|
-//! | anybody | held | [`Refusal::Held`]; remembered |
+//! | anybody | held in a way that excludes this one ([`Mode`]) | [`Refusal::Held`]; remembered |
 //! | a host that its owner keeps out | free | [`Refusal::KeptOut`] until the time is over |
 //! | anybody | free, somebody has waited longer | [`Refusal::Waited`]; remembered |
 //! | anybody | free | theirs |
@@ -27,11 +27,46 @@ pub const PATIENCE: Duration = Duration::from_secs(3);
 /// Bytes of a reason that are kept: a sentence.
 pub const REASON_BYTES_MAX: usize = 200;
 
+/// How a device is used, and beside whom.
+///
+/// | beside | exclusive | read | scratch |
+/// |---|---|---|---|
+/// | exclusive | no | no | no |
+/// | read | no | yes | yes |
+/// | scratch | no | yes | yes |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// By one, who may change it.
+    #[default]
+    Exclusive,
+    /// By many who change nothing.
+    Read,
+    /// By many, each of whom sees changes of his own and nobody else's.
+    Scratch,
+}
+
+impl Mode {
+    /// In a word, as a status shows it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Mode::Exclusive => "exclusive",
+            Mode::Read => "read",
+            Mode::Scratch => "scratch",
+        }
+    }
+
+    fn goes_beside(self, other: Mode) -> bool {
+        self != Mode::Exclusive && other != Mode::Exclusive
+    }
+}
+
 /// Who holds a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The peer's address, as people write it.
     pub who: String,
+    /// How.
+    pub mode: Mode,
     /// Since when.
     pub since: Instant,
     /// What for, if it said so.
@@ -108,10 +143,11 @@ pub enum Refusal {
 /// The claims on one device.
 #[derive(Debug, Default)]
 pub struct Claims {
-    holder: Option<Holder>,
+    /// More than one only if each goes beside the others; the first came first.
+    holders: Vec<Holder>,
     queue: Vec<Waiting>,
     history: VecDeque<Past>,
-    kept_out: Option<(String, Instant)>,
+    kept_out: Vec<(String, Instant)>,
     remark: Option<String>,
 }
 
@@ -120,14 +156,15 @@ impl Claims {
     ///
     /// # Errors
     /// [`Refusal`]: it is somebody else's, now or next.
-    pub fn claim(&mut self, who: &str, now: Instant) -> Result<(), Refusal> {
+    pub fn claim(&mut self, who: &str, mode: Mode, now: Instant) -> Result<(), Refusal> {
         let host = host_of(who);
         self.queue.retain(|waiting| waiting.is_patient(now));
-        if self.holder.is_some() {
+        if !self.holders.iter().all(|holder| mode.goes_beside(holder.mode)) {
             self.remember(host, now);
             return Err(Refusal::Held);
         }
-        if self.kept_out.as_ref().is_some_and(|(out, until)| out == host && now < *until) {
+        self.kept_out.retain(|(_, until)| now < *until);
+        if self.kept_out.iter().any(|(out, _)| out == host) {
             return Err(Refusal::KeptOut);
         }
         let mut ahead = self.queue.iter().take_while(|waiting| waiting.host != host);
@@ -136,9 +173,13 @@ impl Claims {
             return Err(Refusal::Waited);
         }
         self.queue.retain(|waiting| waiting.host != host);
-        self.kept_out = None;
-        self.holder = Some(Holder { who: who.to_owned(), since: now, reason: None });
+        self.holders.push(Holder { who: who.to_owned(), mode, since: now, reason: None });
         Ok(())
+    }
+
+    /// `who` could not have it for another reason than its claim: as if somebody held it.
+    pub fn refuse(&mut self, who: &str, now: Instant) {
+        self.remember(host_of(who), now);
     }
 
     /// Notes that `host` was refused.
@@ -151,33 +192,46 @@ impl Claims {
         }
     }
 
-    /// The holder says what it needs the device for. Says whether `who` is the holder.
+    /// A holder says what it needs the device for. Says whether `who` is one.
     pub fn explain(&mut self, who: &str, reason: &str) -> bool {
-        let holder = self.holder.as_mut().filter(|holder| holder.who == who);
+        let holder = self.holders.iter_mut().find(|holder| holder.who == who);
         holder.map(|holder| holder.reason = Some(shortened(reason))).is_some()
     }
 
-    /// The owner takes the device back: what the history will say of it, and for how long the holder's host is
-    /// kept out. The use ends when [`Claims::end`] is called. Says whether anybody holds it.
+    /// The owner takes the device back: what the history will say of it, and for how long the holders' hosts are
+    /// kept out. Each use ends when [`Claims::end`] is called. Says whether anybody holds it.
     pub fn take_back(&mut self, remark: Option<&str>, keep_out_until: Option<Instant>) -> bool {
-        let Some(holder) = &self.holder else { return false };
+        if self.holders.is_empty() {
+            return false;
+        }
         self.remark = remark.map(shortened);
-        self.kept_out = keep_out_until.map(|until| (host_of(&holder.who).to_owned(), until));
+        let hosts = self.holders.iter().map(|holder| host_of(&holder.who).to_owned());
+        self.kept_out = keep_out_until.map(|until| hosts.map(|host| (host, until)).collect()).unwrap_or_default();
         true
     }
 
-    /// The use is over.
-    pub fn end(&mut self, ending: Ending, now: Instant) {
-        let Some(holder) = self.holder.take() else { return };
+    /// The use of `who` is over. Says how it was used.
+    pub fn end(&mut self, who: &str, ending: Ending, now: Instant) -> Option<Mode> {
+        let at = self.holders.iter().position(|holder| holder.who == who)?;
+        let holder = self.holders.remove(at);
+        let mode = holder.mode;
         if self.history.len() == HISTORY_MAX {
             self.history.pop_front();
         }
-        self.history.push_back(Past { holder, until: now, ending, remark: self.remark.take() });
+        let remark = if self.holders.is_empty() { self.remark.take() } else { self.remark.clone() };
+        let remark = remark.filter(|_| ending == Ending::TakenBack);
+        self.history.push_back(Past { holder, until: now, ending, remark });
+        Some(mode)
     }
 
-    /// Who holds it.
+    /// Who holds it: the first that came, if there are several.
     pub fn holder(&self) -> Option<&Holder> {
-        self.holder.as_ref()
+        self.holders.first()
+    }
+
+    /// Everybody who holds it.
+    pub fn holders(&self) -> &[Holder] {
+        &self.holders
     }
 
     /// Who waits for it, the longest first: those who have asked more than once and still do.
@@ -239,53 +293,89 @@ mod tests {
     #[test]
     fn one_holder_at_a_time_and_a_single_try_is_no_queue() {
         let mut claims = Claims::default();
-        assert_eq!(claims.claim(A, at_ms(0)), Ok(()));
-        assert_eq!(claims.claim(B, at_ms(1)), Err(Refusal::Held));
-        assert_eq!(claims.claim(A, at_ms(2)), Err(Refusal::Held), "not even by the same host");
+        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(0)), Ok(()));
+        assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(1)), Err(Refusal::Held));
+        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(2)), Err(Refusal::Held), "not even by the same host");
         assert_eq!(waiting(&claims, at_ms(2)), [""; 0]);
-        claims.end(Ending::Detached, at_ms(3));
-        assert_eq!(claims.claim(C, at_ms(4)), Ok(()), "B asked once: nothing is kept for it");
+        claims.end(A, Ending::Detached, at_ms(3));
+        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(4)), Ok(()), "B asked once: nothing is kept for it");
     }
 
     #[test]
     fn who_waited_longest_comes_next_whoever_asks_first() {
         let mut claims = Claims::default();
-        claims.claim(A, at_ms(0)).unwrap();
+        claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
         for ms in [10, 500, 1000] {
-            assert_eq!(claims.claim(&B.replace("1000", &ms.to_string()), at_ms(ms)), Err(Refusal::Held));
-            assert_eq!(claims.claim(C, at_ms(ms + 1)), Err(Refusal::Held));
+            assert_eq!(
+                claims.claim(&B.replace("1000", &ms.to_string()), Mode::Exclusive, at_ms(ms)),
+                Err(Refusal::Held)
+            );
+            assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(ms + 1)), Err(Refusal::Held));
         }
         assert_eq!(waiting(&claims, at_ms(1001)), ["192.0.2.2", "[2001:db8::3]"]);
-        claims.end(Ending::Detached, at_ms(1100));
-        assert_eq!(claims.claim(C, at_ms(1101)), Err(Refusal::Waited));
-        assert_eq!(claims.claim(A, at_ms(1102)), Err(Refusal::Waited), "who had it goes to the end");
-        assert_eq!(claims.claim(B, at_ms(1200)), Ok(()));
+        claims.end(A, Ending::Detached, at_ms(1100));
+        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(1101)), Err(Refusal::Waited));
+        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(1102)), Err(Refusal::Waited), "who had it goes to the end");
+        assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(1200)), Ok(()));
         assert_eq!(waiting(&claims, at_ms(1200)), ["[2001:db8::3]"]);
-        claims.end(Ending::Detached, at_ms(1300));
-        assert_eq!(claims.claim(A, at_ms(1301)), Err(Refusal::Waited));
-        assert_eq!(claims.claim(C, at_ms(1302)), Ok(()));
+        claims.end(B, Ending::Detached, at_ms(1300));
+        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(1301)), Err(Refusal::Waited));
+        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(1302)), Ok(()));
+    }
+
+    #[test]
+    fn many_read_or_one_writes() {
+        let mut claims = Claims::default();
+        assert_eq!(claims.claim(A, Mode::Read, at_ms(0)), Ok(()));
+        assert_eq!(claims.claim(B, Mode::Scratch, at_ms(1)), Ok(()));
+        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(2)), Err(Refusal::Held));
+        assert_eq!(claims.holders().len(), 2);
+        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(3)), Err(Refusal::Held));
+        assert_eq!(claims.claim("d", Mode::Read, at_ms(4)), Err(Refusal::Waited), "the writer has waited longer");
+        assert_eq!(claims.end(A, Ending::Detached, at_ms(5)), Some(Mode::Read));
+        assert_eq!(claims.end(A, Ending::Detached, at_ms(5)), None, "it ends once");
+        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(6)), Err(Refusal::Held));
+        assert_eq!(claims.end(B, Ending::Detached, at_ms(7)), Some(Mode::Scratch));
+        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(8)), Ok(()));
+        assert_eq!(claims.claim("d", Mode::Read, at_ms(9)), Err(Refusal::Held));
+        claims.claim(A, Mode::Read, at_ms(10)).unwrap_err();
+    }
+
+    #[test]
+    fn all_readers_are_sent_away_together() {
+        let mut claims = Claims::default();
+        for who in [A, B] {
+            claims.claim(who, Mode::Read, at_ms(0)).unwrap();
+        }
+        assert!(claims.take_back(Some("repair"), Some(at_ms(1000))));
+        for who in [A, B] {
+            claims.end(who, Ending::TakenBack, at_ms(1));
+            assert_eq!(claims.claim(who, Mode::Read, at_ms(2)), Err(Refusal::KeptOut), "{who}");
+        }
+        let remarks: Vec<_> = claims.history().map(|past| past.remark.as_deref()).collect();
+        assert_eq!(remarks, [Some("repair"); 2]);
     }
 
     #[test]
     fn who_stops_asking_waits_no_more() {
         let mut claims = Claims::default();
-        claims.claim(A, at_ms(0)).unwrap();
+        claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
         for ms in [1, 2] {
-            claims.claim(B, at_ms(ms)).unwrap_err();
+            claims.claim(B, Mode::Exclusive, at_ms(ms)).unwrap_err();
         }
-        claims.end(Ending::Lost, at_ms(3));
-        assert_eq!(claims.claim(C, at_ms(3002)), Err(Refusal::Waited));
-        assert_eq!(claims.claim(C, at_ms(3003)), Ok(()), "3 s without a word");
+        claims.end(A, Ending::Lost, at_ms(3));
+        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(3002)), Err(Refusal::Waited));
+        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(3003)), Ok(()), "3 s without a word");
         assert_eq!(waiting(&claims, at_ms(3003)), [""; 0]);
     }
 
     #[test]
     fn a_queue_is_bounded_and_nobody_in_it_is_pushed_out() {
         let mut claims = Claims::default();
-        claims.claim(A, at_ms(0)).unwrap();
+        claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
         for turn in 0..2 {
             for host in 0..10 * QUEUE_MAX {
-                claims.claim(&format!("10.0.0.{host}:1"), at_ms(turn)).unwrap_err();
+                claims.claim(&format!("10.0.0.{host}:1"), Mode::Exclusive, at_ms(turn)).unwrap_err();
             }
         }
         let names = waiting(&claims, at_ms(2));
@@ -296,16 +386,16 @@ mod tests {
     fn what_is_taken_back_is_in_the_history_and_the_host_is_kept_out() {
         let mut claims = Claims::default();
         assert!(!claims.take_back(Some("mine"), None), "nobody holds it");
-        claims.claim(A, at_ms(0)).unwrap();
+        claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
         assert!(claims.explain(A, "a\nbackup") && !claims.explain(B, "no"));
         assert!(claims.take_back(Some("needed here"), Some(at_ms(5000))));
-        claims.end(Ending::TakenBack, at_ms(100));
+        claims.end(A, Ending::TakenBack, at_ms(100));
         let past = claims.history().last().unwrap();
         assert_eq!((past.holder.who.as_str(), past.until, past.ending), (A, at_ms(100), Ending::TakenBack));
         assert_eq!((past.holder.reason.as_deref(), past.remark.as_deref()), (Some("a backup"), Some("needed here")));
-        assert_eq!(claims.claim("192.0.2.1:7", at_ms(4999)), Err(Refusal::KeptOut));
-        assert_eq!(claims.claim(A, at_ms(5000)), Ok(()));
-        claims.end(Ending::Detached, at_ms(5001));
+        assert_eq!(claims.claim("192.0.2.1:7", Mode::Exclusive, at_ms(4999)), Err(Refusal::KeptOut));
+        assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(5000)), Ok(()));
+        claims.end(A, Ending::Detached, at_ms(5001));
         assert_eq!(claims.history().last().unwrap().remark, None, "a remark is of one use");
     }
 
@@ -313,8 +403,8 @@ mod tests {
     fn a_history_keeps_the_latest() {
         let mut claims = Claims::default();
         for use_ in 0..40 {
-            claims.claim(&format!("h{use_}"), at_ms(use_)).unwrap();
-            claims.end(Ending::Detached, at_ms(use_));
+            claims.claim(&format!("h{use_}"), Mode::Exclusive, at_ms(use_)).unwrap();
+            claims.end(&format!("h{use_}"), Ending::Detached, at_ms(use_));
         }
         assert_eq!(claims.history().count(), HISTORY_MAX);
         assert_eq!(claims.history().last().unwrap().holder.who, "h39");

@@ -1,11 +1,15 @@
-//! What is on offer and who holds it: exclusive use by default (U13).
+//! What is on offer and who holds it: exclusive use by default (U13), many readers where a device can have them (N6).
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
 use farbus_model::{Device, Instant};
+use farbus_wire::native::control;
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
 
-use crate::claims::{Claims, Ending, Holder, Refusal};
+use crate::block::BlockExport;
+use crate::claims::{Claims, Ending, Holder, Mode, Refusal};
 
 /// Devices on offer. The one thing that engines share; its owner puts a lock around it.
 #[derive(Default)]
@@ -21,11 +25,52 @@ struct Export {
     name: String,
     title: String,
     record: DeviceRecord,
-    /// `None` while somebody holds it.
+    /// Its face as a USB device; `None` while somebody holds that.
     device: Option<Box<dyn Device>>,
+    /// Its face as a block device.
+    block: Option<BlockFace>,
     claims: Claims,
     /// It is on offer no more and goes when its user does.
     is_leaving: bool,
+}
+
+/// Makes the USB face of a block device, as new.
+pub type Renew = Box<dyn Fn() -> Result<Box<dyn Device>, String> + Send>;
+
+/// A block device, beside its face as a USB disk.
+pub struct BlockFace {
+    /// What its users open.
+    pub export: Arc<BlockExport>,
+    /// Makes the other face; asked for when a user of it had changes of his own.
+    pub renew: Renew,
+}
+
+impl fmt::Debug for BlockFace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.export.fmt(f)
+    }
+}
+
+/// A block device that was claimed; say so with [`Registry::release`] when it is not used any more.
+#[derive(Clone, Debug)]
+pub struct ClaimedBlock {
+    /// Its record, as the claimer is told.
+    pub record: DeviceRecord,
+    /// What to open.
+    pub export: Arc<BlockExport>,
+    /// How.
+    pub mode: Mode,
+}
+
+/// Why a block device is not had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockRefusal {
+    /// There is none of that name.
+    NoDevice,
+    /// It is no block device.
+    Class,
+    /// Somebody holds it, or comes first.
+    Busy,
 }
 
 /// A device that was claimed; give it back with [`Registry::release`].
@@ -49,6 +94,8 @@ pub struct Entry<'a> {
     pub holder: Option<&'a Holder>,
     /// Who holds it, waits for it, had it.
     pub claims: &'a Claims,
+    /// What it is as a block device, if it is one.
+    pub block: Option<&'a BlockExport>,
 }
 
 /// What a record's path says of the use of its device.
@@ -76,6 +123,15 @@ impl Registry {
     /// Offers `device` under a name that begins with `kind`; says which. `None` when there are [`DEVICES_MAX`].
     /// A bus has 126 numbers; the next devices are on the next bus.
     pub fn add(&mut self, kind: &str, device: Box<dyn Device>) -> Option<&DeviceRecord> {
+        self.add_with(kind, device, None)
+    }
+
+    /// The same of a device that is a block device, too.
+    pub fn add_block(&mut self, kind: &str, device: Box<dyn Device>, block: BlockFace) -> Option<&DeviceRecord> {
+        self.add_with(kind, device, Some(block))
+    }
+
+    fn add_with(&mut self, kind: &str, device: Box<dyn Device>, block: Option<BlockFace>) -> Option<&DeviceRecord> {
         if self.exports.len() >= DEVICES_MAX {
             return None;
         }
@@ -102,7 +158,7 @@ impl Registry {
         };
         let title = all.title();
         let claims = Claims::default();
-        self.exports.push(Export { name, title, record, device: Some(device), claims, is_leaving: false });
+        self.exports.push(Export { name, title, record, device: Some(device), block, claims, is_leaving: false });
         self.exports.last().map(|export| &export.record)
     }
 
@@ -140,6 +196,7 @@ impl Registry {
             record: &export.record,
             holder: export.claims.holder(),
             claims: &export.claims,
+            block: export.block.as_ref().map(|block| &*block.export),
         })
     }
 
@@ -163,29 +220,58 @@ impl Registry {
             .collect()
     }
 
-    /// Takes a device for `who`.
+    /// Takes a device for `who`, as a USB device: one user at a time.
     ///
     /// # Errors
     /// [`OpStatus::Busy`] while somebody holds it or comes first ([`Claims`]), [`OpStatus::NoDevice`] if there is none.
     pub fn claim(&mut self, bus_id: &str, who: &str, now: Instant) -> Result<Claimed, OpStatus> {
         let export = self.export_mut(bus_id).filter(|export| !export.is_leaving).ok_or(OpStatus::NoDevice)?;
-        export.claims.claim(who, now).map_err(|refusal| match refusal {
-            Refusal::Held | Refusal::Waited | Refusal::KeptOut => OpStatus::Busy,
-        })?;
-        let device = export.device.take().expect("a device that nobody holds is here");
-        Ok(Claimed { record: export.record.clone(), device })
+        let Some(device) = export.device.take() else {
+            export.claims.refuse(who, now);
+            return Err(OpStatus::Busy);
+        };
+        let mode = export.block.as_ref().map(|block| block.export.mode(control::Mode::Exclusive));
+        match export.claims.claim(who, mode.unwrap_or_default(), now) {
+            Ok(()) => Ok(Claimed { record: export.record.clone(), device }),
+            Err(Refusal::Held | Refusal::Waited | Refusal::KeptOut) => {
+                export.device = Some(device);
+                Err(OpStatus::Busy)
+            }
+        }
     }
 
-    /// Gives a claimed device back. One that is leaving goes.
+    /// Takes a block device for `who`, who wants to use it as `asked`.
+    ///
+    /// # Errors
+    /// [`BlockRefusal`].
+    pub fn claim_block(
+        &mut self,
+        bus_id: &str,
+        who: &str,
+        asked: control::Mode,
+        now: Instant,
+    ) -> Result<ClaimedBlock, BlockRefusal> {
+        let export = self.export_mut(bus_id).filter(|export| !export.is_leaving).ok_or(BlockRefusal::NoDevice)?;
+        let block = export.block.as_ref().ok_or(BlockRefusal::Class)?;
+        let mode = block.export.mode(asked);
+        export.claims.claim(who, mode, now).map_err(|refusal| match refusal {
+            Refusal::Held | Refusal::Waited | Refusal::KeptOut => BlockRefusal::Busy,
+        })?;
+        Ok(ClaimedBlock { record: export.record.clone(), export: Arc::clone(&block.export), mode })
+    }
+
+    /// `who` uses a device no more, and gives back what it took of it: the USB device. One that is leaving goes with its last user.
     ///
     /// # Panics
     /// If it was not claimed: only its claimer has it to give.
-    pub fn release(&mut self, bus_id: &str, device: Box<dyn Device>, ending: Ending, now: Instant) {
+    pub fn release(&mut self, bus_id: &str, who: &str, device: Option<Box<dyn Device>>, ending: Ending, now: Instant) {
         let export = self.export_mut(bus_id).expect("an export is not withdrawn while held");
-        assert!(export.device.is_none(), "a device is given back once");
-        export.device = Some(device);
-        export.claims.end(ending, now);
-        if export.is_leaving {
+        let mode = export.claims.end(who, ending, now).expect("who gives it back has claimed it");
+        if let Some(device) = device {
+            assert!(export.device.is_none(), "a device is given back once");
+            export.device = Some(export.renewed(device, mode));
+        }
+        if export.is_leaving && export.is_idle() {
             self.withdraw(bus_id);
         }
     }
@@ -195,7 +281,7 @@ impl Registry {
     pub fn retire(&mut self, bus_id: &str) -> Option<bool> {
         let export = self.export_mut(bus_id)?;
         export.is_leaving = true;
-        let is_idle = export.device.is_some();
+        let is_idle = export.is_idle();
         if is_idle {
             self.withdraw(bus_id);
         }
@@ -225,13 +311,13 @@ impl Registry {
     /// session, which notices by itself. Says whether it was there and idle.
     pub fn remove_idle(&mut self, bus_id: &str) -> bool {
         let before = self.exports.len();
-        self.exports.retain(|export| export.record.bus_id != bus_id || export.device.is_none());
+        self.exports.retain(|export| export.record.bus_id != bus_id || !export.is_idle());
         self.exports.len() < before
     }
 
     /// Takes everything that nobody holds off the list, to be given back where it came from.
     pub fn close(&mut self) -> Vec<Box<dyn Device>> {
-        let idle = self.exports.extract_if(.., |export| export.device.is_some());
+        let idle = self.exports.extract_if(.., |export| export.is_idle());
         idle.filter_map(|export| export.device).collect()
     }
 
@@ -243,7 +329,21 @@ impl Registry {
 
     /// A device that nobody holds, for its owner to command.
     pub fn idle_device(&mut self, bus_id: &str) -> Option<&mut Box<dyn Device>> {
-        self.export_mut(bus_id)?.device.as_mut()
+        self.export_mut(bus_id).filter(|export| export.is_idle())?.device.as_mut()
+    }
+}
+
+impl Export {
+    fn is_idle(&self) -> bool {
+        self.claims.holders().is_empty()
+    }
+
+    /// The changes of a user who had his own are nobody else's.
+    fn renewed(&self, device: Box<dyn Device>, mode: Mode) -> Box<dyn Device> {
+        match &self.block {
+            Some(block) if mode == Mode::Scratch => (block.renew)().unwrap_or(device),
+            _ => device,
+        }
     }
 }
 

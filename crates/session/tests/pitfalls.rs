@@ -76,7 +76,7 @@ mod handshake {
         assert_eq!(refused.code(), 2);
         assert_eq!(registry.records(Instant::ZERO).len(), 1);
         assert_eq!(registry.entries().next().unwrap().holder.unwrap().who, "192.0.2.1:5555");
-        registry.release(&bus_id, claimed.device, Ending::Detached, Instant::ZERO);
+        registry.release(&bus_id, "192.0.2.1:5555", Some(claimed.device), Ending::Detached, Instant::ZERO);
         assert!(registry.claim(&bus_id, "192.0.2.2:5555", Instant::ZERO).is_ok());
         let unknown = registry.claim("9-9", "192.0.2.2:5555", Instant::ZERO).map(|_| ()).unwrap_err();
         assert_eq!(unknown.code(), 4);

@@ -1,11 +1,15 @@
 //! What is on offer, by whom it is used, and how it leaves.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_model::{Device, Instant, Speed};
-use farbus_session::registry::{InUse, in_use, name_of};
+use farbus_session::block::{BlockExport, Changes, MemoryMedium, SparseMemory, View};
+use farbus_session::claims::Mode;
+use farbus_session::native::control;
+use farbus_session::registry::{BlockFace, BlockRefusal, InUse, in_use, name_of};
 use farbus_session::{Claimed, Ending, OpStatus, Registry};
 
 const WHO: &str = "192.0.2.1:5555";
@@ -82,7 +86,7 @@ fn a_device_that_leaves_while_held_is_off_the_lists_at_once_and_gone_with_its_us
     assert_eq!(registry.entries().count(), 1, "its owner still sees it");
     let refused = registry.claim(&bus_id, WHO, Instant::ZERO).map(|_| ()).unwrap_err();
     assert_eq!(refused, OpStatus::NoDevice);
-    registry.release(&bus_id, claimed.device, Ending::TakenBack, Instant::ZERO);
+    registry.release(&bus_id, WHO, Some(claimed.device), Ending::TakenBack, Instant::ZERO);
     assert_eq!(registry.entries().count(), 0);
     assert_eq!(registry.retire(&bus_id), None);
 }
@@ -94,8 +98,65 @@ fn a_holder_is_explained_and_taken_back_by_its_address() {
     let claimed = claim(&mut registry, &bus_id);
     assert!(registry.explain(WHO, "a backup") && !registry.explain("192.0.2.1:5556", "another"));
     assert!(registry.claims_mut(&bus_id).unwrap().take_back(Some("mine"), None));
-    registry.release(&bus_id, claimed.device, Ending::TakenBack, Instant::ZERO);
+    registry.release(&bus_id, WHO, Some(claimed.device), Ending::TakenBack, Instant::ZERO);
     let entry = registry.entries().next().unwrap();
     let past = entry.claims.history().next().unwrap();
     assert_eq!((past.holder.reason.as_deref(), past.remark.as_deref()), (Some("a backup"), Some("mine")));
+}
+
+fn disk(view: View) -> (Box<dyn Device>, BlockFace) {
+    let medium = Arc::new(MemoryMedium::new(SparseMemory::new(1 << 20, 1 << 20)));
+    let export = Arc::new(BlockExport::new(medium, view, 1).unwrap());
+    (zero(), BlockFace { export, renew: Box::new(|| Ok(zero())) })
+}
+
+#[test]
+fn a_block_device_has_many_readers_or_one_writer_whichever_face_they_see() {
+    let mut registry = Registry::default();
+    let (device, block) = disk(View::default());
+    let bus_id = registry.add_block("disk", device, block).unwrap().bus_id.clone();
+    let ask = |registry: &mut Registry, who: &str, asked| {
+        registry.claim_block(&bus_id, who, asked, Instant::ZERO).map(|claimed| claimed.mode)
+    };
+    assert_eq!(ask(&mut registry, "a", control::Mode::Read), Ok(Mode::Read));
+    assert_eq!(ask(&mut registry, "b", control::Mode::Read), Ok(Mode::Read));
+    assert_eq!(ask(&mut registry, "c", control::Mode::Exclusive), Err(BlockRefusal::Busy));
+    assert_eq!(registry.claim(&bus_id, "d", Instant::ZERO).map(|_| ()).unwrap_err(), OpStatus::Busy, "the USB face");
+    assert!(registry.idle_device(&bus_id).is_none());
+    for who in ["a", "b"] {
+        registry.release(&bus_id, who, None, Ending::Detached, Instant::ZERO);
+    }
+    let claimed = registry.claim(&bus_id, "d", Instant::ZERO).map_err(|status| status.to_string()).unwrap();
+    assert_eq!(ask(&mut registry, "a", control::Mode::Read), Err(BlockRefusal::Busy));
+    registry.release(&bus_id, "d", Some(claimed.device), Ending::Detached, Instant::ZERO);
+    assert_eq!(ask(&mut registry, "c", control::Mode::Exclusive), Ok(Mode::Exclusive));
+    assert_eq!(registry.retire(&bus_id), Some(false));
+    registry.release(&bus_id, "c", None, Ending::TakenBack, Instant::ZERO);
+    assert_eq!(registry.entries().count(), 0, "it leaves with its last user");
+}
+
+#[test]
+fn users_with_changes_of_their_own_are_in_nobody_s_way() {
+    let mut registry = Registry::default();
+    let view = View { changes: Some(Changes::Memory(1 << 20)), ..View::default() };
+    let (device, block) = disk(view);
+    let bus_id = registry.add_block("disk", device, block).unwrap().bus_id.clone();
+    let asked = control::Mode::Exclusive;
+    let block = registry.claim_block(&bus_id, "a", asked, Instant::ZERO).unwrap();
+    assert_eq!(block.mode, Mode::Scratch);
+    let usb = registry.claim(&bus_id, "b", Instant::ZERO).map_err(|status| status.to_string()).unwrap();
+    assert_eq!(registry.claim(&bus_id, "c", Instant::ZERO).map(|_| ()).unwrap_err(), OpStatus::Busy, "one USB face");
+    registry.release(&bus_id, "b", Some(usb.device), Ending::Detached, Instant::ZERO);
+    assert_eq!(registry.entries().next().unwrap().claims.holders().len(), 1);
+}
+
+#[test]
+fn a_usb_device_is_no_block_device() {
+    let mut registry = Registry::default();
+    let bus_id = registry.add("zero", zero()).unwrap().bus_id.clone();
+    let refused = |registry: &mut Registry, bus_id: &str| {
+        registry.claim_block(bus_id, WHO, control::Mode::Read, Instant::ZERO).map(|_| ()).unwrap_err()
+    };
+    assert_eq!(refused(&mut registry, &bus_id), BlockRefusal::Class);
+    assert_eq!(refused(&mut registry, "9-9"), BlockRefusal::NoDevice);
 }

@@ -17,7 +17,7 @@ use super::owner::{ProcessStatus, ask_owner, format_bytes};
 use super::served::{Served, say_served};
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::{Hands, Mandate};
-use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target, remember_address};
+use crate::client::{Attribute, Client, ClientError, FailureReport, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
@@ -62,9 +62,10 @@ pub struct AttachArgs {
     /// Wait for a device that is in use, for ever or so long; who waited longest comes next.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
-    /// How long the device outlives its link to a paired host, seconds: it waits, and goes on over the next one. 0: not at all.
-    #[arg(long, value_name = "SECONDS", default_value_t = GRACE.as_secs())]
-    grace: u64,
+    /// How long the device outlives its link, seconds: it waits, and goes on over the next one. 0: not at all, which is usual with
+    /// hosts that are not paired; else 20. Its exporter has to be a farbus.
+    #[arg(long, value_name = "SECONDS")]
+    grace: Option<u64>,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
@@ -159,7 +160,9 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     };
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
     let mut client = Client::for_host(&target.address, hands)?;
-    client.outlive(Duration::from_secs(args.grace));
+    if let Some(seconds) = args.grace {
+        client.outlive(Duration::from_secs(seconds));
+    }
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }

@@ -13,8 +13,11 @@ use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_io::link::Listener;
 use farbus_io::sys::confine::Needs;
 use farbus_io::usb::{Hotplug, Selector};
-use farbus_model::{BlockStore, Command, Speed};
+use farbus_model::{Command, Speed};
 use farbus_session::DeviceRecord;
+use farbus_session::block::BlockExport;
+use farbus_session::native::control::Mode;
+use farbus_session::registry::{BlockFace, Renew};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -24,6 +27,7 @@ use super::listen::{everywhere, listen_address};
 use super::output::say;
 use super::owner::ProcessStatus;
 use crate::address::SECURE_PORT;
+use crate::block::BlockSpec;
 use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
@@ -34,7 +38,11 @@ use crate::usb;
 /// Offer devices to other machines until interrupted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "WHAT is one of:\n  \
-    disk:PATH[,ro][,sector=BYTES]         a USB disk over a file or block device\n  \
+    disk:PATH[,ro][,sector=BYTES]         a disk over a file or block device: a block device for paired hosts,\n  \
+    \x20                                     a USB disk for all others; one user who writes, or many who read\n  \
+    disk:PATH,offset=BYTES,size=BYTES     a part of it\n  \
+    disk:PATH,scratch[=BYTES|=/PATH]      every user sees changes of his own, which go away; the file stays as it is\n  \
+    block:…, memory:SIZE                  the same, called 'block'; a disk in memory\n  \
     zero[,speed=SPEED][,fill=FILL][,verify]  source and sink; FILL is zeros or mod63 (usbtest pattern=1),\n  \
     \x20                                     SPEED is full, high or super\n  \
     keyboard                              types what 'farbus type' tells it\n  \
@@ -74,8 +82,17 @@ pub struct Args {
 /// A device to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    Disk { path: PathBuf, read_only: bool, sector_bytes: u32 },
-    Zero { speed: Speed, fill: Fill, verify: bool },
+    /// A disk; `kind` is what it is called unless somebody names it.
+    Disk {
+        spec: BlockSpec,
+        sector_bytes: u32,
+        kind: &'static str,
+    },
+    Zero {
+        speed: Speed,
+        fill: Fill,
+        verify: bool,
+    },
     Keyboard,
     Usb(Selector),
 }
@@ -85,8 +102,11 @@ impl FromStr for What {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
-        if kind == "disk" {
-            return disk_from(rest);
+        match kind {
+            "disk" => return disk_from("disk", "block:", rest),
+            "block" => return disk_from("block", "block:", rest),
+            "memory" => return disk_from("memory", "memory:", rest),
+            _ => {}
         }
         if kind == "usb" {
             return rest.parse().map(What::Usb);
@@ -103,24 +123,25 @@ impl FromStr for What {
     }
 }
 
-fn disk_from(text: &str) -> Result<What, String> {
-    let mut words = text.split(',');
-    let path = words.next().unwrap_or_default();
-    if path.is_empty() {
-        return Err("disk needs a path: disk:PATH[,ro]".into());
-    }
-    let (mut read_only, mut sector_bytes) = (false, 512);
-    for word in words {
+/// A block device's words (`scheme` with `text`), and a USB disk's `sector=`.
+fn disk_from(kind: &'static str, scheme: &str, text: &str) -> Result<What, String> {
+    let mut sector_bytes = 512;
+    let mut words = Vec::new();
+    for word in text.split(',') {
         match word.split_once('=') {
-            None if word == "ro" => read_only = true,
             Some(("sector", bytes)) => {
                 let parsed = bytes.parse().ok().filter(|bytes| [512, 1024, 2048, 4096].contains(bytes));
                 sector_bytes = parsed.ok_or(format!("a sector has 512, 1024, 2048 or 4096 bytes, not '{bytes}'"))?;
             }
-            _ => return Err(format!("disk has no option '{word}': there are ro and sector=BYTES")),
+            _ => words.push(word),
         }
     }
-    Ok(What::Disk { path: path.into(), read_only, sector_bytes })
+    if words.first().is_none_or(|path| path.is_empty()) {
+        let example = if kind == "memory" { "a size: memory:1G" } else { "a path: disk:PATH[,ro]" };
+        return Err(format!("{kind} needs {example}"));
+    }
+    let spec: BlockSpec = format!("{scheme}{}", words.join(",")).parse()?;
+    Ok(What::Disk { spec, sector_bytes, kind })
 }
 
 fn zero_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
@@ -255,18 +276,19 @@ impl What {
         }
     }
 
-    /// The disk image that it is, and whether only to be read.
-    pub fn image(&self) -> Option<(&Path, bool)> {
-        match self {
-            What::Disk { path, read_only, .. } => Some((path, *read_only)),
+    /// The disk images that it needs, and whether each is only to be read.
+    pub fn images(&self) -> impl Iterator<Item = (&Path, bool)> {
+        let spec = match self {
+            What::Disk { spec, .. } => Some(spec),
             _ => None,
-        }
+        };
+        spec.into_iter().flat_map(BlockSpec::images)
     }
 
     /// What its name begins with if nobody names it.
     pub fn kind(&self) -> &'static str {
         match self {
-            What::Disk { .. } => "disk",
+            What::Disk { kind, .. } => kind,
             What::Zero { .. } => "zero",
             What::Keyboard => "keyboard",
             What::Usb(_) => "usb",
@@ -289,18 +311,27 @@ pub fn offer(
         }
         What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
         What::Keyboard => share.add(name, Keyboard::device()),
-        What::Disk { ref path, read_only, sector_bytes } => {
-            let store = hands.open_image(path, read_only).map_err(Failure::local)?;
-            let whole = store.path().display().to_string();
-            let product = path.file_name().map_or_else(|| whole.clone(), |name| name.to_string_lossy().into_owned());
-            let serial = Options::serial_of(&whole);
-            let read_only = read_only || store.is_read_only();
-            let options = Options { read_only, sector_bytes, serial, product, ..Options::default() };
-            let disk = Storage::device(Box::new(store), options);
-            share.add(name, disk.map_err(|error| Failure::local(format!("{}: {error}", path.display())))?)
+        What::Disk { ref spec, sector_bytes, .. } => {
+            let export = Arc::new(spec.export(hands).map_err(Failure::local)?);
+            let (product, serial) = (spec.name(), Options::serial_of(&spec.identity()));
+            let options = Options { sector_bytes, serial, product, ..Options::default() };
+            let face = BlockFace { renew: usb_face(Arc::clone(&export), options), export };
+            let disk = (face.renew)().map_err(|error| Failure::local(format!("{spec}: {error}")))?;
+            share.add_block(name, disk, face)
         }
     };
     one.map(|record| vec![record]).map_err(Failure::local)
+}
+
+/// Makes a block device's face as a USB disk.
+fn usb_face(export: Arc<BlockExport>, options: Options) -> Renew {
+    let mode = export.mode(Mode::Exclusive);
+    let read_only = export.info().is_read_only;
+    Box::new(move || {
+        let store = export.open_store(mode)?;
+        let disk = Storage::device(store, Options { read_only, ..options.clone() });
+        Ok(Box::new(disk.map_err(|error| error.to_string())?))
+    })
 }
 
 pub fn listen_failure(address: SocketAddr, error: &std::io::Error) -> Failure {
@@ -358,8 +389,10 @@ mod tests {
     #[test]
     fn what_is_shared_is_read_as_the_help_says() {
         let read = |text: &str| text.parse::<What>();
-        let disk = What::Disk { path: "/x:y.img".into(), read_only: true, sector_bytes: 4096 };
-        assert_eq!(read("disk:/x:y.img,ro,sector=4096"), Ok(disk));
+        let disk = |spec: &str, sector_bytes, kind| What::Disk { spec: spec.parse().unwrap(), sector_bytes, kind };
+        assert_eq!(read("disk:/x:y.img,ro,sector=4096"), Ok(disk("block:/x:y.img,ro", 4096, "disk")));
+        assert_eq!(read("block:/x,scratch"), Ok(disk("block:/x,scratch", 512, "block")));
+        assert_eq!(read("memory:1G"), Ok(disk("memory:1G", 512, "memory")));
         assert_eq!(read("keyboard"), Ok(What::Keyboard));
         let zero = What::Zero { speed: Speed::Super, fill: Fill::Mod63, verify: true };
         assert_eq!(read("zero,speed=super,fill=mod63,verify"), Ok(zero));
@@ -372,6 +405,9 @@ mod tests {
             "disk",
             "disk:",
             "disk:x,rw",
+            "block:",
+            "memory",
+            "memory:x",
             "disk:x,sector=100",
             "zero,speed=ultra",
             "keyboard,de",

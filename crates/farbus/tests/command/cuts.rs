@@ -6,13 +6,14 @@ use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::harness::{House, PATIENCE, has_fuse, wait_until};
-use super::trust::{hosts, pair};
+use super::harness::{House, PATIENCE, Running, has_fuse, wait_until};
+use super::trust::{Host, hosts, pair};
 
 /// Stands between two hosts, and cuts.
 struct Cutter {
@@ -134,22 +135,33 @@ fn a_disk_as_a_file_outlives_cut_links_and_not_a_byte_is_wrong() {
     let what = format!("disk:{}", image.display());
     let share = lab3.start(&["share", &what, "--listen", "none", "--secure", "127.0.0.1:0"]);
     let line = share.wait_for_line("for paired hosts");
-    let exporter: SocketAddr = line.split_whitespace().nth(2).unwrap().parse().unwrap();
-    let cutter = Cutter::before(exporter);
+    let cutter = Cutter::before(line.split_whitespace().nth(2).unwrap().parse().unwrap());
     let at = house.path("mnt");
-    let through = cutter.address.to_string();
-    let mut attach = desk.start(&[
-        "attach",
-        "lab3/disk",
-        "--via",
-        "fuse",
-        "--at",
-        at.to_str().unwrap(),
-        "--address",
-        &through,
-        "--grace",
-        "60",
-    ]);
+    let (through, folder) = (cutter.address.to_string(), at.to_str().unwrap());
+    let words = ["lab3/disk", "--via", "fuse", "--at", folder, "--address", &through, "--grace", "60"];
+    let attach = desk.start(&[&["attach"][..], &words].concat());
+    cut_under_load(&cutter, [&lab3, &desk], attach, (&at, &image));
+}
+
+#[test]
+fn so_does_one_of_a_host_that_is_not_paired_if_somebody_says_how_long() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    let image = house.image("cut.img", 32 << 20);
+    let share = lab3.start(&["share", &format!("disk:{}", image.display()), "--listen", "127.0.0.1:0"]);
+    let line = share.wait_for_line("listening on");
+    let cutter = Cutter::before(line.split_whitespace().nth(2).unwrap().parse().unwrap());
+    let at = house.path("mnt");
+    let (target, folder) = (format!("{}/disk", cutter.address), at.to_str().unwrap());
+    let attach = desk.start(&["attach", &target, "--via", "fuse", "--at", folder, "--grace", "60"]);
+    cut_under_load(&cutter, [&lab3, &desk], attach, (&at, &image));
+}
+
+/// A worker writes and reads all the time while its disk's link is cut again and again.
+fn cut_under_load(cutter: &Cutter, [lab3, desk]: [&Host; 2], mut attach: Running, (at, image): (&Path, &Path)) {
     attach.wait_for_line("attached as");
     let file = Arc::new(OpenOptions::new().read(true).write(true).open(at.join("disk.img")).unwrap());
     let blocks = 64;
@@ -217,7 +229,7 @@ fn a_disk_as_a_file_outlives_cut_links_and_not_a_byte_is_wrong() {
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
     let is_free = || lab3.json(&["status", "--json"])[0]["devices"][0]["state"] == "available";
     wait_until(PATIENCE, "the claim", is_free);
-    let stored = std::fs::read(&image).unwrap();
+    let stored = std::fs::read(image).unwrap();
     for (at, round) in (0..).zip(last) {
         let expected = block(at, round.expect("every block was written"));
         assert!(stored[at as usize * (64 << 10)..][..64 << 10] == expected, "block {at} on the exporter's disk");

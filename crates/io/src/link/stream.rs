@@ -180,6 +180,18 @@ impl Link {
         Ok(received)
     }
 
+    /// The first byte that arrived, left where it is; `None` if there is none, or there never will be. Of a bare link only: what
+    /// an encrypted one says first was agreed before.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn peek(&self) -> io::Result<Option<u8>> {
+        let mut byte = [0];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let count = would_block_is_none(receive_from(&self.fd, &mut byte, flags))?;
+        Ok(count.filter(|count| *count > 0).map(|_| byte[0]))
+    }
+
     /// Whether received bytes may wait in here while the socket is quiet: then try to receive before waiting on the
     /// descriptor. Never so on a bare link.
     pub fn has_received(&self) -> bool {

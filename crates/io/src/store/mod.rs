@@ -2,4 +2,28 @@
 
 pub mod file;
 
+use std::fs;
+
 pub use file::{BlockSizes, FileStore, OpenError, Trouble};
+
+/// A number that changes when this machine is started anew: what was written to a file and not flushed may then be lost.
+pub fn boot_number() -> u64 {
+    let told = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = told.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    u64::from_str_radix(&digits, 16).unwrap_or_else(|_| {
+        // Not known: as if it were started anew with every process.
+        let mut bytes = [0; 8];
+        crate::trust::fill_random(&mut bytes);
+        u64::from_le_bytes(bytes)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::boot_number;
+
+    #[test]
+    fn a_machine_that_goes_on_has_its_number() {
+        assert_eq!(boot_number(), boot_number());
+    }
+}

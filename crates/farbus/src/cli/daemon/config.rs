@@ -200,7 +200,7 @@ impl Config {
 
     /// What whoever acts on it may ask to be done.
     pub fn mandate(&self) -> Mandate {
-        let images = self.shares.iter().filter_map(|shared| shared.what.image());
+        let images = self.shares.iter().flat_map(|shared| shared.what.images());
         let via = |ways: &'static [Via]| self.attachments.iter().filter(move |attach| ways.contains(&attach.via));
         Mandate {
             images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
@@ -505,7 +505,7 @@ mod tests {
             ("[plain]\nlisten = [\"lab3\"]", "2:11", "no address to listen at"),
             ("[plain]\nallow = [\"10.0.0.1/8\"]", "2:10", "which address is meant"),
             ("[[share]]\n\nwhat = \"tape\"", "3:8", "disk:PATH"),
-            ("[[share]]\nwhat = \"disk:x,rw\"", "2:8", "ro and sector"),
+            ("[[share]]\nwhat = \"disk:x,rw\"", "2:8", "offset=BYTES"),
             ("[[share]]\nname = \"x\"", "1:1", "missing field `what`"),
             ("[[share]]\nwhat = \"zero\"\nwath = 1", "3:1", "`what`"),
             ("[[share]]\nwhat = \"zero\"\nname = \"1-1\"", "3:8", "one a letter"),

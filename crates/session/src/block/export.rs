@@ -1,0 +1,194 @@
+//! A block device that is shared: a medium, and how its users see it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use farbus_model::{BlockDevice, BlockInfo, BlockStore, Medium, StoreError};
+use farbus_wire::native::control;
+
+use super::{Answered, Range, ReadOnly, Scratch, SparseMemory, StoreDevice};
+use crate::claims::Mode;
+
+/// How the users of a medium see it (requirement N14): a part of it, unchangeable, with changes of their own.
+#[derive(Clone, Default)]
+pub struct View {
+    /// Where it begins, bytes.
+    pub offset: u64,
+    /// Its size, bytes; `None`: to the end.
+    pub size_bytes: Option<u64>,
+    /// Whether nobody may change it.
+    pub is_read_only: bool,
+    /// Where changes go that nobody else sees.
+    pub changes: Option<Changes>,
+}
+
+/// Where the changes of a view go.
+#[derive(Clone)]
+pub enum Changes {
+    /// So many bytes of memory for each user.
+    Memory(u64),
+    /// There; one user at a time then.
+    Medium(Arc<dyn Medium>),
+}
+
+/// A block device on offer. Every user opens it, and has a device of its own over the same medium.
+pub struct BlockExport {
+    medium: Arc<dyn Medium>,
+    view: View,
+    durability: u64,
+    info: BlockInfo,
+}
+
+impl fmt::Debug for BlockExport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockExport").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl BlockExport {
+    /// Offers `view` of `medium`. `durability` is as
+    /// [`Description::durability`](farbus_wire::native::block::Description::durability) says.
+    ///
+    /// # Errors
+    /// A sentence for a person: the medium has no such part.
+    pub fn new(medium: Arc<dyn Medium>, view: View, durability: u64) -> Result<Self, String> {
+        let device = open(&*medium, &view)?;
+        let info = *device.info();
+        if info.size_bytes == 0 {
+            return Err("nothing of it is left to use".into());
+        }
+        Ok(Self { medium, view, durability, info })
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &BlockInfo {
+        &self.info
+    }
+
+    /// As [`BlockExport::new`] was told.
+    pub fn durability(&self) -> u64 {
+        self.durability
+    }
+
+    /// How whoever asks for it by `asked` uses it in truth: what cannot be changed by anybody is read, and changes of one's own
+    /// are in nobody's way.
+    pub fn mode(&self, asked: control::Mode) -> Mode {
+        match (asked, &self.view.changes) {
+            (control::Mode::Read | control::Mode::Observe, _) => Mode::Read,
+            (control::Mode::Exclusive, Some(Changes::Memory(_))) => Mode::Scratch,
+            (control::Mode::Exclusive, _) if self.info.is_read_only => Mode::Read,
+            (control::Mode::Exclusive, _) => Mode::Exclusive,
+        }
+    }
+
+    /// Opens it for one more user.
+    ///
+    /// # Errors
+    /// A sentence for a person.
+    pub fn open(&self, mode: Mode) -> Result<Box<dyn BlockDevice>, String> {
+        let device = open(&*self.medium, &self.view)?;
+        match mode {
+            Mode::Read if !self.info.is_read_only => Ok(Box::new(ReadOnly::new(device))),
+            _ => Ok(device),
+        }
+    }
+
+    /// The same as a store: the face that a USB disk needs.
+    ///
+    /// # Errors
+    /// A sentence for a person.
+    pub fn open_store(&self, mode: Mode) -> Result<Box<dyn BlockStore>, String> {
+        let is_bare = self.view.offset == 0 && self.view.size_bytes.is_none() && self.view.changes.is_none();
+        if is_bare && !(self.view.is_read_only || mode == Mode::Read) {
+            return self.medium.open();
+        }
+        Ok(Box::new(Answered::new(self.open(mode)?)))
+    }
+
+    /// Whether zeros are made faster there than they are written.
+    pub fn zeroes_fast(&self) -> bool {
+        self.view.changes.is_some()
+    }
+}
+
+/// The view's layers over a new handle on the medium.
+fn open(medium: &dyn Medium, view: &View) -> Result<Box<dyn BlockDevice>, String> {
+    let store = medium.open()?;
+    let mut device: Box<dyn BlockDevice> = Box::new(StoreDevice::new(store).preferring(medium.preferred_bytes()));
+    if view.offset > 0 || view.size_bytes.is_some() {
+        let whole = device.info().size_bytes;
+        let size = view.size_bytes.unwrap_or(whole.saturating_sub(view.offset));
+        let part = Range::new(device, view.offset, size)
+            .map_err(|_: StoreError| format!("{size} bytes from {} on do not lie in its {whole}", view.offset))?;
+        device = Box::new(part);
+    }
+    match &view.changes {
+        Some(Changes::Memory(bytes)) => device = Box::new(Scratch::new(device, SparseMemory::new(*bytes, *bytes))),
+        Some(Changes::Medium(changes)) => device = Box::new(Scratch::new(device, changes.open()?)),
+        None if view.is_read_only => device = Box::new(ReadOnly::new(device)),
+        None => {}
+    }
+    Ok(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::MemoryMedium;
+
+    fn medium() -> Arc<dyn Medium> {
+        Arc::new(MemoryMedium::new(SparseMemory::new(1 << 20, 1 << 20)))
+    }
+
+    fn export(view: View) -> BlockExport {
+        BlockExport::new(medium(), view, 7).unwrap()
+    }
+
+    #[test]
+    fn what_cannot_be_changed_is_read_whatever_was_asked_for() {
+        let asked = |view: View| {
+            let export = export(view);
+            [control::Mode::Exclusive, control::Mode::Read].map(|asked| export.mode(asked))
+        };
+        let changes = |changes| View { changes: Some(changes), ..View::default() };
+        assert_eq!(asked(View::default()), [Mode::Exclusive, Mode::Read]);
+        assert_eq!(asked(View { is_read_only: true, ..View::default() }), [Mode::Read; 2]);
+        assert_eq!(asked(changes(Changes::Memory(1 << 20))), [Mode::Scratch, Mode::Read]);
+        assert_eq!(asked(changes(Changes::Medium(medium()))), [Mode::Exclusive, Mode::Read]);
+    }
+
+    #[test]
+    fn a_reader_changes_nothing_and_sees_what_the_writer_wrote() {
+        let export = export(View { offset: 4096, size_bytes: Some(8192), ..View::default() });
+        let mut writer = export.open_store(Mode::Exclusive).unwrap();
+        let mut reader = export.open_store(Mode::Read).unwrap();
+        writer.write_at(10, b"seen").unwrap();
+        let mut bytes = [0; 4];
+        reader.read_at(10, &mut bytes).unwrap();
+        assert_eq!((&bytes, reader.size_bytes(), reader.is_read_only()), (b"seen", 8192, true));
+        assert_eq!(reader.write_at(0, b"x"), Err(StoreError::ReadOnly));
+        assert!(export.open(Mode::Read).unwrap().info().is_read_only);
+    }
+
+    #[test]
+    fn everybody_has_changes_of_his_own() {
+        let export = export(View { changes: Some(Changes::Memory(1 << 20)), ..View::default() });
+        let [mut one, mut other] = [(); 2].map(|()| export.open_store(Mode::Scratch).unwrap());
+        one.write_at(512, &[7; 512]).unwrap();
+        let mut bytes = [9; 512];
+        other.read_at(512, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 512]);
+        one.read_at(512, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 512]);
+    }
+
+    #[test]
+    fn a_part_that_is_not_there_is_refused_with_its_size() {
+        let wrong = |offset, size_bytes| {
+            let view = View { offset, size_bytes, ..View::default() };
+            BlockExport::new(medium(), view, 0).unwrap_err()
+        };
+        assert!(wrong(1 << 19, Some(1 << 20)).contains("1048576"));
+        assert!(wrong(1 << 20, None).contains("nothing of it is left"));
+    }
+}
