@@ -1,6 +1,7 @@
 //! One file for each group of targets.
 
 mod block;
+mod congestion;
 mod cpu;
 mod deep;
 mod encrypted;
@@ -8,7 +9,9 @@ mod memory;
 mod naming;
 mod native;
 mod nbd;
+mod overhead;
 mod round_trip;
+mod stages;
 mod storage;
 mod survey;
 mod syscalls;
@@ -26,7 +29,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 14] = [
+pub const ALL: [Benchmark; 17] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -104,6 +107,24 @@ pub const ALL: [Benchmark; 14] = [
         target: "the native protocol no slower than USB/IP for the same URBs",
         by_default: true,
         run: native::run,
+    },
+    Benchmark {
+        name: overhead::NAME,
+        target: "bytes added to the data: at most Netbus's 1.904 % (block), 4.721 % (bulk), 4.545 % (isochronous), 32 a request",
+        by_default: true,
+        run: overhead::run,
+    },
+    Benchmark {
+        name: stages::NAME,
+        target: "none: where a block request's time goes (Netbus, Tables 1 and 2)",
+        by_default: true,
+        run: stages::run,
+    },
+    Benchmark {
+        name: congestion::NAME,
+        target: "no error while UDP takes 0 to 95 % of a link, interrupt and control p99 within 250 ms (root; Netbus, Figure 8)",
+        by_default: false,
+        run: congestion::run,
     },
     Benchmark {
         name: survey::NAME,

@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc,
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use super::{listen::START_MAX, reference, usbip_crate};
-use crate::{load::Client, placement::Placement};
+use crate::{load::Client, net::Net, placement::Placement};
 
 /// Within which a device is to be offered again after its user has gone.
 const RELEASE_MAX: Duration = Duration::from_secs(1);
@@ -36,6 +36,8 @@ pub enum Kind {
     Session,
     /// farbus's NBD server over such a session's disk.
     Proxy,
+    /// UDP that gives way to nobody.
+    Flood,
 }
 
 impl Kind {
@@ -63,7 +65,7 @@ impl Server {
             Kind::Ref => ("ref", reference::BUSID),
             Kind::Crate => ("usbip crate", usbip_crate::BUSID),
             Kind::Session => ("session", ""),
-            Kind::Proxy => unreachable!("a proxy is told what it is in front of"),
+            Kind::Proxy | Kind::Flood => unreachable!("these are told more"),
         };
         Self::start(command, name, busid, placement)
     }
@@ -73,6 +75,20 @@ impl Server {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["peer", &Kind::Proxy.argument(), &behind.to_string()]);
         Self::start(command, "farbus proxy", "", placement)
+    }
+
+    /// [`Kind::Session`] at an address of its own, in a namespace.
+    pub fn session_in(net: &Net, address: IpAddr, placement: Placement) -> Result<Self> {
+        let mut command = net.command(&std::env::current_exe()?);
+        command.args(["peer", &Kind::Session.argument(), &SocketAddr::new(address, 0).to_string()]);
+        Self::start(command, "session", "", placement)
+    }
+
+    /// [`Kind::Flood`] in a namespace.
+    pub fn flood_in(net: &Net, target: &str, placement: Placement) -> Result<Self> {
+        let mut command = net.command(&std::env::current_exe()?);
+        command.args(["peer", &Kind::Flood.argument(), target]);
+        Self::start(command, "flood", "", placement)
     }
 
     /// `farbus share WHAT`.

@@ -95,7 +95,7 @@ impl Services for Shelf {
     }
 }
 
-fn record() -> DeviceRecord {
+pub fn record() -> DeviceRecord {
     DeviceRecord {
         path: "/farbus/zero".into(),
         bus_id: "1-1".into(),
@@ -113,7 +113,7 @@ fn record() -> DeviceRecord {
     }
 }
 
-fn open(class: Class, name: &str) -> Open {
+pub fn open(class: Class, name: &str) -> Open {
     Open { class, mode: Mode::Exclusive, epoch: 0, name: name.into(), reason: "to measure it".into() }
 }
 
@@ -186,6 +186,56 @@ impl Disk {
     }
 }
 
+/// Where the time of one request went, µs.
+pub struct Stages {
+    /// With whoever asked, in this process.
+    pub front_us: f64,
+    /// With the exporter's end of the session: arriving, waiting for its data, waiting for the link.
+    pub bus_us: f64,
+    /// Both ways over the network, system calls and this end of the session among it.
+    pub network_us: f64,
+    /// With the device.
+    pub back_us: f64,
+}
+
+impl Disk {
+    /// The stages of `count` requests, one at a time: of those among many that the session times.
+    pub fn stages(&mut self, verb: Verb, bytes: usize, count: usize) -> Result<Vec<Stages>> {
+        let block: Arc<[u8]> = vec![FILL; bytes].into();
+        let mut stages = Vec::with_capacity(count);
+        while stages.len() < count {
+            self.next += 1;
+            let offset = self.next * bytes as u64 % DISK_BYTES;
+            let began = Instant::now();
+            let request = match verb {
+                Verb::Read => BlockRequest::read(BlockId(0), offset, bytes as u32),
+                Verb::Write => BlockRequest::write(BlockId(0), offset, Payload::shared(&block, 0..bytes)),
+            };
+            let at = self.linked.clock().now();
+            self.linked.submit(at, request.launch(), &mut self.done);
+            self.linked.end_turn(at, &mut self.done);
+            while self.done.is_empty() {
+                self.linked.wait(None)?;
+                self.linked.turn(&mut self.done);
+                ensure!(self.linked.end().is_none(), "the disk is gone: {:?}", self.linked.end());
+            }
+            let done = self.done.pop().context("a request that was answered")?;
+            let whole_us = began.elapsed().as_nanos() as f64 / 1000.0;
+            done.result.map_err(|error| anyhow!("{verb:?}: {error:?}"))?;
+            self.done.pool.recycle(done.payload);
+            if let Some(timed) = self.linked.remote_mut().poll_timed() {
+                let us = |ns: u32| f64::from(ns) / 1000.0;
+                let total_us = timed.total_ns as f64 / 1000.0;
+                let bus_us = us(timed.residence.queue_ns) + us(timed.residence.reply_ns);
+                let back_us = us(timed.residence.device_ns);
+                let network_us = total_us - bus_us - back_us;
+                stages.push(Stages { front_us: whole_us - total_us, bus_us, network_us, back_us });
+            }
+        }
+        Ok(stages)
+    }
+}
+
 /// SplitMix64 (Steele, Lea, Flood 2014).
 pub fn splitmix(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -204,6 +254,15 @@ pub fn source_sink(address: SocketAddr) -> Result<UsbLoad<SessionPort>> {
     UsbLoad::over(SessionPort::new(linked))
 }
 
+/// A small transfer that somebody waits for.
+#[derive(Clone, Copy, Debug)]
+pub enum Pulse {
+    /// What an interrupt endpoint sends.
+    Interrupt,
+    /// A descriptor.
+    Control,
+}
+
 /// A load on a source/sink device, whatever the way to it.
 pub struct UsbLoad<P> {
     port: P,
@@ -217,6 +276,30 @@ impl<P: Port> UsbLoad<P> {
         let done = port.wait(None)?.context("the device did not answer")?;
         ensure!(done.status == Status::Ok, "the device did not take its configuration: {:?}", done.status);
         Ok(Self { port, next: 1 })
+    }
+
+    /// One small transfer after the other, with a pause between them.
+    pub fn pulse(&mut self, pulse: Pulse, pause: Duration, limit: Duration) -> Result<Tally> {
+        let mut tally = Tally::nothing();
+        let began = Instant::now();
+        while began.elapsed() < limit {
+            let id = UrbId(self.next);
+            self.next += 1;
+            let asked = Instant::now();
+            self.port.submit(match pulse {
+                Pulse::Interrupt => Urb::data_in(id, EpAddr::from_byte(0x82), 64),
+                Pulse::Control => Urb::control(id, Setup::get_descriptor(1, 0, 0, 18), Payload::Empty),
+            });
+            let done = self.port.wait(None)?.context("nothing was answered")?;
+            ensure!(done.status == Status::Ok, "a transfer ended so: {done:?}");
+            tally.latency_ns.saturating_record(asked.elapsed().as_nanos() as u64);
+            tally.urbs += 1;
+            tally.bytes += u64::from(done.actual);
+            self.port.recycle(done.payload);
+            thread::sleep(pause);
+        }
+        tally.seconds = began.elapsed().as_secs_f64();
+        Ok(tally)
     }
 
     /// Keeps `depth` transfers in flight until the time is over.

@@ -99,13 +99,18 @@ fn serve_session(
 /// Whether the importer is still there.
 fn receive(link: &Link, clock: Clock, session: &mut ExporterSession, services: &mut impl Services) -> io::Result<bool> {
     for _ in 0..RECEIVES_MAX {
-        match link.try_receive(session.receive_space())? {
+        let space = session.receive_space();
+        let room = space.len();
+        match link.try_receive(space)? {
             None => break,
             Some(0) => return Ok(false),
             Some(count) => {
                 session.handle_received(count);
                 let advanced = session.advance(clock.now(), services);
                 advanced.map_err(|reject| io::Error::new(io::ErrorKind::InvalidData, reject))?;
+                if count < room {
+                    break;
+                }
             }
         }
     }

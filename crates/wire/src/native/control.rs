@@ -209,7 +209,7 @@ mod tests {
             let end = End { cause, message: "because".into() };
             assert_eq!(End::decode(&end.encode()), Ok(end));
         }
-        assert_eq!(End::decode(&[7, 0, 0]).unwrap_err().field, "cause");
+        assert_eq!(End::decode(&[8, 0, 0]).unwrap_err().field, "cause");
         assert_eq!(End::decode(&[0, 1, 0, 0xff]).unwrap_err().rule, "a text is UTF-8");
     }
 
