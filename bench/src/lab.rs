@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use crate::{
@@ -25,6 +25,8 @@ pub struct Lab {
     pub subject: Subject,
     pub farbus: PathBuf,
     pub placement: Placement,
+    /// Where plots go, if they are wanted.
+    pub plots: Option<PathBuf>,
     pub rules: Rules,
     pub quick: bool,
 }
@@ -61,6 +63,13 @@ impl Lab {
     /// `farbus share WHAT`.
     pub fn farbus(&self, what: &str) -> Result<Server> {
         Server::farbus(self.farbus_program()?, what, self.placement)
+    }
+
+    /// Keeps a plot, if plots are wanted.
+    pub fn plot(&self, name: &str, svg: &str) -> Result<()> {
+        let Some(folder) = &self.plots else { return Ok(()) };
+        let path = folder.join(name).with_extension("svg");
+        std::fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))
     }
 
     pub fn peer(&self, kind: Kind) -> Result<Server> {

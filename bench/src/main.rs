@@ -11,11 +11,13 @@ mod benchmarks;
 mod contest;
 mod lab;
 mod load;
+mod net;
 mod peers;
 mod placement;
 mod probe;
 mod report;
 mod stats;
+mod svg;
 mod usbip;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
@@ -42,6 +44,7 @@ use crate::{
   farbus-bench --only round-trip --only deep --quick
   farbus-bench --markdown > table.md
   farbus-bench --subject ref              what this machine lets anyone reach
+  farbus-bench --only congestion --plots .    congestion.svg, as root
   farbus-bench --only survey --json survey.json
   chrt -f 1 farbus-bench --pin split --patience 0
                                           on a busy machine, to look for causes"
@@ -61,6 +64,9 @@ struct Arguments {
     /// Print a Markdown table instead of one for the terminal
     #[arg(long)]
     markdown: bool,
+    /// Draw what is plotted into this folder
+    #[arg(long, value_name = "FOLDER")]
+    plots: Option<PathBuf>,
     /// The farbus command [default: the one beside this binary]
     #[arg(long, value_name = "PATH")]
     farbus: Option<PathBuf>,
@@ -81,7 +87,11 @@ enum Action {
     List,
     /// Serve as one of the peers
     #[command(hide = true)]
-    Peer { kind: Kind },
+    Peer {
+        kind: Kind,
+        /// Where to listen, what to be in front of, whom to flood
+        told: Option<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -99,11 +109,11 @@ impl Arguments {
         match self.command {
             Some(Action::List) => {
                 for Benchmark { name, target, .. } in &benchmarks::ALL {
-                    println!("{name:<12} {target}");
+                    println!("{name:<14} {target}");
                 }
                 Ok(ExitCode::SUCCESS)
             }
-            Some(Action::Peer { kind }) => peers::serve(kind).map(|()| ExitCode::SUCCESS),
+            Some(Action::Peer { kind, ref told }) => peers::serve(kind, told.as_deref()).map(|()| ExitCode::SUCCESS),
             None => self.measure(),
         }
     }
@@ -117,6 +127,7 @@ impl Arguments {
                 None => std::env::current_exe()?.with_file_name("farbus"),
             },
             placement: self.pin,
+            plots: self.plots.clone(),
             rules: self.rules(),
             quick: self.quick,
         };

@@ -1,12 +1,17 @@
 //! One file for each group of targets.
 
+mod block;
+mod congestion;
 mod cpu;
 mod deep;
 mod encrypted;
 mod memory;
 mod naming;
+mod native;
 mod nbd;
+mod overhead;
 mod round_trip;
+mod stages;
 mod storage;
 mod survey;
 mod syscalls;
@@ -24,7 +29,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 10] = [
+pub const ALL: [Benchmark; 17] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -78,6 +83,48 @@ pub const ALL: [Benchmark; 10] = [
         target: "farbus nbd memory:, 128 KiB x 32 and 4 KiB random x 32, one connection: at least nbdkit memory",
         by_default: true,
         run: nbd::run,
+    },
+    Benchmark {
+        name: block::NAME,
+        target: "a block device through a session, 128 KiB x 32 and 4 KiB random x 32: at least nbdkit memory; 5 times Bulk-Only",
+        by_default: true,
+        run: block::run,
+    },
+    Benchmark {
+        name: block::PROXY,
+        target: "the importer's NBD server over a session: at least 1.2 times nbdkit's nbd proxy",
+        by_default: true,
+        run: block::run_proxy,
+    },
+    Benchmark {
+        name: block::PARALLEL,
+        target: "none: 1 to 8 streams, 1 to 8 readers of one shared block device (Netbus, Figure 5 and section 7.4)",
+        by_default: true,
+        run: block::run_parallel,
+    },
+    Benchmark {
+        name: native::NAME,
+        target: "the native protocol no slower than USB/IP for the same URBs",
+        by_default: true,
+        run: native::run,
+    },
+    Benchmark {
+        name: overhead::NAME,
+        target: "bytes added to the data: at most Netbus's 1.904 % (block), 4.721 % (bulk), 4.545 % (isochronous), 32 a request",
+        by_default: true,
+        run: overhead::run,
+    },
+    Benchmark {
+        name: stages::NAME,
+        target: "none: where a block request's time goes (Netbus, Tables 1 and 2)",
+        by_default: true,
+        run: stages::run,
+    },
+    Benchmark {
+        name: congestion::NAME,
+        target: "no error while UDP takes 0 to 95 % of a link, interrupt and control p99 within 250 ms (root; Netbus, Figure 8)",
+        by_default: false,
+        run: congestion::run,
     },
     Benchmark {
         name: survey::NAME,

@@ -15,7 +15,13 @@ pub const START_MAX: Duration = Duration::from_secs(10);
 
 /// Finds a port and tells it to whoever started this process.
 pub fn announce() -> Result<TcpListener> {
-    let listener = TcpListener::bind(ANY_LOOPBACK_PORT)?;
+    announce_at(None)
+}
+
+/// The same at another address.
+pub fn announce_at(address: Option<&str>) -> Result<TcpListener> {
+    let address = address.map(str::parse).transpose()?;
+    let listener = TcpListener::bind(address.unwrap_or(ANY_LOOPBACK_PORT))?;
     println!("listening on {}", listener.local_addr()?);
     Ok(listener)
 }

@@ -4,21 +4,23 @@
 //! what it costs can be read from outside the same way for all of them. A server announces itself
 //! with a line that contains `listening on ADDRESS` and serves until it is killed.
 
+mod flood;
 mod listen;
 pub mod nbdkit;
 pub mod ping;
 mod reference;
 mod server;
+pub mod session;
 pub mod stream;
 pub mod tls;
 mod usbip_crate;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 pub use self::server::{Kind, Server};
 
 /// Serves as `kind` until the process that started this one is gone.
-pub fn serve(kind: Kind) -> Result<()> {
+pub fn serve(kind: Kind, told: Option<&str>) -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     match kind {
         Kind::Ping => ping::serve(listen::announce()?),
@@ -26,6 +28,9 @@ pub fn serve(kind: Kind) -> Result<()> {
         Kind::Tls => tls::serve(listen::announce()?),
         Kind::Ref => reference::serve(listen::announce()?),
         Kind::Crate => usbip_crate::serve(),
+        Kind::Session => session::serve(&listen::announce_at(told)?),
+        Kind::Proxy => session::serve_proxy(told.context("a proxy is told what it is in front of")?),
+        Kind::Flood => flood::serve(told.context("a flood is told where to and how fast")?),
     }
 }
 

@@ -57,12 +57,22 @@ pub struct NbdPeer {
 impl NbdPeer {
     /// `nbdkit memory`.
     pub fn nbdkit(bytes: u64, placement: Placement) -> Result<Self> {
+        Self::nbdkit_with(&["memory", &bytes.to_string()], placement)
+    }
+
+    /// `nbdkit nbd` in front of another server.
+    pub fn nbdkit_proxy(behind: SocketAddr, placement: Placement) -> Result<Self> {
+        Self::nbdkit_with(&["nbd", &format!("uri=nbd://{behind}/")], placement)
+    }
+
+    fn nbdkit_with(plugin: &[&str], placement: Placement) -> Result<Self> {
         // nbdkit cannot choose a port and tell, so one is found first and given back.
         let address = TcpListener::bind(ANY_LOOPBACK_PORT)?.local_addr()?;
         let mut command = Command::new("nbdkit");
         command
             .args(["--foreground", "--exit-with-parent", "--ipaddr", "127.0.0.1"])
-            .args(["--port", &address.port().to_string(), "memory", &bytes.to_string()])
+            .args(["--port", &address.port().to_string()])
+            .args(plugin)
             .stdin(Stdio::null());
         let child = placement
             .start_server(&mut command)
@@ -94,6 +104,10 @@ impl NbdPeer {
 
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub fn connect(&self) -> Result<Nbd> {

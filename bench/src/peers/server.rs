@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc,
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use super::{listen::START_MAX, reference, usbip_crate};
-use crate::{load::Client, placement::Placement};
+use crate::{load::Client, net::Net, placement::Placement};
 
 /// Within which a device is to be offered again after its user has gone.
 const RELEASE_MAX: Duration = Duration::from_secs(1);
@@ -32,6 +32,12 @@ pub enum Kind {
     Ref,
     /// A source/sink device on the `usbip` crate 0.9.0.
     Crate,
+    /// Sessions of farbus's own protocol over plain TCP: a disk in memory, a source/sink.
+    Session,
+    /// farbus's NBD server over such a session's disk.
+    Proxy,
+    /// UDP that gives way to nobody.
+    Flood,
 }
 
 impl Kind {
@@ -58,8 +64,31 @@ impl Server {
             Kind::Tls => ("TLS stream", ""),
             Kind::Ref => ("ref", reference::BUSID),
             Kind::Crate => ("usbip crate", usbip_crate::BUSID),
+            Kind::Session => ("session", ""),
+            Kind::Proxy | Kind::Flood => unreachable!("these are told more"),
         };
         Self::start(command, name, busid, placement)
+    }
+
+    /// farbus's NBD server over the disk of a [`Kind::Session`].
+    pub fn proxy(behind: SocketAddr, placement: Placement) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["peer", &Kind::Proxy.argument(), &behind.to_string()]);
+        Self::start(command, "farbus proxy", "", placement)
+    }
+
+    /// [`Kind::Session`] at an address of its own, in a namespace.
+    pub fn session_in(net: &Net, address: IpAddr, placement: Placement) -> Result<Self> {
+        let mut command = net.command(&std::env::current_exe()?);
+        command.args(["peer", &Kind::Session.argument(), &SocketAddr::new(address, 0).to_string()]);
+        Self::start(command, "session", "", placement)
+    }
+
+    /// [`Kind::Flood`] in a namespace.
+    pub fn flood_in(net: &Net, target: &str, placement: Placement) -> Result<Self> {
+        let mut command = net.command(&std::env::current_exe()?);
+        command.args(["peer", &Kind::Flood.argument(), target]);
+        Self::start(command, "flood", "", placement)
     }
 
     /// `farbus share WHAT`.

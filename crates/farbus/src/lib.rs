@@ -18,6 +18,7 @@ mod address;
 pub mod allow;
 pub mod attach;
 mod attachments;
+pub mod bare;
 pub mod block;
 pub mod broker;
 pub mod cli;

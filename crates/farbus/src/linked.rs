@@ -343,7 +343,9 @@ impl<A: Attached> Linked<A> {
     fn receive(&mut self, done: &mut A::Done) {
         for _ in 0..RECEIVES_MAX {
             let Some(link) = &self.link else { return };
-            match link.try_receive(self.session.receive_space()) {
+            let space = self.session.receive_space();
+            let room = space.len();
+            match link.try_receive(space) {
                 Ok(None) => return,
                 Ok(Some(0)) => return self.lose("its exporter closed it"),
                 Ok(Some(count)) => {
@@ -351,6 +353,10 @@ impl<A: Attached> Linked<A> {
                     if let Err(reject) = self.take_in(done) {
                         warn!(host = self.host, %reject, "the exporter does not speak our protocol as it should");
                         return self.remote.handle_over(Cause::Device, &reject.to_string(), done);
+                    }
+                    if count < room {
+                        // It had no more just now: to ask again would only cost.
+                        return;
                     }
                 }
                 Err(error) => return self.lose(&error.to_string()),

@@ -373,7 +373,9 @@ impl<'a, H: House> Engine<'a, H> {
     fn receive(&mut self) -> bool {
         for _ in 0..RECEIVES_MAX {
             let Some(link) = &self.link else { return true };
-            match link.try_receive(self.session.receive_space()) {
+            let space = self.session.receive_space();
+            let room = space.len();
+            match link.try_receive(space) {
                 Ok(None) => return true,
                 Ok(Some(0)) => self.lose(true, "the peer closed it"),
                 Ok(Some(count)) => {
@@ -384,6 +386,10 @@ impl<'a, H: House> Engine<'a, H> {
                     if let Err(reject) = self.session.advance(now, &mut opening) {
                         warn!(peer = self.peer, %reject, "the session was cut off");
                         return false;
+                    }
+                    if count < room {
+                        // It had no more just now: to ask again would only cost.
+                        return true;
                     }
                 }
                 Err(error) => {

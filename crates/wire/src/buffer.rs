@@ -38,6 +38,8 @@ const KEPT_GROWTH_MAX: usize = 16;
 const COPIED_BYTES_MAX: usize = 1 << 20;
 /// Chunks kept for reuse.
 const CHUNKS_LEFT_MAX: usize = 4;
+/// The same where much is received ahead, and handed on as it lies: 32 requests of 128 KiB, twice, in chunks of 256 KiB.
+const CHUNKS_LEFT_AHEAD_MAX: usize = 32;
 
 impl Incoming {
     /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived.
@@ -149,7 +151,8 @@ impl Incoming {
         room[..rest].copy_from_slice(&self.chunk[self.start..self.end]);
         let old = std::mem::replace(&mut self.chunk, next);
         (self.start, self.end) = (0, rest);
-        if self.left.len() < CHUNKS_LEFT_MAX && old.len() <= self.capacity * KEPT_GROWTH_MAX {
+        let left_max = if self.is_ahead { CHUNKS_LEFT_AHEAD_MAX } else { CHUNKS_LEFT_MAX };
+        if self.left.len() < left_max && old.len() <= self.capacity * KEPT_GROWTH_MAX {
             self.left.push(old);
         }
     }

@@ -150,7 +150,7 @@ impl World {
         for end in &self.ends {
             assert!(end.said.values().all(VecDeque::is_empty), "nothing is lost");
             assert!(end.partial.is_empty());
-            assert!(end.lane.unacknowledged_bytes() < 256 << 10, "little is kept");
+            assert!(end.lane.unacknowledged_bytes() < 640 << 10, "little is kept");
             assert_eq!(end.lane.waiting_bytes(), 0);
         }
     }

@@ -321,7 +321,7 @@ fn greetings() -> Vec<(&'static str, Said)> {
         ),
         ("ping", Said::Number(Kind::Ping, 0x1122_3344_5566_7788)),
         ("pong", Said::Number(Kind::Pong, 0x1122_3344_5566_7788)),
-        ("acknowledgement", Said::Number(Kind::Ack, 3)),
+        ("acknowledgement", Said::Number(Kind::Ack, 9)),
         ("goodbye", Said::Bare(Kind::Goodbye, 0, 0)),
     ]
 }

@@ -1,14 +1,16 @@
 //! Many descriptors, waited on as one.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::Readiness;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
 
-use super::wait::{Interest, Watched, wait};
+use super::wait::{Watched, timespec};
 
 /// Descriptors that are waited on together, by one who asks all of them when one is ready. What is in it can change while
 /// somebody waits on the whole.
@@ -49,7 +51,7 @@ impl Gathering {
     fn put(&self, fd: BorrowedFd<'_>, flags: EventFlags) -> io::Result<()> {
         let data = EventData::new_u64(0);
         match epoll::add(&self.epoll, fd, data, flags) {
-            Err(rustix::io::Errno::EXIST) => Ok(epoll::modify(&self.epoll, fd, data, flags)?),
+            Err(Errno::EXIST) => Ok(epoll::modify(&self.epoll, fd, data, flags)?),
             result => Ok(result?),
         }
     }
@@ -65,7 +67,13 @@ impl Gathering {
     /// # Errors
     /// What the system says; an interruption by a signal counts as nothing ready.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
-        wait(&mut [Interest::new(self.epoll.as_fd(), false)], timeout)
+        let timeout = timeout.map(timespec);
+        // Which of them it is does not matter: all are asked.
+        let mut any = [const { MaybeUninit::uninit() }; 1];
+        match epoll::wait(&self.epoll, &mut any, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// What an engine waits on for all of them.
@@ -83,7 +91,7 @@ impl AsFd for Gathering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::{Link, Wake};
+    use crate::link::{Link, Wake, wait};
 
     #[test]
     fn one_of_many_wakes_and_is_forgotten() {

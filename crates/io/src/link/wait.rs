@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use farbus_model::Readiness;
@@ -119,10 +120,7 @@ fn wait_on<'a>(fds: &mut [PollFd<'a>], interests: &mut [Interest<'a>], timeout: 
     for (fd, interest) in fds.iter_mut().zip(interests.iter()) {
         *fd = PollFd::from_borrowed_fd(interest.fd, interest.flags);
     }
-    let timeout = timeout.map(|span| Timespec {
-        tv_sec: span.as_secs().min(i64::MAX as u64).cast_signed(),
-        tv_nsec: span.subsec_nanos().into(),
-    });
+    let timeout = timeout.map(timespec);
     match poll(&mut fds[..interests.len()], timeout.as_ref()) {
         Ok(_) => {}
         Err(Errno::INTR) => return Ok(()),
@@ -137,6 +135,11 @@ fn wait_on<'a>(fds: &mut [PollFd<'a>], interests: &mut [Interest<'a>], timeout: 
     Ok(())
 }
 
+/// A span as the system counts it.
+pub(super) fn timespec(span: Duration) -> Timespec {
+    Timespec { tv_sec: span.as_secs().min(i64::MAX as u64).cast_signed(), tv_nsec: span.subsec_nanos().into() }
+}
+
 /// Lets this thread's timeouts end when they are due and not up to 50 us later, which is Linux's
 /// default and nearly half a microframe.
 pub fn wait_exactly() {
@@ -148,6 +151,8 @@ pub fn wait_exactly() {
 #[derive(Debug)]
 pub struct Wake {
     event: OwnedFd,
+    /// Set behind the event: whoever looks often and is seldom woken makes no system call for it.
+    is_woken: AtomicBool,
 }
 
 impl Wake {
@@ -156,18 +161,23 @@ impl Wake {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { event, is_woken: AtomicBool::new(false) })
     }
 
     /// Wakes the waiting thread, now or when it next waits.
     pub fn wake(&self) {
         // A counter that is full wakes as well.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.is_woken.store(true, Ordering::Release);
     }
 
-    /// Forgets that it was woken.
+    /// Forgets that it was woken. Look at what a waker may have left after this and not before: one who is just waking may be
+    /// forgotten by the next call only, and wakes once more until then.
     pub fn clear(&self) {
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        if self.is_woken.swap(false, Ordering::AcqRel) {
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        }
     }
 }
 

@@ -53,6 +53,11 @@ pub trait Served: Send {
         Err(CommandError::unknown(command))
     }
 
+    /// Where it takes buffers from, if it does. The session lends it its own, to which what was sent comes back.
+    fn pool_mut(&mut self) -> Option<&mut BufferPool> {
+        None
+    }
+
     /// Why it is of no use any more, if it is.
     fn poll_end(&mut self) -> Option<End>;
 
@@ -252,7 +257,7 @@ impl ExporterSession {
             Kind::Request | Kind::Data | Kind::Cancel | Kind::Grant => {
                 // What was on its way while we closed the attachment is for nobody.
                 let Some(served) = self.attachments.get_mut(&attachment) else { return Ok(()) };
-                served.handle_arrived(now, arrived, &mut self.lane)
+                with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lane))
             }
             Kind::Open => self.open(now, attachment, &arrived, services),
             Kind::Close => {
@@ -315,7 +320,7 @@ impl ExporterSession {
     pub fn handle_ready(&mut self, now: Instant) {
         let mut ended = Vec::new();
         for (&number, served) in &mut self.attachments {
-            served.handle_ready(now, &mut self.lane);
+            with_pool(served, &mut self.pool, |served| served.handle_ready(now, &mut self.lane));
             if let Some(end) = served.poll_end() {
                 ended.push((number, end));
             }
@@ -364,6 +369,19 @@ impl ExporterSession {
             served.finish(now);
         }
     }
+}
+
+/// Lends a device the session's buffers for as long as it acts.
+fn with_pool<T>(served: &mut Box<dyn Served>, pool: &mut BufferPool, act: impl FnOnce(&mut dyn Served) -> T) -> T {
+    let mut lend = |served: &mut dyn Served| {
+        if let Some(own) = served.pool_mut() {
+            std::mem::swap(own, pool);
+        }
+    };
+    lend(&mut **served);
+    let acted = act(&mut **served);
+    lend(&mut **served);
+    acted
 }
 
 /// A welcome that is none.

@@ -40,7 +40,7 @@ type PassOn<D> = Box<dyn FnOnce(D, Instant, [u8; 32]) + Send>;
 
 struct Flight {
     cost: u32,
-    arriving: Option<Arriving>,
+    arriving: Option<Box<Arriving>>,
     /// Whether its time is asked for.
     is_timed: bool,
     /// When its first byte was seen.
@@ -102,36 +102,44 @@ impl<D: BlockDevice> ServedBlock<D> {
             return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
         }
         self.bytes += u64::from(cost);
-        let arriving = Some(Arriving { request, data: Vec::new(), missing: data });
-        let flight = Flight { cost, arriving, is_timed: flags.timed, arrived: now, begun: now };
+        let flight = Flight { cost, arriving: None, is_timed: flags.timed, arrived: now, begun: now };
         self.flights.insert(tag, flight);
-        self.take_in(now, tag, body, flags, lane)
+        self.take_in(now, tag, Arriving { request, data: Vec::new(), missing: data }, body, flags, lane)
     }
 
-    fn take_in(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lane: &mut Lane) -> Result<(), Reject> {
-        let flight = self.flights.get_mut(&tag);
-        let Some((flight, mut arriving)) = flight.and_then(|flight| {
-            let arriving = flight.arriving.take()?;
-            Some((flight, arriving))
-        }) else {
-            return Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it"));
-        };
+    fn go_on(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lane: &mut Lane) -> Result<(), Reject> {
+        match self.flights.get_mut(&tag).and_then(|flight| flight.arriving.take()) {
+            Some(arriving) => self.take_in(now, tag, *arriving, data, flags, lane),
+            None => Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it")),
+        }
+    }
+
+    fn take_in(
+        &mut self,
+        now: Instant,
+        tag: u16,
+        mut arriving: Arriving,
+        data: Payload,
+        flags: Flags,
+        lane: &mut Lane,
+    ) -> Result<(), Reject> {
         let left = (arriving.missing as usize).checked_sub(data.len());
         let wrong = || Reject::new("data", data.len() as u64, "a write has as many bytes as it says");
         arriving.missing = left.ok_or_else(wrong)? as u32;
         if flags.more != (arriving.missing > 0) {
             return Err(wrong());
         }
-        if !data.is_empty() {
-            arriving.data.push(data);
-        }
+        let flight = self.flights.get_mut(&tag).expect("it is in flight");
         if flags.more {
-            flight.arriving = Some(arriving);
+            if !data.is_empty() {
+                arriving.data.push(data);
+            }
+            flight.arriving = Some(Box::new(arriving));
             return Ok(());
         }
-        let mut request = arriving.request;
-        request.payload = Payload::joined(arriving.data);
         flight.begun = now;
+        let Arriving { mut request, data: before, .. } = arriving;
+        request.payload = if before.is_empty() { data } else { Payload::joined(before.into_iter().chain([data])) };
         match self.device.info().check(&request) {
             Ok(()) => self.device.submit(now, request.launch(), &mut self.done),
             Err(error) => self.done.push(request.launch().fail(error)),
@@ -190,7 +198,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
         match arrived.head.kind {
             Kind::Request => self.begin(now, arrived, lane),
-            Kind::Data => self.take_in(now, arrived.head.tag, arrived.body, arrived.head.flags, lane),
+            Kind::Data => self.go_on(now, arrived.head.tag, arrived.body, arrived.head.flags, lane),
             // A block request ends by itself, and soon.
             _ => Ok(()),
         }
@@ -210,6 +218,10 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
 
     fn readiness(&self) -> Option<&Readiness> {
         self.device.readiness()
+    }
+
+    fn pool_mut(&mut self) -> Option<&mut BufferPool> {
+        Some(&mut self.done.pool)
     }
 
     fn poll_end(&mut self) -> Option<End> {

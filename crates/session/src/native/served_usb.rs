@@ -38,7 +38,7 @@ type PassOn<D> = Box<dyn FnOnce(D, Instant, [u8; 32]) + Send>;
 
 struct Flight {
     cost: usize,
-    arriving: Option<Arriving>,
+    arriving: Option<Box<Arriving>>,
     is_timed: bool,
     arrived: Instant,
     begun: Instant,
@@ -107,10 +107,10 @@ impl<D: Device> ServedUsb<D> {
         }
         self.bytes += cost;
         let (urgency, flow) = self.way_of(endpoint);
-        let arriving = Some(Arriving { request, data: Vec::new(), missing, is_cancelled: false });
         let is_timed = flags.timed;
-        self.flights.insert(tag, Flight { cost, arriving, is_timed, arrived: now, begun: now, urgency, flow });
-        self.take_in(now, tag, body, flags, lane)
+        self.flights.insert(tag, Flight { cost, arriving: None, is_timed, arrived: now, begun: now, urgency, flow });
+        let arriving = Arriving { request, data: Vec::new(), missing, is_cancelled: false };
+        self.take_in(now, tag, arriving, body, flags, lane)
     }
 
     /// Replies of one endpoint keep their order; those of bulk endpoints let all others pass.
@@ -120,26 +120,38 @@ impl<D: Device> ServedUsb<D> {
         (urgency, Flow(u32::from(self.attachment) << 8 | u32::from(endpoint.as_byte())))
     }
 
-    fn take_in(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lane: &mut Lane) -> Result<(), Reject> {
-        let Some((flight, mut arriving)) = self.flights.get_mut(&tag).and_then(|flight| {
-            let arriving = flight.arriving.take()?;
-            Some((flight, arriving))
-        }) else {
-            return Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it"));
-        };
+    fn go_on(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lane: &mut Lane) -> Result<(), Reject> {
+        match self.flights.get_mut(&tag).and_then(|flight| flight.arriving.take()) {
+            Some(arriving) => self.take_in(now, tag, *arriving, data, flags, lane),
+            None => Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it")),
+        }
+    }
+
+    fn take_in(
+        &mut self,
+        now: Instant,
+        tag: u16,
+        mut arriving: Arriving,
+        data: Payload,
+        flags: Flags,
+        lane: &mut Lane,
+    ) -> Result<(), Reject> {
         let wrong = || Reject::new("data", data.len() as u64, "a transfer sends as many bytes as it says");
         arriving.missing = arriving.missing.checked_sub(data.len()).ok_or_else(wrong)?;
         if flags.more != (arriving.missing > 0) {
             return Err(wrong());
         }
-        if !data.is_empty() {
-            arriving.data.push(data);
-        }
+        let flight = self.flights.get_mut(&tag).expect("it is in flight");
         if flags.more {
-            flight.arriving = Some(arriving);
+            if !data.is_empty() {
+                arriving.data.push(data);
+            }
+            flight.arriving = Some(Box::new(arriving));
             return Ok(());
         }
         flight.begun = now;
+        let before = arriving.data;
+        let data = if before.is_empty() { data } else { Payload::joined(before.into_iter().chain([data])) };
         match arriving.request {
             Request::Reset => {
                 self.device.reset(now, &mut self.done);
@@ -147,7 +159,7 @@ impl<D: Device> ServedUsb<D> {
                 self.reply(now, tag, None, Payload::Empty, lane);
             }
             Request::Transfer(mut urb) => {
-                urb.payload = Payload::joined(arriving.data);
+                urb.payload = data;
                 self.submit(now, urb, arriving.is_cancelled);
             }
         }
@@ -236,7 +248,7 @@ impl<D: Device> Served for ServedUsb<D> {
         let Head { kind, tag, flags, .. } = arrived.head;
         match kind {
             Kind::Request => self.begin(now, arrived, lane),
-            Kind::Data => self.take_in(now, tag, arrived.body, flags, lane),
+            Kind::Data => self.go_on(now, tag, arrived.body, flags, lane),
             Kind::Cancel => {
                 self.withdraw(now, tag, lane);
                 Ok(())
@@ -265,6 +277,10 @@ impl<D: Device> Served for ServedUsb<D> {
         let result = self.device.command(now, command, &mut self.done);
         self.collect(now, lane);
         result
+    }
+
+    fn pool_mut(&mut self) -> Option<&mut BufferPool> {
+        Some(&mut self.done.pool)
     }
 
     fn poll_end(&mut self) -> Option<End> {

@@ -28,8 +28,9 @@ use crate::snapshot::{Reader, Writer};
 /// Bytes that may arrive before their arrival is acknowledged along with whatever is sent next: one acknowledgement for eight
 /// requests of 4 KiB.
 const ACKNOWLEDGE_BYTES: usize = 32 << 10;
-/// Bytes that may arrive before it is acknowledged even if there is nothing else to send.
-const ACKNOWLEDGE_BYTES_MAX: usize = 128 << 10;
+/// Bytes that may arrive before it is acknowledged even if there is nothing else to send. Four times what 32 requests of 4 KiB bring:
+/// whoever was answered asks again soon, and an acknowledgement alone costs both ends a system call.
+const ACKNOWLEDGE_BYTES_MAX: usize = 512 << 10;
 /// Bytes that are cut ahead of the link: one system call's worth. What is cut cannot be passed any more.
 const CUT_AHEAD_BYTES: usize = 256 << 10;
 

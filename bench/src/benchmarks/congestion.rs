@@ -1,0 +1,143 @@
+//! A disk, an interrupt endpoint and control transfers over a link that others fill more and more (Netbus, Figure 8).
+//!
+//! The exporter is in a network namespace behind a shaped link; from there a flow of UDP, which gives way to nobody, takes 0 to
+//! 95 % of it. Nothing may fail or time out, and what is small and urgent goes on.
+
+use std::{net::UdpSocket, thread, time::Duration};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    lab::{Lab, Subject},
+    load::Tally,
+    net::{HERE, Net, THERE},
+    peers::{
+        Server,
+        nbdkit::Verb,
+        session::{Disk, Pulse, source_sink},
+    },
+    report::{Finding, Quantity},
+    stats::{Spread, Target},
+    svg::{Chart, Line, Panel},
+};
+
+pub const NAME: &str = "congestion";
+/// A busy wireless or branch link: slow enough that this machine fills it with ease.
+const LINK_MBIT: u32 = 100;
+const LOADS_PERCENT: [u32; 11] = [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95];
+/// What a disk's user keeps in flight.
+const DEPTH: usize = 8;
+const BYTES: usize = 64 * 1024;
+/// Between two control transfers, and two reports of an interrupt endpoint: what people and sensors do.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What was seen under one load.
+struct Seen {
+    percent: u32,
+    disk: Tally,
+    interrupt: Tally,
+    control: Tally,
+}
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    if lab.subject != Subject::Farbus {
+        bail!("only farbus has sessions");
+    }
+    let net = Net::create(LINK_MBIT)?;
+    let server = Server::session_in(&net, THERE.into(), lab.placement)?;
+    let mut disk = Disk::open(server.address)?;
+    let mut interrupt = source_sink(server.address)?;
+    let mut control = source_sink(server.address)?;
+    let sink = UdpSocket::bind((HERE, 0))?;
+    let port = sink.local_addr()?.port();
+    let span = if lab.quick { Duration::from_secs(1) } else { Duration::from_secs(4) };
+    let mut seen = Vec::new();
+    for percent in LOADS_PERCENT {
+        let bytes_per_second = u64::from(LINK_MBIT) * 1_000_000 / 8 * u64::from(percent) / 100;
+        let _flood = Server::flood_in(&net, &format!("{HERE}:{port}/{bytes_per_second}"), lab.placement)?;
+        // The queue takes its new shape before anything counts.
+        thread::sleep(span / 4);
+        let [disk, interrupt, control] = thread::scope(|scope| {
+            let disk = scope.spawn(|| disk.run(Verb::Read, BYTES, DEPTH, false, span));
+            let interrupt = scope.spawn(|| interrupt.pulse(Pulse::Interrupt, PAUSE, span));
+            let control = scope.spawn(|| control.pulse(Pulse::Control, PAUSE, span));
+            [disk, interrupt, control].map(|thread| thread.join().expect("a load does not panic"))
+        });
+        let under = |what: &str| format!("{what} with {percent} % of the link taken");
+        seen.push(Seen {
+            percent,
+            disk: disk.with_context(|| under("the disk"))?,
+            interrupt: interrupt.with_context(|| under("the interrupt endpoint"))?,
+            control: control.with_context(|| under("control transfers"))?,
+        });
+    }
+    lab.plot(NAME, &chart(&seen).render())?;
+    Ok(findings(&seen))
+}
+
+fn findings(seen: &[Seen]) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = seen
+        .iter()
+        .map(|seen| {
+            let rate = Quantity::new(Spread::once(seen.disk.bytes_per_second() / 1e6), "MB/s");
+            let ms = |tally: &Tally, percentile| tally.latency_us(percentile) / 1000.0;
+            let detail = format!(
+                "disk p50 {:.1} ms, p99 {:.1} ms; interrupt p50 {:.1} ms, p99 {:.1} ms ({} reports); control p50 {:.1} ms, p99 \
+                 {:.1} ms; nothing failed",
+                ms(&seen.disk, 50.0),
+                ms(&seen.disk, 99.0),
+                ms(&seen.interrupt, 50.0),
+                ms(&seen.interrupt, 99.0),
+                seen.interrupt.urbs,
+                ms(&seen.control, 50.0),
+                ms(&seen.control, 99.0),
+            );
+            let what = format!("read 64 KiB × {DEPTH}, {} % of {LINK_MBIT} Mbit/s taken", seen.percent);
+            Finding::absolute(NAME, what, rate, Target::Context).with_detail(detail)
+        })
+        .collect();
+    let worst = |of: fn(&Seen) -> &Tally| {
+        let all = seen.iter().map(|seen| of(seen).latency_us(99.0) / 1000.0);
+        Quantity::new(Spread::once(all.fold(0.0, f64::max)), "ms")
+    };
+    // A quarter of a second is when a key press is felt to be late; drivers wait for seconds.
+    for (what, of) in
+        [("interrupt", (|seen| &seen.interrupt) as fn(&Seen) -> &Tally), ("control", |seen| &seen.control)]
+    {
+        let what = format!("{what} p99 under the worst of all loads");
+        findings.push(Finding::absolute(NAME, what, worst(of), Target::AtMost(250.0)));
+    }
+    findings
+}
+
+fn chart(seen: &[Seen]) -> Chart {
+    let line = |name: &str, of: &dyn Fn(&Seen) -> f64| Line {
+        name: name.to_owned(),
+        points: seen.iter().map(|seen| (f64::from(seen.percent), of(seen))).collect(),
+    };
+    let left = |seen: &Seen| f64::from(LINK_MBIT) / 8.0 * (1.0 - f64::from(seen.percent) / 100.0);
+    let throughput = Panel {
+        up: "MB/s".into(),
+        is_logarithmic: false,
+        lines: vec![
+            line("disk, 64 KiB × 8", &|seen| seen.disk.bytes_per_second() / 1e6),
+            line("left by the other flow", &left),
+        ],
+    };
+    let latency = Panel {
+        up: "ms".into(),
+        is_logarithmic: true,
+        lines: vec![
+            line("disk p50", &|seen| seen.disk.latency_us(50.0) / 1000.0),
+            line("disk p99", &|seen| seen.disk.latency_us(99.0) / 1000.0),
+            line("interrupt p50", &|seen| seen.interrupt.latency_us(50.0) / 1000.0),
+            line("interrupt p99", &|seen| seen.interrupt.latency_us(99.0) / 1000.0),
+            line("control p99", &|seen| seen.control.latency_us(99.0) / 1000.0),
+        ],
+    };
+    Chart {
+        title: format!("A disk and a keyboard's kind of traffic on a congested link of {LINK_MBIT} Mbit/s"),
+        across: "taken by a competing UDP flow, % of the link".into(),
+        panels: vec![throughput, latency],
+    }
+}

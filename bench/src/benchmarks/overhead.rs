@@ -1,0 +1,216 @@
+//! What our own protocol adds to the data: computed, frame by frame, for the shapes that Netbus gives (section 7.1).
+//!
+//! The paper counts 56 bytes of network headers a packet, and a packet for each block, for each request and for an isochronous
+//! schedule. Our schedule rides in its request.
+
+use anyhow::{Result, anyhow, ensure};
+use farbus::{
+    bare::{
+        blocks::{SparseMemory, StoreDevice},
+        native::{
+            Attached, ExporterSession, ImporterSession, LaneLimits, RemoteBlock, RemoteUsb, Served, ServedBlock,
+            ServedUsb, Services, State,
+            control::{Class, End, Open},
+            hello::SessionId,
+        },
+    },
+    gadgets::zero::{Fill, SourceSink},
+    model::{
+        BlockDevice, BlockId, BlockRequest, BufferPool, Completions, Device, EpAddr, Instant, IsoPacket, Limits,
+        Payload, Setup, Speed, Urb, UrbId,
+    },
+};
+
+use crate::{
+    lab::Lab,
+    peers::session::{open, record},
+    report::{Finding, Quantity},
+    stats::{Spread, Target},
+};
+
+pub const NAME: &str = "overhead";
+/// Of one packet, in the paper's count: TCP/IP 40, Ethernet 16.
+const PACKET_BYTES: f64 = 56.0;
+/// Of a request and its reply together, in the paper.
+const PAPER_BYTES: f64 = 32.0;
+/// Requests that are counted together: enough for what is acknowledged now and then to weigh what it does.
+const REQUESTS: u32 = 64;
+
+/// A request of the paper's, and how often it is asked.
+struct Shape {
+    what: &'static str,
+    data_bytes: u32,
+    /// Packets in the paper's count, of the paper and of ours.
+    packets: [f64; 2],
+    /// Bytes of its headers that are a schedule, which the paper does not count among them.
+    schedule_bytes: f64,
+    /// The paper's percentage.
+    paper_percent: f64,
+}
+
+pub fn run(_lab: &Lab) -> Result<Vec<Finding>> {
+    let shape = |what, data_bytes, packets, schedule_bytes, paper_percent| Shape {
+        what,
+        data_bytes,
+        packets,
+        schedule_bytes,
+        paper_percent,
+    };
+    let block = |what| shape(what, 4 * 4096, [5.0, 5.0], 0.0, 1.904);
+    let bulk = |what| shape(what, 3050, [2.0, 2.0], 0.0, 4.721);
+    let iso = shape("isochronous IN, 8 packets of 550", 4400, [3.0, 2.0], 20.0, 4.545);
+    let block_bytes = |is_write| {
+        let request = move |id, bytes: u32| match is_write {
+            true => BlockRequest::write(BlockId(id), 0, vec![1; bytes as usize].into()),
+            false => BlockRequest::read(BlockId(id), 0, bytes),
+        };
+        let mut wire = Wire::new(RemoteBlock::new(1, open(Class::BLOCK, "disk")))?;
+        wire.overhead(16_384, |disk, now, id, done| disk.submit(now, request(id, 16_384).launch(), done))
+    };
+    let usb_bytes = |bytes: u32, make: &dyn Fn(UrbId) -> Urb| {
+        let mut wire = Wire::new(RemoteUsb::new(1, open(Class::USB, "zero")))?;
+        let configure = Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty);
+        wire.remote.submit(wire.now, configure.launch(), &mut wire.done);
+        wire.exchange()?;
+        // The setting that has the isochronous endpoints.
+        let configure = Urb::control(UrbId(0), Setup::set_interface(0, 1), Payload::Empty);
+        wire.remote.submit(wire.now, configure.launch(), &mut wire.done);
+        wire.exchange()?;
+        while wire.done.pop().is_some() {}
+        wire.overhead(bytes, |device, now, id, done| device.submit(now, make(UrbId(id)).launch(), done))
+    };
+    let bulk_in = |id| Urb::data_in(id, EpAddr::from_byte(0x81), 3050);
+    let bulk_out = |id| Urb::data_out(id, EpAddr::from_byte(0x01), vec![0; 3050].into());
+    let iso_in = |id| {
+        let mut urb = Urb::data_in(id, EpAddr::from_byte(0x83), 4400);
+        urb.flags.iso_asap = true;
+        urb.interval = 1;
+        urb.iso = (0..8).map(|at| IsoPacket { offset: at * 550, length: 550, ..IsoPacket::default() }).collect();
+        urb
+    };
+    let counted = [
+        (block("block read, 4 blocks of 4 KiB"), block_bytes(false)?),
+        (block("block write, 4 blocks of 4 KiB"), block_bytes(true)?),
+        (bulk("bulk IN, 3050 bytes"), usb_bytes(3050, &bulk_in)?),
+        (bulk("bulk OUT, 3050 bytes"), usb_bytes(3050, &bulk_out)?),
+        (iso, usb_bytes(4400, &iso_in)?),
+    ];
+    Ok(counted.into_iter().flat_map(|(shape, ours)| shape.findings(ours)).collect())
+}
+
+impl Shape {
+    fn findings(&self, header_bytes: f64) -> [Finding; 2] {
+        let [theirs, ours] = self.packets;
+        let data = f64::from(self.data_bytes);
+        let percent = (ours * PACKET_BYTES + header_bytes) / data * 100.0;
+        let check = (theirs * PACKET_BYTES + PAPER_BYTES) / data * 100.0;
+        debug_assert!((check - self.paper_percent).abs() < 0.002, "the paper's own sum: {check}");
+        let detail = match self.schedule_bytes {
+            0.0 => format!("{header_bytes:.1} bytes of ours a request and reply, acknowledgements included"),
+            bytes => format!("{header_bytes:.1} bytes of ours, {bytes} of them the schedule and how it ended"),
+        };
+        let share = Quantity::new(Spread::once(percent), "%");
+        let own = Quantity::new(Spread::once(header_bytes - self.schedule_bytes), "bytes");
+        [
+            Finding::absolute(NAME, self.what.to_owned(), share, Target::AtMost(self.paper_percent))
+                .with_detail(detail),
+            Finding::absolute(NAME, format!("{}: headers", self.what), own, Target::AtMost(PAPER_BYTES)),
+        ]
+    }
+}
+
+/// Both ends of a session, and the bytes between them counted.
+struct Wire<A: Attached> {
+    importer: ImporterSession,
+    exporter: ExporterSession,
+    remote: A,
+    done: A::Done,
+    now: Instant,
+    bytes: u64,
+}
+
+struct Shelf;
+
+impl Services for Shelf {
+    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        if open.class == Class::BLOCK {
+            let device = StoreDevice::new(SparseMemory::new(1 << 20, 1 << 20));
+            return Ok((1, Box::new(ServedBlock::new(number, device, 1, |_, _| {}))));
+        }
+        let device = SourceSink::device(Speed::High, Fill::Zeros, false);
+        Ok((1, Box::new(ServedUsb::new(number, device, record(), Limits::DEFAULT, |_, _| {}))))
+    }
+}
+
+impl<D, A: Attached<Done = Completions<D>>> Wire<A> {
+    fn new(remote: A) -> Result<Self> {
+        let (now, limits) = (Instant::ZERO, LaneLimits::DEFAULT);
+        let grace = std::time::Duration::from_secs(1);
+        let mut importer = ImporterSession::new(now, 1, grace, limits);
+        let begun = ExporterSession::begin(&importer.hello(), SessionId([1; 16]), 1, grace, limits);
+        let (exporter, welcome) = begun.map_err(|refusal| anyhow!("{:?}", refusal.outcome))?;
+        importer.handle_welcome(&welcome)?;
+        let done = Completions::new(BufferPool::new(1 << 20));
+        let mut wire = Self { importer, exporter, remote, done, now, bytes: 0 };
+        wire.exchange()?;
+        ensure!(*wire.remote.state() == State::Open, "the device was refused: {:?}", wire.remote.state());
+        Ok(wire)
+    }
+
+    /// Bytes that are not data, a request: many are asked, and all answered well.
+    fn overhead(
+        &mut self,
+        data_bytes: u32,
+        mut ask: impl FnMut(&mut A, Instant, u64, &mut Completions<D>),
+    ) -> Result<f64> {
+        self.bytes = 0;
+        let mut answered = 0;
+        for id in 0..u64::from(REQUESTS) {
+            ask(&mut self.remote, self.now, 1000 + id, &mut self.done);
+            for _ in 0..100 {
+                self.exchange()?;
+                if let Some(_done) = self.done.pop() {
+                    answered += 1;
+                    break;
+                }
+                self.now = self.now + std::time::Duration::from_micros(125);
+            }
+        }
+        ensure!(answered == REQUESTS, "{answered} of {REQUESTS} were answered");
+        let all = self.bytes as f64 - f64::from(REQUESTS) * f64::from(data_bytes);
+        Ok(all / f64::from(REQUESTS))
+    }
+
+    fn exchange(&mut self) -> Result<()> {
+        self.exporter.handle_ready(self.now);
+        loop {
+            while let Some(message) = self.remote.poll_message() {
+                self.importer.send(message);
+            }
+            let mut is_quiet = true;
+            while self.importer.has_transmit() {
+                let out: Vec<u8> = self.importer.poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
+                self.importer.handle_transmitted(out.len());
+                self.bytes += out.len() as u64;
+                is_quiet = false;
+                self.exporter.receive_space()[..out.len()].copy_from_slice(&out);
+                self.exporter.handle_received(out.len());
+                self.exporter.advance(self.now, &mut Shelf)?;
+            }
+            while self.exporter.has_transmit() {
+                let back: Vec<u8> = self.exporter.poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
+                self.exporter.handle_transmitted(back.len());
+                self.bytes += back.len() as u64;
+                is_quiet = false;
+                self.importer.receive_space()[..back.len()].copy_from_slice(&back);
+                self.importer.handle_received(back.len());
+                while let Some(arrived) = self.importer.poll_arrived()? {
+                    self.remote.handle_arrived(self.now, arrived, &mut self.done)?;
+                }
+            }
+            if is_quiet {
+                return Ok(());
+            }
+        }
+    }
+}

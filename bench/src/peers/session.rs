@@ -1,0 +1,337 @@
+//! farbus's own protocol over plain TCP, both ends of it farbus's library: an exporter of a disk in memory and of a source/sink
+//! device, an importer that drives them, and one that shows the disk by NBD.
+//!
+//! The product speaks it between paired hosts, over TLS; [`farbus::bare`] is the same sessions with the same calls over a bare
+//! socket, which is what the peers that they are held against speak over too.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use farbus::{
+    bare::{
+        self, DeviceRecord,
+        blocks::{MemoryMedium, SparseMemory, StoreDevice},
+        native::{
+            RemoteBlock, RemoteUsb, Served, ServedBlock, ServedUsb, Services,
+            control::{Cause, Class, End, Mode, Open},
+        },
+    },
+    gadgets::zero::{Fill, SourceSink},
+    host::Port,
+    linked::Linked,
+    model::{
+        BlockDevice, BlockDone, BlockId, BlockRequest, BlockStore, BufferPool, Completions, EpAddr, Limits, Medium,
+        Payload, Setup, Speed, Status, Urb, UrbId,
+    },
+    nbd::{NbdServer, Offer},
+    place::Place,
+    session_port::SessionPort,
+};
+
+use super::{listen::ANY_LOOPBACK_PORT, nbdkit::Verb};
+use crate::{load::Tally, usbip::Direction};
+
+/// As much as the disks that it is held against have.
+const DISK_BYTES: u64 = 256 << 20;
+/// How long a session waits for its next link: here none comes.
+const GRACE: Duration = Duration::from_secs(1);
+/// Idle buffers that an importer keeps.
+const POOL_BYTES: usize = 8 << 20;
+/// A disk on which everything was written: a hole costs no memory traffic.
+const FILL: u8 = 0xa5;
+
+/// Serves both devices to whoever comes, each on a thread of its own; the disk is one, and shared.
+pub fn serve(listener: &TcpListener) -> Result<()> {
+    let mut memory = SparseMemory::new(DISK_BYTES, DISK_BYTES);
+    for offset in (0..DISK_BYTES).step_by(1 << 20) {
+        memory.write_at(offset, &[FILL; 1 << 20]).map_err(|error| anyhow!("{error:?}"))?;
+    }
+    let medium = MemoryMedium::new(memory);
+    loop {
+        let (stream, _) = listener.accept()?;
+        let mut shelf = Shelf { medium: medium.clone() };
+        thread::spawn(move || {
+            if let Err(error) = bare::link(stream).and_then(|link| bare::serve(&link, &mut shelf)) {
+                eprintln!("session ended: {error}");
+            }
+        });
+    }
+}
+
+/// Shows the disk of the exporter at `address` by NBD, as `farbus attach --via nbd` does.
+pub fn serve_proxy(address: &str) -> Result<()> {
+    let (disk, _) = open_disk(address)?;
+    let entrance = Place::Address(ANY_LOOPBACK_PORT).listen()?;
+    println!("listening on {}", entrance.place()?);
+    let device = Box::new(disk);
+    let offer = Offer { name: String::new(), description: "a disk".into(), device, zeroes_fast: false };
+    let ended = NbdServer::new(entrance, vec![offer], None)?.run();
+    Err(anyhow!("the proxy ended: {ended:?}"))
+}
+
+struct Shelf {
+    medium: MemoryMedium,
+}
+
+impl Services for Shelf {
+    fn open(&mut self, _now: farbus::model::Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        let gone = |message: String| End { cause: Cause::Gone, message };
+        match open.class {
+            Class::BLOCK => {
+                let device = StoreDevice::new(self.medium.open().map_err(gone)?);
+                Ok((1, Box::new(ServedBlock::new(number, device, 1, |_, _| {}))))
+            }
+            Class::USB => {
+                let device = SourceSink::device(Speed::Super, Fill::Zeros, false);
+                Ok((1, Box::new(ServedUsb::new(number, device, record(), Limits::DEFAULT, |_, _| {}))))
+            }
+            _ => Err(gone(format!("there is no '{}' here", open.name))),
+        }
+    }
+}
+
+pub fn record() -> DeviceRecord {
+    DeviceRecord {
+        path: "/farbus/zero".into(),
+        bus_id: "1-1".into(),
+        bus: 1,
+        device: 2,
+        speed: Speed::Super,
+        vendor: 0x0525,
+        product: 0xa4a0,
+        device_bcd: 0,
+        class: [0xff, 0, 0],
+        configuration: 0,
+        configurations: 1,
+        interfaces: vec![[0xff, 0, 0]],
+        interface_count: 1,
+    }
+}
+
+pub fn open(class: Class, name: &str) -> Open {
+    Open { class, mode: Mode::Exclusive, epoch: 0, name: name.into(), reason: "to measure it".into() }
+}
+
+fn open_disk(address: &str) -> Result<(Linked<RemoteBlock>, Completions<BlockDone>)> {
+    let mut done = Completions::new(BufferPool::new(POOL_BYTES));
+    let remote = RemoteBlock::new(1, open(Class::BLOCK, "disk"));
+    let disk = Linked::open(bare::dial(address.to_owned()), remote, GRACE, &mut done)?;
+    ensure!(disk.end().is_none(), "the disk was refused: {:?}", disk.end());
+    Ok((disk, done))
+}
+
+/// The exporter's disk, as a program with this library uses it.
+pub struct Disk {
+    linked: Linked<RemoteBlock>,
+    done: Completions<BlockDone>,
+    seed: u64,
+    next: u64,
+}
+
+impl Disk {
+    pub fn open(address: SocketAddr) -> Result<Self> {
+        let (linked, done) = open_disk(&address.to_string())?;
+        Ok(Self { linked, done, seed: 1, next: 0 })
+    }
+
+    /// Keeps `depth` requests of `bytes` in flight until the time is over, at offsets one after the other or at random.
+    pub fn run(&mut self, verb: Verb, bytes: usize, depth: usize, random: bool, limit: Duration) -> Result<Tally> {
+        let blocks = DISK_BYTES / bytes as u64;
+        let block: Arc<[u8]> = vec![FILL; bytes].into();
+        let mut tally = Tally::nothing();
+        let mut asked = vec![Instant::now(); depth];
+        let mut free: Vec<usize> = (0..depth).collect();
+        let began = Instant::now();
+        let mut now = began;
+        while now - began < limit || free.len() < depth {
+            let at = self.linked.clock().now();
+            if now - began < limit {
+                for slot in free.drain(..) {
+                    self.next += 1;
+                    let place = if random { splitmix(&mut self.seed) } else { self.next };
+                    let offset = place % blocks * bytes as u64;
+                    let id = BlockId(slot as u64);
+                    let request = match verb {
+                        Verb::Read => BlockRequest::read(id, offset, bytes as u32),
+                        Verb::Write => BlockRequest::write(id, offset, Payload::shared(&block, 0..bytes)),
+                    };
+                    asked[slot] = now;
+                    self.linked.submit(at, request.launch(), &mut self.done);
+                }
+            }
+            self.linked.end_turn(at, &mut self.done);
+            if self.done.is_empty() {
+                self.linked.wait(None)?;
+                self.linked.turn(&mut self.done);
+                ensure!(self.linked.end().is_none(), "the disk is gone: {:?}", self.linked.end());
+            }
+            now = Instant::now();
+            while let Some(done) = self.done.pop() {
+                let slot = done.id.0 as usize;
+                done.result.map_err(|error| anyhow!("{verb:?}: {error:?}"))?;
+                tally.latency_ns.saturating_record((now - asked[slot]).as_nanos() as u64);
+                tally.urbs += 1;
+                tally.bytes += bytes as u64;
+                self.done.pool.recycle(done.payload);
+                free.push(slot);
+            }
+        }
+        tally.seconds = (now - began).as_secs_f64();
+        Ok(tally)
+    }
+}
+
+/// Where the time of one request went, µs.
+pub struct Stages {
+    /// With whoever asked, in this process.
+    pub front_us: f64,
+    /// With the exporter's end of the session: arriving, waiting for its data, waiting for the link.
+    pub bus_us: f64,
+    /// Both ways over the network, system calls and this end of the session among it.
+    pub network_us: f64,
+    /// With the device.
+    pub back_us: f64,
+}
+
+impl Disk {
+    /// The stages of `count` requests, one at a time: of those among many that the session times.
+    pub fn stages(&mut self, verb: Verb, bytes: usize, count: usize) -> Result<Vec<Stages>> {
+        let block: Arc<[u8]> = vec![FILL; bytes].into();
+        let mut stages = Vec::with_capacity(count);
+        while stages.len() < count {
+            self.next += 1;
+            let offset = self.next * bytes as u64 % DISK_BYTES;
+            let began = Instant::now();
+            let request = match verb {
+                Verb::Read => BlockRequest::read(BlockId(0), offset, bytes as u32),
+                Verb::Write => BlockRequest::write(BlockId(0), offset, Payload::shared(&block, 0..bytes)),
+            };
+            let at = self.linked.clock().now();
+            self.linked.submit(at, request.launch(), &mut self.done);
+            self.linked.end_turn(at, &mut self.done);
+            while self.done.is_empty() {
+                self.linked.wait(None)?;
+                self.linked.turn(&mut self.done);
+                ensure!(self.linked.end().is_none(), "the disk is gone: {:?}", self.linked.end());
+            }
+            let done = self.done.pop().context("a request that was answered")?;
+            let whole_us = began.elapsed().as_nanos() as f64 / 1000.0;
+            done.result.map_err(|error| anyhow!("{verb:?}: {error:?}"))?;
+            self.done.pool.recycle(done.payload);
+            if let Some(timed) = self.linked.remote_mut().poll_timed() {
+                let us = |ns: u32| f64::from(ns) / 1000.0;
+                let total_us = timed.total_ns as f64 / 1000.0;
+                let bus_us = us(timed.residence.queue_ns) + us(timed.residence.reply_ns);
+                let back_us = us(timed.residence.device_ns);
+                let network_us = total_us - bus_us - back_us;
+                stages.push(Stages { front_us: whole_us - total_us, bus_us, network_us, back_us });
+            }
+        }
+        Ok(stages)
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+pub fn splitmix(seed: &mut u64) -> u64 {
+    *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *seed;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The exporter's source/sink device, behind its session.
+pub fn source_sink(address: SocketAddr) -> Result<UsbLoad<SessionPort>> {
+    let mut done = Completions::new(BufferPool::new(POOL_BYTES));
+    let remote = RemoteUsb::new(1, open(Class::USB, "zero"));
+    let linked = Linked::open(bare::dial(address.to_string()), remote, GRACE, &mut done)?;
+    ensure!(linked.end().is_none(), "the device was refused: {:?}", linked.end());
+    UsbLoad::over(SessionPort::new(linked))
+}
+
+/// A small transfer that somebody waits for.
+#[derive(Clone, Copy, Debug)]
+pub enum Pulse {
+    /// What an interrupt endpoint sends.
+    Interrupt,
+    /// A descriptor.
+    Control,
+}
+
+/// A load on a source/sink device, whatever the way to it.
+pub struct UsbLoad<P> {
+    port: P,
+    next: u64,
+}
+
+impl<P: Port> UsbLoad<P> {
+    /// Configures the device.
+    pub fn over(mut port: P) -> Result<Self> {
+        port.submit(Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty));
+        let done = port.wait(None)?.context("the device did not answer")?;
+        ensure!(done.status == Status::Ok, "the device did not take its configuration: {:?}", done.status);
+        Ok(Self { port, next: 1 })
+    }
+
+    /// One small transfer after the other, with a pause between them.
+    pub fn pulse(&mut self, pulse: Pulse, pause: Duration, limit: Duration) -> Result<Tally> {
+        let mut tally = Tally::nothing();
+        let began = Instant::now();
+        while began.elapsed() < limit {
+            let id = UrbId(self.next);
+            self.next += 1;
+            let asked = Instant::now();
+            self.port.submit(match pulse {
+                Pulse::Interrupt => Urb::data_in(id, EpAddr::from_byte(0x82), 64),
+                Pulse::Control => Urb::control(id, Setup::get_descriptor(1, 0, 0, 18), Payload::Empty),
+            });
+            let done = self.port.wait(None)?.context("nothing was answered")?;
+            ensure!(done.status == Status::Ok, "a transfer ended so: {done:?}");
+            tally.latency_ns.saturating_record(asked.elapsed().as_nanos() as u64);
+            tally.urbs += 1;
+            tally.bytes += u64::from(done.actual);
+            self.port.recycle(done.payload);
+            thread::sleep(pause);
+        }
+        tally.seconds = began.elapsed().as_secs_f64();
+        Ok(tally)
+    }
+
+    /// Keeps `depth` transfers in flight until the time is over.
+    pub fn run(&mut self, direction: Direction, bytes: usize, depth: usize, limit: Duration) -> Result<Tally> {
+        let block: Arc<[u8]> = vec![0; bytes].into();
+        let mut tally = Tally::nothing();
+        let mut asked = vec![Instant::now(); depth];
+        let began = Instant::now();
+        let mut now = began;
+        let mut in_flight = 0;
+        while now - began < limit || in_flight > 0 {
+            while in_flight < depth && now - began < limit {
+                let id = UrbId(self.next);
+                asked[(self.next % depth as u64) as usize] = now;
+                self.next += 1;
+                in_flight += 1;
+                self.port.submit(match direction {
+                    Direction::In => Urb::data_in(id, EpAddr::from_byte(0x81), bytes as u32),
+                    Direction::Out => Urb::data_out(id, EpAddr::from_byte(0x01), Payload::shared(&block, 0..bytes)),
+                });
+            }
+            let done = self.port.wait(None)?.context("nothing was answered")?;
+            now = Instant::now();
+            ensure!(done.status == Status::Ok && done.actual as usize == bytes, "a transfer ended so: {done:?}");
+            let since = asked[(done.id.0 % depth as u64) as usize];
+            tally.latency_ns.saturating_record((now - since).as_nanos() as u64);
+            tally.urbs += 1;
+            tally.bytes += bytes as u64;
+            in_flight -= 1;
+            self.port.recycle(done.payload);
+        }
+        tally.seconds = (now - began).as_secs_f64();
+        Ok(tally)
+    }
+}
