@@ -345,6 +345,33 @@ fn a_client_with_much_to_ask_of_a_slow_device_does_not_keep_the_others_waiting()
 }
 
 #[test]
+fn who_sends_ahead_of_a_slow_device_is_not_taken_for_gone() {
+    let path = std::env::temp_dir().join(format!("farbus-nbd-ahead-{}.sock", std::process::id()));
+    let device = Box::new(Plodding(Arc::default()));
+    let offer = Offer { name: String::new(), description: String::new(), device, zeroes_fast: false };
+    let server = NbdServer::new(Entrance::Local(LocalListener::bind(&path).unwrap()), vec![offer], None).unwrap();
+    let ender = server.ender();
+    let thread = thread::spawn(move || server.run());
+    let mut stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+    stream.read_exact(&mut [0; 28]).unwrap();
+    // Each turn ends in the middle of what has arrived, whatever the sizes.
+    let sizes = (0..120u32).map(|n| if n % 3 == 0 { 64 << 10 } else { 512 * (1 + n % 7) });
+    let mut ahead = stream.try_clone().unwrap();
+    let writes: Vec<u8> = sizes
+        .enumerate()
+        .flat_map(|(n, size)| [request(1, n as u64, 0, size), vec![0; size as usize]].concat())
+        .collect();
+    let sender = thread::spawn(move || ahead.write_all(&writes).unwrap());
+    let answered: Vec<u64> = (0..120).map(|_| reply(&mut stream)).collect();
+    assert!(answered.into_iter().eq(0..120), "all, in order: the device answers at once");
+    sender.join().unwrap();
+    ender.end();
+    assert!(matches!(thread.join().unwrap(), Ended::Asked));
+}
+
+#[test]
 fn a_medium_that_goes_ends_the_server() {
     let served = Served::start();
     let mut client = served.client();

@@ -101,8 +101,12 @@ struct Client {
 }
 
 impl Client {
+    /// Not while what was received waits for its turn: there may be no room for more behind it.
     fn wants_input(&self, limits: &Limits) -> bool {
-        !self.is_deaf && self.conn.wants_input() && self.conn.backlog_bytes() < limits.reply_bytes_backlog
+        !self.is_deaf
+            && !self.is_waiting
+            && self.conn.wants_input()
+            && self.conn.backlog_bytes() < limits.reply_bytes_backlog
     }
 
     /// When it is cut off unless it has chosen an export by then.
