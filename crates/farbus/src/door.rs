@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Connection, Link};
-use farbus_io::trust::{Admission, Event, Fingerprint, HandshakeError, Outcome, Protocol, Refusal, Secured};
+use farbus_io::trust::{Admission, Event, Fingerprint, HandshakeError, Outcome, Proof, Protocol, Refusal, Secured};
 use tracing::warn;
 
 use crate::guest::Guest;
@@ -80,14 +80,19 @@ impl<H: Household> Door<H> {
             thread::Builder::new().name("secure".into()).stack_size(STACK_BYTES).spawn(move || door.meet(connection));
         if let Err(error) = spawned {
             warn!(%from, %error, "the connection was turned away");
-            self.admission.leave(from.ip(), self.household.clock().now(), false);
+            self.admission.leave(from.ip(), self.household.clock().now(), Proof::Untried);
         }
     }
 
     fn meet(&self, connection: Connection) {
         let from = connection.from;
         let met = self.trust.terms_for_guests().accept(connection.link);
-        self.admission.leave(from.ip(), self.household.clock().now(), met.is_err());
+        let proof = match &met {
+            Ok(_) => Proof::Given,
+            Err(HandshakeError::Lost(_) | HandshakeError::TooSlow) => Proof::CutShort,
+            Err(_) => Proof::Failed,
+        };
+        self.admission.leave(from.ip(), self.household.clock().now(), proof);
         match met {
             Ok(secured) => self.welcome(secured, from),
             Err(error) => {

@@ -12,8 +12,8 @@ use std::time::Duration;
 use farbus_io::link::{Clock, Connection, Link, LinkError, Listener};
 use farbus_io::trust::limits::{CODE_TIME_MAX, CODES_A_PAIRING, EXCHANGE_TIME_MAX, TRIES_A_CODE};
 use farbus_io::trust::{
-    Accepts, Admission, Code, Event as Audited, Exchange, Fingerprint, HandshakeError, Outcome, Peer, Proofs, Protocol,
-    Secured, Side, StateError, name_from,
+    Accepts, Admission, Code, Event as Audited, Exchange, Fingerprint, HandshakeError, Outcome, Peer, Proof, Proofs,
+    Protocol, Secured, Side, StateError, name_from,
 };
 use farbus_model::Instant;
 use farbus_session::pairing::{Event, Pairing, Refusal, Role};
@@ -257,7 +257,8 @@ impl Desk {
         let desk = Arc::clone(self);
         let meet = move || {
             let result = desk.meet(connection);
-            desk.admission.leave(from.ip(), desk.clock.now(), result.is_err());
+            let proof = if result.is_ok() { Proof::Given } else { Proof::Failed };
+            desk.admission.leave(from.ip(), desk.clock.now(), proof);
             if let Err(error) = result {
                 warn!(%from, "not paired: {error}");
                 let (address, why) = (from.to_string(), error.to_string());
@@ -274,7 +275,7 @@ impl Desk {
         };
         if let Err(error) = thread::Builder::new().name("pair".into()).stack_size(STACK_BYTES).spawn(meet) {
             warn!(%from, %error, "turned away");
-            self.admission.leave(from.ip(), self.clock.now(), false);
+            self.admission.leave(from.ip(), self.clock.now(), Proof::Untried);
         }
     }
 

@@ -7,7 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farbus_model::Instant;
 
-use super::limits::{ADDRESSES_MAX, FAILURES_MAX, FORGIVEN_AFTER, STRANGERS_MAX, STRANGERS_OF_ADDRESS_MAX};
+use super::limits::{
+    ADDRESSES_MAX, FAILURES_MAX, FORGIVEN_AFTER, STRANGERS_MAX, STRANGERS_OF_ADDRESS_MAX, TRUSTED_FOR,
+};
 
 /// Why a stranger is turned away before a byte of it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,19 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// What came of a stranger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// It has proved a key.
+    Given,
+    /// The link was lost before. Of an address that has proved one lately this is its network's failure and not its own.
+    CutShort,
+    /// It failed.
+    Failed,
+    /// It was never heard, by no fault of its own.
+    Untried,
+}
+
 /// Counts connections that have not proved a key yet, and handshakes that failed, by address.
 #[derive(Debug, Default)]
 pub struct Admission {
@@ -54,6 +69,8 @@ struct Record {
     /// When its last failure will be forgiven: later by [`FORGIVEN_AFTER`] with each.
     clean_at: Instant,
     was_told: bool,
+    /// Until when lost links are no failures: a paired host was there lately.
+    trusted_until: Option<Instant>,
 }
 
 impl Admission {
@@ -81,13 +98,17 @@ impl Admission {
         Ok(())
     }
 
-    /// It has proved a key, or failed.
-    pub fn leave(&self, address: IpAddr, now: Instant, has_failed: bool) {
+    /// It has proved a key, or not.
+    pub fn leave(&self, address: IpAddr, now: Instant, proof: Proof) {
         let mut state = self.state();
         state.strangers -= 1;
         let record = state.record(subscriber(address), now);
         record.connected -= 1;
-        if !has_failed {
+        if proof == Proof::Given {
+            record.trusted_until = Some(now + TRUSTED_FOR);
+        }
+        let is_trusted = record.trusted_until.is_some_and(|until| now < until);
+        if matches!(proof, Proof::Given | Proof::Untried) || (proof == Proof::CutShort && is_trusted) {
             let forgiven_ns = u64::try_from(FORGIVEN_AFTER.as_nanos()).unwrap_or(u64::MAX);
             record.clean_at = Instant::from_nanos(record.clean_at.as_nanos().saturating_sub(forgiven_ns));
         }
@@ -103,7 +124,12 @@ impl State {
         if self.addresses.len() >= ADDRESSES_MAX && !self.addresses.contains_key(&address) {
             self.make_room(now);
         }
-        let record = self.addresses.entry(address).or_insert(Record { connected: 0, clean_at: now, was_told: false });
+        let record = self.addresses.entry(address).or_insert(Record {
+            connected: 0,
+            clean_at: now,
+            was_told: false,
+            trusted_until: None,
+        });
         if record.clean_at <= now {
             record.was_told = false;
         }
@@ -149,7 +175,7 @@ mod tests {
             match admission.enter(guesser, now) {
                 Ok(()) => {
                     tried += 1;
-                    admission.leave(guesser, now, true);
+                    admission.leave(guesser, now, Proof::Failed);
                 }
                 Err(Refusal::Failures { is_first }) => told += u32::from(is_first),
                 Err(other) => panic!("{other}"),
@@ -163,6 +189,28 @@ mod tests {
     }
 
     #[test]
+    fn a_bad_network_does_not_lock_a_paired_host_out_and_a_stranger_gains_nothing_by_it() {
+        let admission = Admission::default();
+        let (paired, stranger) = ("10.0.0.7".parse().unwrap(), "10.0.0.9".parse().unwrap());
+        admission.enter(paired, at(1)).unwrap();
+        admission.leave(paired, at(1), Proof::Given);
+        for _ in 0..1000 {
+            admission.enter(paired, at(2)).unwrap();
+            admission.leave(paired, at(2), Proof::CutShort);
+        }
+        let let_in = |address, proof| {
+            let tries = (0..100).filter(|_| {
+                let is_in = admission.enter(address, at(3)).is_ok();
+                is_in.then(|| admission.leave(address, at(3), proof));
+                is_in
+            });
+            tries.count()
+        };
+        assert_eq!(let_in(stranger, Proof::CutShort), 10);
+        assert_eq!(let_in(paired, Proof::Failed), 10, "a wrong key is one wherever it comes from");
+    }
+
+    #[test]
     fn guesses_that_come_together_are_counted_together() {
         let admission = Admission::default();
         let guesser = "10.0.0.9".parse().unwrap();
@@ -171,7 +219,7 @@ mod tests {
             // Each of a crowd is still in its handshake when the next comes; all fail much later.
             let now = Instant::from_nanos(n * 100_000_000);
             let crowd = (0..20).filter(|_| admission.enter(guesser, now).is_ok()).count();
-            (0..crowd).for_each(|_| admission.leave(guesser, now, true));
+            (0..crowd).for_each(|_| admission.leave(guesser, now, Proof::Failed));
             tried += crowd;
         }
         assert_eq!(tried, 10 + 1);
@@ -183,7 +231,7 @@ mod tests {
         let address = |n: u8| IpAddr::from([10, 0, 0, n]);
         for _ in 0..1000 {
             admission.enter(address(1), at(1)).unwrap();
-            admission.leave(address(1), at(1), false);
+            admission.leave(address(1), at(1), Proof::Given);
         }
         for _ in 0..STRANGERS_OF_ADDRESS_MAX {
             admission.enter(address(1), at(1)).unwrap();
@@ -193,7 +241,7 @@ mod tests {
             admission.enter(address(n as u8), at(1)).unwrap();
         }
         assert_eq!(admission.enter(address(200), at(1)), Err(Refusal::Crowded));
-        admission.leave(address(1), at(1), false);
+        admission.leave(address(1), at(1), Proof::Given);
         assert_eq!(admission.enter(address(200), at(1)), Ok(()));
     }
 
@@ -202,7 +250,7 @@ mod tests {
         let admission = Admission::default();
         for n in 0..2 * ADDRESSES_MAX as u32 {
             admission.enter(IpAddr::from(n.to_be_bytes()), at(1)).unwrap();
-            admission.leave(IpAddr::from(n.to_be_bytes()), at(1), true);
+            admission.leave(IpAddr::from(n.to_be_bytes()), at(1), Proof::Failed);
         }
         assert!(admission.state().addresses.len() <= ADDRESSES_MAX);
         let one: IpAddr = "2001:db8::1".parse().unwrap();

@@ -16,6 +16,9 @@ pub const STRANGERS_OF_ADDRESS_MAX: usize = 8;
 /// Failed handshakes that an address may run up at once; each is forgiven after [`FORGIVEN_AFTER`]. A person who has not
 /// paired tries twice or three times; a program that guesses is cut to one try in that time.
 pub const FAILURES_MAX: u32 = 10;
+/// How long an address is remembered for a key that was proved from it: then links that are lost in a handshake are its network's
+/// fault. As long as the longest grace of a session, and a pause in using it.
+pub const TRUSTED_FOR: Duration = Duration::from_secs(600);
 /// See [`FAILURES_MAX`].
 pub const FORGIVEN_AFTER: Duration = Duration::from_secs(6);
 /// Addresses that are remembered; beyond, the one that has been quiet longest is forgotten.

@@ -17,7 +17,7 @@ mod provider;
 mod random;
 mod tls;
 
-pub use admission::{Admission, Refusal, subscriber};
+pub use admission::{Admission, Proof, Refusal, subscriber};
 pub use audit::{Audit, Event, Outcome, timestamp};
 pub use fingerprint::{Fingerprint, NotAFingerprint};
 pub use folder::{Folder, StateError};
