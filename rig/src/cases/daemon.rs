@@ -5,6 +5,7 @@ use super::{storage, usbfs};
 use crate::Result;
 use crate::disk;
 use crate::lab::{Boot, Client, Lab};
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
@@ -49,28 +50,22 @@ fn paired(lab: &Lab) -> Result<String> {
 }
 
 fn cuts(lab: &Lab) -> Result<String> {
-    lab.farbus()?;
-    let image = storage::image_with_tree(lab)?;
     let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/session-cuts.sh"));
-    let hardware = [usbfs::xhci(&[usbfs::STICK]), usbfs::medium(&image).into()].concat();
-    let modules = [storage::MODULES, &["xhci_pci"]].concat();
-    let boot = Boot {
-        script,
-        modules: &modules,
-        client: Client::Farbus,
-        hardware,
-        variables: &[("TIMES", lab.times().to_string())],
-        patience: Duration::from_secs(90 + 60 * u64::from(lab.times())),
-        ..Boot::default()
-    };
-    let report = lab.boot(&boot)?.finish()?;
-    Ok(storage::note(&report.output))
+    let (note, _) = play_times(lab, script)?;
+    Ok(note)
 }
 
 fn upgrade(lab: &Lab) -> Result<String> {
+    let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-upgrade.sh"));
+    let (note, image) = play_times(lab, script)?;
+    disk::fsck(&image)?;
+    Ok(note)
+}
+
+/// Two paired daemons, a stick between them, and a script that does something to them as often as is asked for.
+fn play_times(lab: &Lab, script: &str) -> Result<(String, PathBuf)> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;
-    let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-upgrade.sh"));
     let hardware = [usbfs::xhci(&[usbfs::STICK]), usbfs::medium(&image).into()].concat();
     let modules = [storage::MODULES, &["xhci_pci"]].concat();
     let boot = Boot {
@@ -83,6 +78,5 @@ fn upgrade(lab: &Lab) -> Result<String> {
         ..Boot::default()
     };
     let report = lab.boot(&boot)?.finish()?;
-    disk::fsck(&image)?;
-    Ok(storage::note(&report.output))
+    Ok((storage::note(&report.output), image))
 }

@@ -461,37 +461,28 @@ impl Desk {
         self.is_handed_over.load(Ordering::Acquire)
     }
 
-    fn detach(&self, device: &str) -> Answer {
+    /// Asks something of an attachment, by its device's name or `HOST[:PORT]/DEVICE`; `None` if there is none.
+    fn ask_kept<T>(&self, device: &str, ask: impl FnOnce(&Kept) -> T) -> Option<T> {
         let asked = device.parse::<Target>().ok();
         let is_it = |target: &Target| device == target.device || asked.as_ref() == Some(target);
-        match self.has().attachments.values().find(|kept| is_it(&kept.spec().target)) {
-            Some(kept) => {
-                kept.detach();
-                Answer::Ok(Value::Null)
-            }
-            None => Answer::Unknown,
-        }
+        self.has().attachments.values().find(|kept| is_it(&kept.spec().target)).map(ask)
+    }
+
+    fn detach(&self, device: &str) -> Answer {
+        self.ask_kept(device, Kept::detach).map_or(Answer::Unknown, |()| Answer::Ok(Value::Null))
+    }
+
+    /// Hands an attached device over to the host with this key.
+    fn bequeath(&self, device: &str, heir: &str) -> Answer {
+        let standing = self.ask_kept(device, Kept::standing);
+        standing.map_or(Answer::Unknown, |standing| answer_of_heir(standing.as_ref(), heir))
     }
 
     /// Does something with what holds a virtual machine's device still, if there is such a device.
-    fn bequeath(&self, device: &str, heir: &str) -> Answer {
-        let asked = device.parse::<Target>().ok();
-        let is_it = |target: &Target| device == target.device || asked.as_ref() == Some(target);
-        match self.has().attachments.values().find(|kept| is_it(&kept.spec().target)) {
-            Some(kept) => answer_of_heir(kept.standing().as_ref(), heir),
-            None => Answer::Unknown,
-        }
-    }
-
     fn with_gate(&self, device: &str, act: impl FnOnce(&Gate) -> Result<(), &'static str>) -> Answer {
-        let asked = device.parse::<Target>().ok();
-        let is_it = |target: &Target| device == target.device || asked.as_ref() == Some(target);
-        // Asked with nothing held: it may take its time.
-        let gate = self.has().attachments.values().find(|kept| is_it(&kept.spec().target)).map(|kept| kept.gate());
-        match gate {
-            Some(gate) => answer_of_gate(gate.as_ref(), act),
-            None => Answer::Unknown,
-        }
+        // Done with nothing held: it may take its time.
+        let gate = self.ask_kept(device, Kept::gate);
+        gate.map_or(Answer::Unknown, |gate| answer_of_gate(gate.as_ref(), act))
     }
 
     fn status(&self) -> Answer {
