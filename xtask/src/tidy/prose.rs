@@ -1,8 +1,11 @@
-//! Rule `prose`: the documents speak of the project, not of the machine one of them was written on.
+//! Rule `prose`: the documents speak of the project, not of the machine one of them was written on, nor of a merge.
 
 use super::architecture::Architecture;
 use super::tree::Tree;
 use super::violation::Violation;
+
+/// What git leaves where two sides of a merge differ.
+const MERGE_MARKS: [&str; 2] = ["<<<<<<< ", ">>>>>>> "];
 
 pub fn check(architecture: &Architecture, tree: &Tree) -> Vec<Violation> {
     let folders: Vec<_> = architecture.prose.banned_folders.iter().map(|name| format!("/{name}/")).collect();
@@ -11,6 +14,10 @@ pub fn check(architecture: &Architecture, tree: &Tree) -> Vec<Violation> {
         for (at, line) in text.lines().enumerate() {
             if let Some(folder) = folders.iter().find(|folder| names_folder(line, folder)) {
                 let advice = format!("{folder} is a folder of one machine: say it relative to the project, or use ~");
+                violations.push(Violation::new(path, at + 1, "prose", advice));
+            }
+            if MERGE_MARKS.iter().any(|mark| line.starts_with(mark)) {
+                let advice = "a merge left its mark: choose, and delete it";
                 violations.push(Violation::new(path, at + 1, "prose", advice));
             }
         }
@@ -38,6 +45,15 @@ mod tests {
         assert_eq!(said.len(), 2, "{said:#?}");
         assert!(said[0].starts_with("README.md:3: prose: "), "{}", said[0]);
         assert!(said[1].starts_with("docs/a.md:1: prose: "), "{}", said[1]);
+    }
+
+    #[test]
+    fn marks_of_a_merge_are_found() {
+        let tree = workspace_with(&[("docs/a.md", "# A\n<<<<<<< HEAD\none\n=======\ntwo\n>>>>>>> other\n")]);
+        let said = complaints(&tree);
+        assert_eq!(said.len(), 2, "{said:#?}");
+        assert!(said[0].starts_with("docs/a.md:2: prose: "), "{}", said[0]);
+        assert!(said[1].starts_with("docs/a.md:6: prose: "), "{}", said[1]);
     }
 
     #[test]
