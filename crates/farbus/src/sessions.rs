@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Link, Wake};
-use farbus_io::trust::Fingerprint;
 use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{End, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
@@ -21,6 +20,7 @@ use farbus_session::{DeviceRecord, Ending, Reject};
 use tracing::{debug, info, warn};
 
 use crate::cable::Cable;
+use crate::crowd::Visitor;
 use crate::engine::{Mailbox, span_until};
 use crate::greeting;
 
@@ -110,8 +110,8 @@ pub trait House: Send + Sync + 'static {
     /// What one session may hold.
     fn limits(&self) -> Limits;
 
-    /// The key of a caller; none where it came without one.
-    fn key(caller: &Self::Caller) -> Option<Fingerprint>;
+    /// Whose a caller's session is; none where nobody knows who it is.
+    fn owner(caller: &Self::Caller) -> Option<Visitor>;
 
     /// Opens a device for `caller`, who is called `peer` now.
     ///
@@ -129,7 +129,7 @@ pub struct Sessions {
 /// Links on their way to a session's thread.
 struct Inbox {
     /// None: whoever knows its name may have it, over a link without encryption.
-    owner: Option<Fingerprint>,
+    owner: Option<Visitor>,
     links: Mutex<Vec<(Link, Hello)>>,
     wake: Wake,
 }
@@ -158,7 +158,7 @@ impl Sessions {
     pub fn serve<H: House>(&self, house: &Arc<H>, link: Link, caller: &Arc<H::Caller>) -> io::Result<()> {
         let hello = greeting::hear_hello(&link, GREETING_TIME_MAX)?;
         if hello.standing.session != SessionId::NONE {
-            return self.hand_over(link, hello, H::key(caller));
+            return self.hand_over(link, hello, H::owner(caller));
         }
         let id = SessionId(random());
         let limits = LaneLimits::DEFAULT;
@@ -167,7 +167,7 @@ impl Sessions {
             Ok(begun) => begun,
             Err(refusal) => return greeting::welcome(&link, &refusal, GREETING_TIME_MAX),
         };
-        let inbox = Inbox { owner: H::key(caller), links: Mutex::default(), wake: Wake::new()? };
+        let inbox = Inbox { owner: H::owner(caller), links: Mutex::default(), wake: Wake::new()? };
         let inbox = Arc::new(inbox);
         self.table().insert(id, Arc::clone(&inbox));
         let greeted = greeting::welcome(&link, &welcome, GREETING_TIME_MAX);
@@ -178,9 +178,9 @@ impl Sessions {
     }
 
     /// The session's thread is told; one that is not there, or another host's, is not known.
-    fn hand_over(&self, link: Link, hello: Hello, key: Option<Fingerprint>) -> io::Result<()> {
+    fn hand_over(&self, link: Link, hello: Hello, owner: Option<Visitor>) -> io::Result<()> {
         let inbox = self.table().get(&hello.standing.session).cloned();
-        match inbox.filter(|inbox| inbox.owner == key) {
+        match inbox.filter(|inbox| inbox.owner == owner) {
             Some(inbox) => {
                 inbox.links.lock().unwrap_or_else(PoisonError::into_inner).push((link, hello));
                 inbox.wake.wake();
