@@ -7,17 +7,19 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Interest, Link, Wake, wait};
+use farbus_io::link::{Clock, Interest, Link, Wake, Watched, wait};
 use farbus_io::sys::unread::is_all_read;
-use farbus_model::{Instant, Limits};
-use farbus_session::{RedirHost, Reject, RemoteDevice};
+use farbus_model::{Device, Instant, Limits};
+use farbus_session::RedirHost;
 use tracing::{debug, info, warn};
 
 use crate::attach::{Ended, Ender};
-use crate::client::{Client, ClientError, Target, local, local_address};
+use crate::client::{Client, ClientError, GRACE, Target, local};
 use crate::engine::span_until;
+use crate::far_device::FarDevice;
 use crate::meters::{Calls, Meters};
 use crate::place::{Entrance, Place};
+use crate::standing::Standing;
 
 /// How a guest without a name of its own is called.
 const GUEST: &str = "a guest";
@@ -102,6 +104,8 @@ pub struct RedirAttachment {
     place: Place,
     ender: Ender,
     gate: Gate,
+    local_address: Option<SocketAddr>,
+    standing: Option<Standing>,
     meters: Arc<Meters>,
 }
 
@@ -113,21 +117,21 @@ impl RedirAttachment {
     pub fn new(client: &Client, target: &Target, place: &Place) -> Result<Self, ClientError> {
         // First what may be missing here: nothing is taken from anybody before.
         let entrance = client.hands().listen_at(place).map_err(local)?;
-        Self::over(client.enumerate(target)?, entrance)
+        Self::over(Lent::take(client, target)?, entrance)
     }
 
     /// Lends a device that was taken before.
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn over((remote, device): (Link, RemoteDevice), entrance: Entrance) -> Result<Self, ClientError> {
+    pub fn over(lent: Lent, entrance: Entrance) -> Result<Self, ClientError> {
         let place = entrance.place().map_err(local)?;
-        let host = RedirHost::new(device, Limits::DEFAULT);
+        let (clock, local_address, standing) = (lent.0.clock(), lent.0.local_address(), lent.0.standing());
+        let host = RedirHost::new(lent.0, Limits::DEFAULT);
         let ender = Ender::new().map_err(local)?;
         let gate = Gate::new().map_err(local)?;
-        let (clock, calls) = (Clock::start(), Calls::default());
-        let relay = Relay { entrance, guest: None, held: None, remote, host, clock, calls };
-        Ok(Self { relay, place, ender, gate, meters: Arc::default() })
+        let relay = Relay { entrance, guest: None, held: None, host, clock, calls: Calls::default() };
+        Ok(Self { relay, place, ender, gate, local_address, standing, meters: Arc::default() })
     }
 
     /// Where it waits.
@@ -147,7 +151,12 @@ impl RedirAttachment {
 
     /// Our end of the link, as the exporter sees its user.
     pub fn local_address(&self) -> Option<SocketAddr> {
-        local_address(&self.relay.remote)
+        self.local_address
+    }
+
+    /// How its session stands, if it has one.
+    pub fn standing(&self) -> Option<Standing> {
+        self.standing.clone()
     }
 
     /// What passes through, for status.
@@ -161,62 +170,68 @@ impl RedirAttachment {
     }
 }
 
-/// The engine between a guest and a remote exporter: one thread, two sockets, and one where the next guest arrives.
+/// A device that was taken to be lent.
+pub struct Lent(FarDevice);
+
+impl Lent {
+    /// Takes it: from a paired host in a session, which outlives its links.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn take(client: &Client, target: &Target) -> Result<Self, ClientError> {
+        FarDevice::open(client, target, GRACE).map(Self)
+    }
+}
+
+/// The engine between a guest and a remote exporter: one thread, the device, the guest's socket, or one where the next guest arrives.
 struct Relay {
     entrance: Entrance,
     guest: Option<Link>,
     held: Option<Held>,
-    remote: Link,
-    host: RedirHost<RemoteDevice>,
+    host: RedirHost<FarDevice>,
     clock: Clock,
     calls: Calls,
 }
 
-/// Why a turn of the relay was the last.
-enum Stop {
-    Here(io::Error),
-    Remote(io::Error),
-    RemoteClosed,
-    Reject(Reject),
-}
-
 impl Relay {
     fn run(&mut self, ender: &Ender, gate: &Gate, meters: &Meters) -> Ended {
-        loop {
-            match self.turn(ender, gate) {
-                Ok(()) if ender.was_asked() => return Ended::Asked,
-                Ok(()) => meters.publish(self.host.counters(), self.calls),
-                Err(stop) => {
-                    self.say_farewell();
-                    return match stop {
-                        Stop::Here(error) | Stop::Remote(error) => Ended::Lost(error.to_string()),
-                        Stop::RemoteClosed => Ended::Lost("the exporter closed the connection".into()),
-                        Stop::Reject(reject) => Ended::Broken(reject),
-                    };
-                }
+        let ended = loop {
+            if let Err(error) = self.turn(ender, gate) {
+                break Ended::Lost(error.to_string());
             }
-        }
+            meters.publish(self.host.counters(), self.calls);
+            if ender.was_asked() {
+                break Ended::Asked;
+            }
+            if let Some(ended) = self.host.session().device().ended() {
+                self.say_farewell();
+                break ended;
+            }
+        };
+        self.host.with_device(FarDevice::close);
+        ended
     }
 
-    fn turn(&mut self, ender: &Ender, gate: &Gate) -> Result<(), Stop> {
+    fn turn(&mut self, ender: &Ender, gate: &Gate) -> io::Result<()> {
         let guest_full = self.serve_guest();
         self.look_after_held();
-        let remote_full = !self.flush_remote().map_err(Stop::Remote)?;
+        let now = self.clock.now();
+        self.host.with_device(|device, done| device.end_turn(now, done));
         let is_coming_to_rest = self.held.as_ref().is_some_and(|held| held.asker.is_some());
         let timeout = self.host.poll_timeout().map(|at| span_until(at, self.clock.now()));
-        let timeout = if is_coming_to_rest { Some(LOOK_AGAIN) } else { timeout };
-        // What an encrypted link has decrypted already makes no socket readable.
-        let has_received = self.remote.has_received();
+        let timeout = if is_coming_to_rest { Some(timeout.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN)) } else { timeout };
         self.calls.wait += 1;
         let on_guest = match &self.guest {
             Some(guest) => Interest::new(guest.as_fd(), guest_full),
             None => Interest::new(self.entrance.as_fd(), false),
         };
+        let readiness = self.host.session().device().readiness();
+        let on_device = readiness.and_then(Watched::interest).expect("a remote device is waited for on a descriptor");
         let (on_ender, on_gate) =
             (Interest::new(ender.wake().as_fd(), false), Interest::new(gate.0.wake.as_fd(), false));
-        let mut interests = [on_guest, Interest::new(self.remote.as_fd(), remote_full), on_ender, on_gate];
-        wait(&mut interests, if has_received { Some(Duration::ZERO) } else { timeout }).map_err(Stop::Here)?;
-        let [on_guest, on_remote, _, on_gate] = interests.map(|interest| interest.readable);
+        let mut interests = [on_guest, on_device, on_ender, on_gate];
+        wait(&mut interests, timeout)?;
+        let [on_guest, on_device, _, on_gate] = interests.map(|interest| interest.readable);
         if on_gate {
             gate.take().into_iter().for_each(|order| self.carry_out(order));
         }
@@ -226,12 +241,10 @@ impl Relay {
                 None => self.welcome(),
             }
         }
-        if on_remote || has_received {
-            self.receive_from_remote()?;
-        }
         let now = self.clock.now();
-        if self.host.poll_timeout().is_some_and(|at| at <= now) {
-            self.host.handle_timeout(now);
+        if on_device || self.host.poll_timeout().is_some_and(|at| at <= now) {
+            self.calls.receive += 1;
+            self.host.with_device(|device, done| device.handle_ready(now, done));
         }
         Ok(())
     }
@@ -369,18 +382,6 @@ impl Relay {
         self.held.as_ref().is_some_and(|held| held.asker.is_none())
     }
 
-    fn receive_from_remote(&mut self) -> Result<(), Stop> {
-        self.calls.receive += 1;
-        let remote = &self.remote;
-        self.host.with_device(|device, done| {
-            match remote.try_receive(device.receive_space()).map_err(Stop::Remote)? {
-                Some(0) => Err(Stop::RemoteClosed),
-                Some(count) => device.handle_received(count, done).map_err(Stop::Reject),
-                None => Ok(()),
-            }
-        })
-    }
-
     fn flush_guest(&mut self) -> io::Result<bool> {
         let Some(guest) = &self.guest else { return Ok(true) };
         while self.host.has_transmit() {
@@ -394,25 +395,9 @@ impl Relay {
         Ok(true)
     }
 
-    fn flush_remote(&mut self) -> io::Result<bool> {
-        loop {
-            let device = self.host.session().device();
-            if !device.has_transmit() {
-                return self.remote.try_flush();
-            }
-            self.calls.send += 1;
-            let sent = self.remote.try_send(&device.poll_transmit())?;
-            match sent {
-                Some(count) => self.host.with_device(|device, done| device.handle_transmitted(count, done)),
-                None => return Ok(false),
-            }
-        }
-    }
-
     /// The device is gone: its guest is told, and has a moment to say that it saw that.
     fn say_farewell(&mut self) {
         self.go_on();
-        self.host.with_device(RemoteDevice::handle_lost);
         self.host.handle_gone(self.clock.now());
         let until = self.clock.now() + FAREWELL_TIME_MAX;
         while self.guest.is_some() {

@@ -23,7 +23,7 @@ use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::{DiskMode, OpenedDisk};
 use crate::place::{Place, Protocol, plain_name};
-use crate::redir::{Gate, RedirAttachment};
+use crate::redir::{Gate, Lent, RedirAttachment};
 use crate::standing::Standing;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
@@ -70,7 +70,7 @@ pub struct AttachArgs {
     #[arg(long, value_name = "MODE", default_value = DiskMode::Exclusive.as_str())]
     mode: DiskMode,
     /// How long the device outlives its link, seconds: it waits, and goes on over the next one. 0: not at all, which is usual with
-    /// hosts that are not paired; else 60 with fuse and nbd, and 20 with kernel. Its exporter has to be a farbus.
+    /// hosts that are not paired; else 60 with fuse and nbd, and 20 with kernel and redir. Its exporter has to be a farbus.
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
@@ -422,9 +422,10 @@ fn lend_to_guests(
 ) -> Result<Option<Ended>, Failure> {
     let target = &args.target;
     let entrance = client.hands().listen_at(place).map_err(Failure::local)?;
-    let Some(taken) = patience.have(|| client.enumerate(target))? else { return Ok(None) };
-    let attachment = RedirAttachment::over(taken, entrance)?;
+    let Some(lent) = patience.have(|| Lent::take(client, target))? else { return Ok(None) };
+    let attachment = RedirAttachment::over(lent, entrance)?;
     let place = attachment.place().clone();
+    shown.stands(attachment.standing(), None);
     shown.attached(&place.to_string(), attachment.ender(), Some(attachment.meters()));
     shown.state().gate = Some(attachment.gate());
     explain(client, target, args.reason.as_ref(), attachment.local_address());
