@@ -12,7 +12,8 @@ use farbus_io::link::{Clock, Gathering, Link};
 use farbus_model::{Completions, Descriptors, Device, InFlight, Instant, Readiness, Selection, Speed, UrbId};
 use farbus_session::RemoteDevice;
 use farbus_session::native::control::Cause;
-use farbus_session::native::{Attached, RemoteUsb};
+use farbus_session::redir::FROZEN_MAGIC;
+use farbus_session::native::{Attached, RemoteUsb, State};
 
 use crate::attach::{Ended, ended_by};
 use crate::client::{Client, ClientError, Target, local, local_address};
@@ -38,6 +39,59 @@ impl FarDevice {
         }
         let (link, device) = client.enumerate(target)?;
         Ok(FarDevice::Plain(Box::new(PlainDevice::new(link, device).map_err(local)?)))
+    }
+
+    /// Takes `target` as soon as it is handed over to this host, with what a guest's stream was like ([`FROZEN_MAGIC`]).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn inherit(client: &Client, target: &Target, grace: Duration) -> Result<Self, ClientError> {
+        let linked = client.inherit(target, *FROZEN_MAGIC, grace)?;
+        Ok(FarDevice::Session(Box::new(linked)))
+    }
+
+    /// Whether it is there; one that is to be handed over is not yet.
+    pub fn is_open(&self) -> bool {
+        match self {
+            FarDevice::Plain(_) => true,
+            FarDevice::Session(linked) => *linked.remote().state() == State::Open,
+        }
+    }
+
+    /// What came along with it.
+    pub fn take_luggage(&mut self) -> Vec<u8> {
+        match self {
+            FarDevice::Plain(_) => Vec::new(),
+            FarDevice::Session(linked) => linked.remote_mut().take_luggage(),
+        }
+    }
+
+    /// Whether it can be handed over to another host.
+    pub fn may_move(&self) -> bool {
+        matches!(self, FarDevice::Session(_))
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_still(&self) -> bool {
+        match self {
+            FarDevice::Plain(plain) => plain.device.in_flight() == 0,
+            FarDevice::Session(linked) => linked.remote().is_still(),
+        }
+    }
+
+    /// Hands it over as it is to the host with this key, with this for it. It ends once that host has it, or is ours again.
+    pub fn bequeath(&mut self, heir: [u8; 32], luggage: Vec<u8>) {
+        if let FarDevice::Session(linked) = self {
+            linked.remote_mut().bequeath_with(heir, luggage);
+        }
+    }
+
+    /// Whether it was handed over, and nobody has come for it yet.
+    pub fn is_moving(&self) -> bool {
+        match self {
+            FarDevice::Plain(_) => false,
+            FarDevice::Session(linked) => linked.remote().is_moving(),
+        }
     }
 
     /// Our end of the link, as the exporter sees its user; a session's user is known by its key.
