@@ -3,24 +3,20 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 use farbus_io::link::{Clock, Wake, Watched};
 use farbus_model::{BlockDevice, Device, Instant, Limits};
 use farbus_session::block::make_durable;
 use farbus_session::claims::Mode;
 use farbus_session::leases::{Key, Worth};
-use farbus_session::native::control as native;
+use farbus_session::native::{Bequest, control as native};
 use farbus_session::registry::{BlockRefusal, ClaimedBlock};
 use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
 use tracing::{info, warn};
 
 use crate::crowd::Visitor;
-use crate::sessions::{Face, House, Opened};
+use crate::sessions::{Face, Fate, House, Opened};
 use crate::shared::{Legacy, Offer, STACK_BYTES, Session, Shared};
-
-/// How long what was handed over waits for its heir: below the 30 s after which Linux's usb-storage gives a command up.
-const HEIR_TIME_MAX: Duration = Duration::from_secs(20);
 
 impl House for Shared {
     type Caller = Session;
@@ -38,36 +34,67 @@ impl House for Shared {
     }
 
     fn open(self: &Arc<Self>, caller: &Session, peer: &str, open: &native::Open) -> Result<Opened, native::End> {
-        let gone = || refusal(native::Cause::Gone, format!("no device called '{}' is shared here", open.name));
-        let bus_id = self.bus_id_of(&open.name).map_err(|_| gone())?;
-        let (number, session) = self
-            .enter_session(None, peer.to_owned(), caller.guest.clone(), caller.visitor)
-            .map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
+        let bus_id = self.known(open)?;
+        if self.leases().legacy_of(&bus_id, key_of(caller), open.epoch).is_some_and(|legacy| !legacy.luggage.is_empty()) {
+            return Err(refusal(native::Cause::Refused, LUGGAGE.to_owned()));
+        }
+        let (number, session) = self.enter_tenant(caller, peer)?;
         let worth = self.leases().worth(&bus_id, key_of(&session), open.epoch);
         let face = match worth {
-            Worth::Inherits(legacy) => self.inherit(number, &session, open, legacy),
+            Worth::Inherits(legacy) => self.take_over(number, &session, open, legacy),
             Worth::NotHis => Err(self.busy(&bus_id)),
             Worth::Stale => {
                 Err(refusal(native::Cause::Stale, "it was moved: somebody has a later lease of it".to_owned()))
             }
             Worth::Nothing => self.open_anew(number, &session, &bus_id, open),
         };
-        match face {
-            Ok((face, mode)) => {
-                if !open.reason.is_empty() {
-                    self.registry().explain(peer, &open.reason);
-                }
-                // Readers do not exclude each other, and nobody is fenced off by them.
-                let lease = if mode == Some(Mode::Exclusive) { self.leases().give(&bus_id) } else { 0 };
-                Ok(Opened { face, tenant: session, lease })
-            }
-            Err(end) => {
-                self.end_session(number);
-                Err(if end.cause == native::Cause::Gone { gone() } else { end })
-            }
+        self.opened(number, session, &bus_id, open, face)
+    }
+
+    fn inherit(
+        self: &Arc<Self>,
+        caller: &Session,
+        peer: &str,
+        inherit: &native::Inherit,
+    ) -> Option<Result<(Opened, Vec<u8>), native::End>> {
+        let open = &inherit.open;
+        let refused = |what: &str| Some(Err(refusal(native::Cause::Refused, what.to_owned())));
+        let bus_id = match self.known(open) {
+            Ok(bus_id) => bus_id,
+            Err(end) => return Some(Err(end)),
+        };
+        match (Offer { shared: self, session: caller }.admit(&bus_id)) {
+            Ok(_) => {}
+            Err(OpStatus::NoDevice) => return Some(Err(self.gone(open))),
+            Err(status) => return refused(&status.to_string()),
         }
+        if caller.guest.is_none() {
+            return refused("an heir is known by its key: the two hosts have to be paired");
+        }
+        match self.leases().legacy_of(&bus_id, key_of(caller), open.epoch) {
+            None => return None,
+            Some(Legacy { luggage, .. }) if !luggage.is_empty() && !luggage.starts_with(&inherit.luggage) => {
+                return refused("it moves with luggage of another version of farbus: install the same on both hosts");
+            }
+            Some(_) => {}
+        }
+        let (number, session) = match self.enter_tenant(caller, peer) {
+            Ok(entered) => entered,
+            Err(end) => return Some(Err(end)),
+        };
+        let worth = self.leases().worth(&bus_id, key_of(&session), open.epoch);
+        let Worth::Inherits(mut legacy) = worth else {
+            self.end_session(number);
+            return None;
+        };
+        let luggage = std::mem::take(&mut legacy.luggage);
+        let face = self.take_over(number, &session, open, legacy);
+        Some(self.opened(number, session, &bus_id, open, face).map(|opened| (opened, luggage)))
     }
 }
+
+/// Why who brings no room for luggage does not get the device.
+const LUGGAGE: &str = "it moves with a virtual machine: 'farbus attach HOST/DEVICE --via redir --inherit' goes on with it";
 
 fn key_of(session: &Session) -> Key {
     session.guest.as_ref().map(|guest| *guest.fingerprint().as_bytes())
@@ -78,6 +105,46 @@ fn refusal(cause: native::Cause, message: String) -> native::End {
 }
 
 impl Shared {
+    fn gone(&self, open: &native::Open) -> native::End {
+        refusal(native::Cause::Gone, format!("no device called '{}' is shared here", open.name))
+    }
+
+    /// The bus id of what is asked for.
+    fn known(&self, open: &native::Open) -> Result<String, native::End> {
+        self.bus_id_of(&open.name).map_err(|_| self.gone(open))
+    }
+
+    /// Counts an attachment among the sessions, on behalf of the session that it is of.
+    fn enter_tenant(&self, caller: &Session, peer: &str) -> Result<(u64, Arc<Session>), native::End> {
+        let entered = self.enter_session(None, peer.to_owned(), caller.guest.clone(), caller.visitor);
+        entered.map_err(|error| refusal(native::Cause::Refused, error.to_string()))
+    }
+
+    /// What came of opening a device: its user has a lease, or is none.
+    fn opened(
+        self: &Arc<Self>,
+        number: u64,
+        session: Arc<Session>,
+        bus_id: &str,
+        open: &native::Open,
+        face: Result<(Face, Option<Mode>), native::End>,
+    ) -> Result<Opened, native::End> {
+        match face {
+            Ok((face, mode)) => {
+                if !open.reason.is_empty() {
+                    self.registry().explain(&session.peer, &open.reason);
+                }
+                // Readers do not exclude each other, and nobody is fenced off by them.
+                let lease = if mode == Some(Mode::Exclusive) { self.leases().give(bus_id) } else { 0 };
+                Ok(Opened { face, tenant: session, lease })
+            }
+            Err(end) => {
+                self.end_session(number);
+                Err(if end.cause == native::Cause::Gone { self.gone(open) } else { end })
+            }
+        }
+    }
+
     /// How a device is used that nobody handed over; `None`: looked on at.
     fn open_anew(
         self: &Arc<Self>,
@@ -103,7 +170,7 @@ impl Shared {
     }
 
     /// The heir of a device, or who did not get rid of it.
-    fn inherit(
+    fn take_over(
         self: &Arc<Self>,
         number: u64,
         session: &Arc<Session>,
@@ -113,11 +180,17 @@ impl Shared {
         let device = match (Offer { shared: self, session }.admit(&legacy.bus_id)) {
             Ok(device) => device,
             Err(status) => {
-                self.forget(legacy, Ending::HandedOver);
+                self.give_home(legacy);
                 return Err(refusal(native::Cause::Refused, status.to_string()));
             }
         };
-        let Legacy { bus_id, who, device: usb } = legacy;
+        let is_fitting = (open.class == native::Class::USB) == legacy.device.is_some();
+        if !is_fitting {
+            self.give_home(legacy);
+            return Err(refusal(native::Cause::Class, "it was handed over as something else".to_owned()));
+        }
+        legacy.settle(native::Cause::Asked, native::HANDED_OVER);
+        let Legacy { bus_id, who, device: usb, .. } = legacy;
         let now = self.clock.now();
         let found = {
             let mut registry = self.registry();
@@ -140,28 +213,70 @@ impl Shared {
                 let mode = Mode::Exclusive;
                 self.open_block(number, session, &bus_id, ClaimedBlock { record, export, mode })
             }
-            (_, usb, _) => {
-                let who = session.peer.clone();
-                self.forget(Legacy { bus_id, who, device: usb }, Ending::Detached);
-                Err(refusal(native::Cause::Class, "it was handed over as something else".to_owned()))
-            }
+            _ => Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string())),
         };
         face.map(|face| (face, Some(Mode::Exclusive)))
     }
 
-    /// It waits for its heir, in nobody's thread.
-    fn bequeath(self: &Arc<Self>, number: u64, session: &Session, device: Option<Box<dyn Device>>, heir: [u8; 32]) {
+    /// It waits for its heir, in nobody's thread. Says whether it does.
+    fn bequeath(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        device: Option<Box<dyn Device>>,
+        bequest: Bequest,
+    ) -> bool {
         let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(bus_id) = bus_id {
-            let (from, heir) = (key_of(session), Some(heir).filter(|heir| *heir != [0; 32]));
-            info!(device = bus_id, peer = session.peer, "handed over: it waits for its heir");
-            let legacy = Legacy { bus_id: bus_id.clone(), who: session.peer.clone(), device };
-            let until = self.clock.now() + HEIR_TIME_MAX;
-            let before = self.leases().hand_over(&bus_id, from, heir, until, legacy);
-            assert!(before.is_none(), "a device has one user who hands it over");
-            self.give_up_in_time(until);
-        }
         self.end_session(number);
+        let Some(bus_id) = bus_id else { return false };
+        let Bequest { heir, luggage } = bequest;
+        let (from, heir) = (key_of(session), Some(heir).filter(|heir| *heir != [0; 32]));
+        info!(device = bus_id, peer = session.peer, luggage = luggage.len(), "handed over: it waits for its heir");
+        let (who, home) = (session.peer.clone(), (Arc::downgrade(session), number));
+        let legacy = Legacy { bus_id: bus_id.clone(), who, device, luggage, home };
+        let until = self.clock.now() + self.heir_time();
+        let before = self.leases().hand_over(&bus_id, from, heir, until, legacy);
+        assert!(before.is_none(), "a device has one user who hands it over");
+        self.wake_heirs();
+        self.give_up_in_time(until);
+        true
+    }
+
+    /// Nobody came for it: it is his again who handed it over, or everybody's if he is not there any more.
+    fn give_home(self: &Arc<Self>, legacy: Legacy) {
+        let (home, number) = (legacy.home.0.upgrade(), legacy.home.1);
+        let Some(home) = home else { return self.forget(legacy, Ending::Lost) };
+        let (record, export) = {
+            let registry = self.registry();
+            (registry.record(&legacy.bus_id), registry.block_export(&legacy.bus_id))
+        };
+        let Legacy { bus_id, device, .. } = legacy;
+        let Some(record) = record else { return };
+        warn!(device = bus_id, peer = home.peer, "it goes back to who handed it over");
+        self.go_on_with(number, &home);
+        *home.bus_id.lock().unwrap_or_else(PoisonError::into_inner) = Some(bus_id.clone());
+        let face = match (device, export) {
+            (Some(device), _) => Ok(self.usb_face(number, &home, record, device)),
+            (None, Some(export)) => {
+                let mode = Mode::Exclusive;
+                self.open_block(number, &home, &bus_id, ClaimedBlock { record, export, mode })
+            }
+            (None, None) => Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string())),
+        };
+        let lease = self.leases().give(&bus_id);
+        let fate = match face {
+            Ok(face) => Fate::Back(face, lease),
+            Err(end) => {
+                self.end_session(number);
+                Fate::Over(end)
+            }
+        };
+        let now = self.clock.now();
+        match home.leave_fate(fate) {
+            Err(Fate::Back(Face::Usb { device, give_back, .. }, _)) => give_back(device, now),
+            Err(Fate::Back(Face::Block { device, give_back, .. }, _)) => give_back(device, now),
+            Err(Fate::Back(Face::Observer { .. }, _) | Fate::Over(_)) | Ok(()) => {}
+        }
     }
 
     /// A thread that waits as long as an heir may take.
@@ -174,15 +289,13 @@ impl Shared {
             let late = shared.leases().expire(shared.clock.now());
             for legacy in late {
                 warn!(device = legacy.bus_id, "nobody came for it in time");
-                shared.forget(legacy, Ending::Lost);
+                shared.give_home(legacy);
             }
         };
         if let Err(error) = thread::Builder::new().name("heir".into()).stack_size(STACK_BYTES).spawn(wait) {
             warn!(%error, "nobody can wait for an heir");
             let all = self.leases().clear();
-            for legacy in all {
-                self.forget(legacy, Ending::Lost);
-            }
+            all.into_iter().for_each(|legacy| self.give_home(legacy));
         }
     }
 
@@ -221,11 +334,12 @@ impl Shared {
             shared.take_in(number, &tenant, (!is_gone).then_some(device), is_gone, now);
         };
         let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
-        let pass_on = move |device: Box<dyn Device>, now, heir| {
+        let pass_on = move |device: Box<dyn Device>, now, bequest: Bequest| {
             if device.is_gone() {
-                return shared.take_in(number, &tenant, None, true, now);
+                shared.take_in(number, &tenant, None, true, now);
+                return false;
             }
-            shared.bequeath(number, &tenant, Some(device), heir);
+            shared.bequeath(number, &tenant, Some(device), bequest)
         };
         Face::Usb { record, device, give_back: Box::new(give_back), pass_on: Box::new(pass_on) }
     }
@@ -283,16 +397,17 @@ impl Shared {
             shared.take_in(number, &tenant, None, is_gone, now);
         };
         let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
-        let pass_on = move |device: Box<dyn BlockDevice>, now, heir| {
+        let pass_on = move |device: Box<dyn BlockDevice>, now, bequest: Bequest| {
             let is_gone = device.is_gone();
             if let Err(error) = make_durable(device) {
                 warn!(peer = tenant.peer, %error, "the last writes may be lost");
             }
             // Many may read beside each other, and need no permission of one who did.
             if is_gone || mode != Mode::Exclusive {
-                return shared.take_in(number, &tenant, None, is_gone, now);
+                shared.take_in(number, &tenant, None, is_gone, now);
+                return false;
             }
-            shared.bequeath(number, &tenant, None, heir);
+            shared.bequeath(number, &tenant, None, bequest)
         };
         let (give_back, pass_on) = (Box::new(give_back), Box::new(pass_on));
         Ok(Face::Block { device, durability: export.durability(), give_back, pass_on })

@@ -444,6 +444,26 @@ impl Client {
         self.opened(target, linked).map(Some)
     }
 
+    /// Takes a device once it is handed over to this host, with luggage that begins like this: it is there when
+    /// [`Attached::state`] says so.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn inherit(
+        &self,
+        target: &Target,
+        luggage: [u8; native::LUGGAGE_NAME_BYTES],
+        usual: Duration,
+    ) -> Result<Linked<RemoteUsb>, ClientError> {
+        let grace = self.grace_for(&target.address, usual)?;
+        if grace.is_zero() {
+            return Err(ClientError::Local("what is inherited comes in a session, from a paired host".to_owned()));
+        }
+        let (dial, described) = self.dial(target)?;
+        let remote = RemoteUsb::heir(ATTACHMENT, asked_for(target, native::Class::USB, native::Mode::Exclusive), luggage);
+        Linked::begin(dial, remote, grace).map_err(|source| lost(&described, source))
+    }
+
     /// Looks on at what a device sends to its user; what it shows before this returns is in `seen`.
     ///
     /// # Errors
@@ -474,16 +494,20 @@ impl Client {
         attached: impl FnOnce(u16, native::Open) -> A,
         done: &mut A::Done,
     ) -> Result<Linked<A>, ClientError> {
+        let (dial, described) = self.dial(target)?;
+        let attached = attached(ATTACHMENT, asked_for(target, class, mode));
+        Linked::open(dial, attached, grace, done).map_err(|source| lost(&described, source))
+    }
+
+    /// Makes links to a device's exporter, whose name for people comes with it. The first is made already.
+    fn dial(&self, target: &Target) -> Result<(Dial, String), ClientError> {
         let known = self.known(&target.address)?;
         let described = known.as_ref().map_or_else(|| target.address.clone(), |known| known.described());
         let mut connect = self.connector(target, known)?;
         // The first link says best what is wrong with the way.
         let mut first = Some(connect()?);
         let mut redial = redialler(connect);
-        let dial: Dial = Box::new(move || first.take().map_or_else(&mut redial, Ok));
-        let (name, reason) = (target.device.clone(), String::new());
-        let attached = attached(ATTACHMENT, native::Open { class, mode, epoch: 0, name, reason });
-        Linked::open(dial, attached, grace, done).map_err(|source| lost(&described, source))
+        Ok((Box::new(move || first.take().map_or_else(&mut redial, Ok)), described))
     }
 
     fn opened<A: Attached>(&self, target: &Target, linked: Linked<A>) -> Result<Linked<A>, ClientError> {
@@ -565,6 +589,10 @@ impl Client {
         link.set_receive_timeout(Some(time_max)).map_err(|source| lost(address, source))?;
         Ok(link)
     }
+}
+
+fn asked_for(target: &Target, class: native::Class, mode: native::Mode) -> native::Open {
+    native::Open { class, mode, epoch: 0, name: target.device.clone(), reason: String::new() }
 }
 
 /// Says of a link that was not had whether another try may bring one.

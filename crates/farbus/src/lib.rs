@@ -31,6 +31,7 @@ mod device_status;
 mod door;
 mod engine;
 pub mod failure;
+mod far_device;
 mod greeting;
 mod guest;
 mod known_host;

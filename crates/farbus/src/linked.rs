@@ -63,7 +63,26 @@ impl<A: Attached> Linked<A> {
     ///
     /// # Errors
     /// The link was lost, or the exporter will have no session.
-    pub fn open(mut dial: Dial, remote: A, grace: Duration, done: &mut A::Done) -> io::Result<Self> {
+    pub fn open(dial: Dial, remote: A, grace: Duration, done: &mut A::Done) -> io::Result<Self> {
+        let mut linked = Self::begin(dial, remote, grace)?;
+        let until = linked.clock.now() + GREETING_TIME_MAX;
+        loop {
+            linked.turn(done);
+            if *linked.remote.state() != State::Opening {
+                return Ok(linked);
+            }
+            if linked.clock.now() >= until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            linked.wait(Some(until))?;
+        }
+    }
+
+    /// Begins a session over a first link; `remote` is open when it says so.
+    ///
+    /// # Errors
+    /// The link was lost, or the exporter will have no session.
+    pub fn begin(mut dial: Dial, remote: A, grace: Duration) -> io::Result<Self> {
         let clock = Clock::start();
         let mut incarnation = [0; 8];
         farbus_io::trust::fill_random(&mut incarnation);
@@ -84,7 +103,7 @@ impl<A: Attached> Linked<A> {
         let readiness = cable.readiness();
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let standing = Standing::waking(Arc::clone(&dialer.wake));
-        let mut linked = Self {
+        Ok(Self {
             session,
             remote,
             cable,
@@ -96,18 +115,7 @@ impl<A: Attached> Linked<A> {
             quitter,
             standing,
             is_bequeathed: false,
-        };
-        let until = linked.clock.now() + GREETING_TIME_MAX;
-        loop {
-            linked.turn(done);
-            if *linked.remote.state() != State::Opening {
-                return Ok(linked);
-            }
-            if linked.clock.now() >= until {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            linked.wait(Some(until))?;
-        }
+        })
     }
 
     /// The device itself.
@@ -191,6 +199,11 @@ impl<A: Attached> Linked<A> {
         self.take_new_link(done);
         self.receive(done);
         self.send();
+        if self.is_bequeathed && self.end().is_none() && !self.remote.is_moving() {
+            warn!(host = self.host, "nobody came for the device: it goes on here");
+            self.is_bequeathed = false;
+            self.standing.disinherit();
+        }
         if let Some(heir) = self.standing.heir().filter(|_| self.end().is_none() && !self.is_bequeathed) {
             self.hand_over_to(heir, done);
         }

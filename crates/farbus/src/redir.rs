@@ -7,17 +7,21 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Interest, Link, Wake, wait};
+use farbus_io::link::{Clock, Interest, Link, Wake, Watched, wait};
 use farbus_io::sys::unread::is_all_read;
-use farbus_model::{Instant, Limits};
-use farbus_session::{RedirHost, Reject, RemoteDevice};
+use farbus_model::{Device, Instant, Limits};
+use farbus_session::native::control::LUGGAGE_BYTES_MAX;
+use farbus_session::redir::Frozen;
+use farbus_session::{RedirHost, Reject};
 use tracing::{debug, info, warn};
 
 use crate::attach::{Ended, Ender};
-use crate::client::{Client, ClientError, Target, local, local_address};
+use crate::client::{Client, ClientError, GRACE, Target, local};
 use crate::engine::span_until;
+use crate::far_device::FarDevice;
 use crate::meters::{Calls, Meters};
 use crate::place::{Entrance, Place};
+use crate::standing::Standing;
 
 /// How a guest without a name of its own is called.
 const GUEST: &str = "a guest";
@@ -28,6 +32,8 @@ const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
 const OWN_PACE: Duration = Duration::from_millis(100);
 /// How long it may take in all, and its guest to read what it is sent.
 const QUIET_WITHIN: Duration = Duration::from_secs(8);
+/// How long a guest may take to leave that is to be migrated: below the 30 s after which its own driver gives a command up.
+const LEAVE_WITHIN: Duration = Duration::from_secs(20);
 /// How often is looked whether it has: nothing tells.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -50,6 +56,8 @@ struct Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     Hold,
+    /// Held, it goes to the host with this key once its guest has left.
+    Move([u8; 32]),
     GoOn,
 }
 
@@ -65,6 +73,15 @@ impl Gate {
     /// What stands against it.
     pub fn hold(&self) -> Result<(), &'static str> {
         self.ask(Wish::Hold)
+    }
+
+    /// The same, and once the guest has left its device goes with all that it had asked to the host with this key. A guest that does not
+    /// leave within [`LEAVE_WITHIN`] keeps it. Without a guest it goes as it is.
+    ///
+    /// # Errors
+    /// What stands against it.
+    pub fn hand_over(&self, heir: [u8; 32]) -> Result<(), &'static str> {
+        self.ask(Wish::Move(heir))
     }
 
     /// The guest stays where it is.
@@ -94,6 +111,22 @@ struct Held {
     /// Who waits to be told that it is.
     asker: Option<SyncSender<Result<(), &'static str>>>,
     has_taken_back: bool,
+    /// Who goes on with its device when it has left.
+    heir: Option<[u8; 32]>,
+}
+
+/// Whose the device is to be.
+enum Stay {
+    /// Its guest's, who is here or may come.
+    Here,
+    /// It is to be handed over to this host: whoever connects waits until it is.
+    Inheriting,
+    /// It goes to the host with this key, with this, as soon as nothing is under way.
+    Leaving([u8; 32], Option<Frozen>),
+    /// It waits for its heir. If none comes it is here, and this again.
+    Gone(Option<Frozen>),
+    /// Of the guest whose stream this is: it is who connects next.
+    Expecting(Frozen),
 }
 
 /// A device that waits for a virtual machine, serves it, and waits for the next.
@@ -102,6 +135,8 @@ pub struct RedirAttachment {
     place: Place,
     ender: Ender,
     gate: Gate,
+    local_address: Option<SocketAddr>,
+    standing: Option<Standing>,
     meters: Arc<Meters>,
 }
 
@@ -113,21 +148,22 @@ impl RedirAttachment {
     pub fn new(client: &Client, target: &Target, place: &Place) -> Result<Self, ClientError> {
         // First what may be missing here: nothing is taken from anybody before.
         let entrance = client.hands().listen_at(place).map_err(local)?;
-        Self::over(client.enumerate(target)?, entrance)
+        Self::over(Lent::take(client, target)?, entrance)
     }
 
     /// Lends a device that was taken before.
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn over((remote, device): (Link, RemoteDevice), entrance: Entrance) -> Result<Self, ClientError> {
+    pub fn over(lent: Lent, entrance: Entrance) -> Result<Self, ClientError> {
         let place = entrance.place().map_err(local)?;
-        let host = RedirHost::new(device, Limits::DEFAULT);
+        let (clock, local_address, standing) = (lent.0.clock(), lent.0.local_address(), lent.0.standing());
+        let host = RedirHost::new(lent.0, Limits::DEFAULT);
         let ender = Ender::new().map_err(local)?;
         let gate = Gate::new().map_err(local)?;
-        let (clock, calls) = (Clock::start(), Calls::default());
-        let relay = Relay { entrance, guest: None, held: None, remote, host, clock, calls };
-        Ok(Self { relay, place, ender, gate, meters: Arc::default() })
+        let stay = if host.session().device().is_open() { Stay::Here } else { Stay::Inheriting };
+        let relay = Relay { entrance, guest: None, held: None, stay, host, clock, calls: Calls::default() };
+        Ok(Self { relay, place, ender, gate, local_address, standing, meters: Arc::default() })
     }
 
     /// Where it waits.
@@ -147,7 +183,12 @@ impl RedirAttachment {
 
     /// Our end of the link, as the exporter sees its user.
     pub fn local_address(&self) -> Option<SocketAddr> {
-        local_address(&self.relay.remote)
+        self.local_address
+    }
+
+    /// How its session stands, if it has one.
+    pub fn standing(&self) -> Option<Standing> {
+        self.standing.clone()
     }
 
     /// What passes through, for status.
@@ -161,62 +202,87 @@ impl RedirAttachment {
     }
 }
 
-/// The engine between a guest and a remote exporter: one thread, two sockets, and one where the next guest arrives.
+/// A device that was taken to be lent.
+pub struct Lent(FarDevice);
+
+impl Lent {
+    /// Takes it: from a paired host in a session, which outlives its links.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn take(client: &Client, target: &Target) -> Result<Self, ClientError> {
+        FarDevice::open(client, target, GRACE).map(Self)
+    }
+
+    /// Takes it once it is handed over to this host, with the stream of the guest that had it: returns before that.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn inherit(client: &Client, target: &Target) -> Result<Self, ClientError> {
+        FarDevice::inherit(client, target, GRACE).map(Self)
+    }
+}
+
+/// The engine between a guest and a remote exporter: one thread, the device, the guest's socket, or one where the next guest arrives.
 struct Relay {
     entrance: Entrance,
     guest: Option<Link>,
     held: Option<Held>,
-    remote: Link,
-    host: RedirHost<RemoteDevice>,
+    stay: Stay,
+    host: RedirHost<FarDevice>,
     clock: Clock,
     calls: Calls,
 }
 
-/// Why a turn of the relay was the last.
-enum Stop {
-    Here(io::Error),
-    Remote(io::Error),
-    RemoteClosed,
-    Reject(Reject),
-}
-
 impl Relay {
     fn run(&mut self, ender: &Ender, gate: &Gate, meters: &Meters) -> Ended {
-        loop {
-            match self.turn(ender, gate) {
-                Ok(()) if ender.was_asked() => return Ended::Asked,
-                Ok(()) => meters.publish(self.host.counters(), self.calls),
-                Err(stop) => {
-                    self.say_farewell();
-                    return match stop {
-                        Stop::Here(error) | Stop::Remote(error) => Ended::Lost(error.to_string()),
-                        Stop::RemoteClosed => Ended::Lost("the exporter closed the connection".into()),
-                        Stop::Reject(reject) => Ended::Broken(reject),
-                    };
-                }
+        let ended = loop {
+            if let Err(error) = self.turn(ender, gate) {
+                break Ended::Lost(error.to_string());
             }
-        }
+            meters.publish(self.host.counters(), self.calls);
+            if let Err(reject) = self.look_after_stay() {
+                break Ended::Broken(reject);
+            }
+            if ender.was_asked() {
+                break Ended::Asked;
+            }
+            if let Some(ended) = self.host.session().device().ended() {
+                self.say_farewell();
+                break ended;
+            }
+        };
+        self.host.with_device(FarDevice::close);
+        ended
     }
 
-    fn turn(&mut self, ender: &Ender, gate: &Gate) -> Result<(), Stop> {
+    fn turn(&mut self, ender: &Ender, gate: &Gate) -> io::Result<()> {
         let guest_full = self.serve_guest();
         self.look_after_held();
-        let remote_full = !self.flush_remote().map_err(Stop::Remote)?;
+        let now = self.clock.now();
+        self.host.with_device(|device, done| device.end_turn(now, done));
         let is_coming_to_rest = self.held.as_ref().is_some_and(|held| held.asker.is_some());
         let timeout = self.host.poll_timeout().map(|at| span_until(at, self.clock.now()));
-        let timeout = if is_coming_to_rest { Some(LOOK_AGAIN) } else { timeout };
-        // What an encrypted link has decrypted already makes no socket readable.
-        let has_received = self.remote.has_received();
+        let again = match &self.held {
+            _ if is_coming_to_rest => Some(LOOK_AGAIN),
+            Some(Held { since, heir: Some(_), .. }) => Some(span_until(*since + LEAVE_WITHIN, now)),
+            _ => None,
+        };
+        let timeout = [timeout, again].into_iter().flatten().min();
         self.calls.wait += 1;
         let on_guest = match &self.guest {
             Some(guest) => Interest::new(guest.as_fd(), guest_full),
             None => Interest::new(self.entrance.as_fd(), false),
         };
+        let readiness = self.host.session().device().readiness();
+        let on_device = readiness.and_then(Watched::interest).expect("a remote device is waited for on a descriptor");
         let (on_ender, on_gate) =
             (Interest::new(ender.wake().as_fd(), false), Interest::new(gate.0.wake.as_fd(), false));
-        let mut interests = [on_guest, Interest::new(self.remote.as_fd(), remote_full), on_ender, on_gate];
-        wait(&mut interests, if has_received { Some(Duration::ZERO) } else { timeout }).map_err(Stop::Here)?;
-        let [on_guest, on_remote, _, on_gate] = interests.map(|interest| interest.readable);
+        let mut interests = [on_device, on_ender, on_gate, on_guest];
+        // Whoever comes while the device is elsewhere waits.
+        let is_open = self.guest.is_some() || matches!(self.stay, Stay::Here | Stay::Expecting(_));
+        wait(&mut interests[..if is_open { 4 } else { 3 }], timeout)?;
+        let [on_device, _, on_gate, on_guest] = interests.map(|interest| interest.readable);
         if on_gate {
             gate.take().into_iter().for_each(|order| self.carry_out(order));
         }
@@ -226,25 +292,45 @@ impl Relay {
                 None => self.welcome(),
             }
         }
-        if on_remote || has_received {
-            self.receive_from_remote()?;
-        }
         let now = self.clock.now();
-        if self.host.poll_timeout().is_some_and(|at| at <= now) {
-            self.host.handle_timeout(now);
+        if on_device || self.host.poll_timeout().is_some_and(|at| at <= now) {
+            self.calls.receive += 1;
+            self.host.with_device(|device, done| device.handle_ready(now, done));
         }
         Ok(())
     }
 
     fn carry_out(&mut self, Order { wish, answer }: Order) {
         let now = self.clock.now();
-        let result = match (wish, &self.held) {
-            (Wish::Hold, Some(_)) => Err("it is held already"),
+        let result = match (wish, &mut self.held) {
+            (Wish::Hold | Wish::Move(_), _) if !matches!(self.stay, Stay::Here) => Err("it is being handed over already"),
+            (Wish::Move(_), _) if !self.host.session().device().may_move() => {
+                Err("it has no session that could be handed over (a paired host, or --grace SECONDS)")
+            }
+            (Wish::Move(_), Some(Held { heir: Some(_), .. })) => Err("it is being handed over already"),
+            (Wish::Move(heir), Some(held)) if held.asker.is_none() => {
+                (held.heir, held.since) = (Some(heir), now);
+                if self.guest.is_none() {
+                    self.part();
+                }
+                Ok(())
+            }
+            (Wish::Hold | Wish::Move(_), Some(_)) => Err("it is held already"),
             (Wish::Hold, None) if self.guest.is_none() => Err("no virtual machine has it"),
-            (Wish::Hold, None) => {
+            (Wish::Move(heir), None) if self.guest.is_none() => {
+                self.stay = Stay::Leaving(heir, None);
+                Ok(())
+            }
+            (Wish::Hold | Wish::Move(_), None) => {
                 self.host.quiesce(now);
-                self.held = Some(Held { since: now, asker: Some(answer), has_taken_back: false });
+                let heir = if let Wish::Move(heir) = wish { Some(heir) } else { None };
+                self.held = Some(Held { since: now, asker: Some(answer), has_taken_back: false, heir });
                 return;
+            }
+            // Whoever was to go on with it does not come.
+            (Wish::GoOn, None) if matches!(self.stay, Stay::Expecting(_)) => {
+                self.dismiss();
+                Ok(())
             }
             (Wish::GoOn, None) => Err("it is not held"),
             // It ended and nobody came in its place: the next one is another.
@@ -266,6 +352,10 @@ impl Relay {
         let now = self.clock.now();
         let Some(held) = &mut self.held else { return };
         if held.asker.is_none() {
+            if held.heir.is_some() && now - held.since >= LEAVE_WITHIN {
+                warn!("the virtual machine has not left: its device stays here");
+                self.go_on();
+            }
             return;
         }
         if !held.has_taken_back && now - held.since >= OWN_PACE {
@@ -318,11 +408,71 @@ impl Relay {
         }
     }
 
+    /// Its guest has left: the device follows it, with all that it had asked.
+    fn part(&mut self) {
+        self.guest = None;
+        if let Some(heir) = self.held.as_ref().and_then(|held| held.heir) {
+            self.held = None;
+            self.stay = Stay::Leaving(heir, Some(self.host.freeze()));
+        }
+    }
+
+    /// What comes next of a device that goes elsewhere, or comes from there.
+    fn look_after_stay(&mut self) -> Result<(), Reject> {
+        let device = self.host.session().device();
+        if device.is_gone() {
+            return Ok(());
+        }
+        let (is_open, is_still, is_moving) = (device.is_open(), device.is_still(), device.is_moving());
+        let stay = std::mem::replace(&mut self.stay, Stay::Here);
+        self.stay = match stay {
+            Stay::Inheriting if is_open => {
+                let luggage = self.host.with_device(|device, _| device.take_luggage());
+                info!(luggage = luggage.len(), "the device was handed over to this host");
+                if luggage.is_empty() { Stay::Here } else { Stay::Expecting(Frozen::from_bytes(&luggage)?) }
+            }
+            Stay::Leaving(heir, frozen) if is_still => {
+                let luggage = frozen.as_ref().map(Frozen::to_bytes).unwrap_or_default();
+                match (luggage.len() <= LUGGAGE_BYTES_MAX, frozen) {
+                    (false, Some(frozen)) => {
+                        warn!(bytes = luggage.len(), "the virtual machine had asked too much to be handed over: its device stays here");
+                        Stay::Expecting(frozen)
+                    }
+                    (_, frozen) => {
+                        let now = self.clock.now();
+                        self.host.with_device(|device, done| {
+                            device.bequeath(heir, luggage);
+                            device.end_turn(now, done);
+                        });
+                        Stay::Gone(frozen)
+                    }
+                }
+            }
+            Stay::Gone(frozen) if !is_moving => {
+                warn!("nobody came for the device: it is here again");
+                frozen.map_or(Stay::Here, Stay::Expecting)
+            }
+            stay => stay,
+        };
+        Ok(())
+    }
+
+    /// Who has connected is the guest whose stream was handed over.
+    fn thaw(&mut self, frozen: Frozen) {
+        info!("the virtual machine goes on here");
+        if let Err(fault) = self.host.thaw(self.clock.now(), frozen) {
+            warn!("{GUEST} was hung up on: {fault}");
+            self.dismiss();
+        }
+    }
+
     fn welcome(&mut self) {
         match self.entrance.try_accept() {
             Ok(Some(link)) => {
                 self.guest = Some(link);
-                if self.held.is_some() {
+                if let Stay::Expecting(frozen) = std::mem::replace(&mut self.stay, Stay::Here) {
+                    self.thaw(frozen);
+                } else if self.held.is_some() {
                     info!("the virtual machine goes on where it has moved to");
                     self.go_on();
                 } else {
@@ -338,6 +488,9 @@ impl Relay {
     /// The guest is gone or has to go: the device is reset, and waits for the next.
     fn dismiss(&mut self) {
         self.held = None;
+        if matches!(self.stay, Stay::Expecting(_)) {
+            self.stay = Stay::Here;
+        }
         if self.guest.take().is_some() {
             let dropped = self.host.session().dropped();
             info!(dropped, "the virtual machine has disconnected; the device waits for the next");
@@ -350,7 +503,7 @@ impl Relay {
         self.calls.receive += 1;
         let was_refused = self.host.session().is_refused();
         match guest.try_receive(self.host.receive_space()) {
-            Ok(Some(0)) if self.is_on_its_way() => self.guest = None,
+            Ok(Some(0)) if self.is_on_its_way() => self.part(),
             Ok(Some(0)) => self.dismiss(),
             Ok(Some(count)) => self.host.handle_received(count),
             Ok(None) => {}
@@ -369,18 +522,6 @@ impl Relay {
         self.held.as_ref().is_some_and(|held| held.asker.is_none())
     }
 
-    fn receive_from_remote(&mut self) -> Result<(), Stop> {
-        self.calls.receive += 1;
-        let remote = &self.remote;
-        self.host.with_device(|device, done| {
-            match remote.try_receive(device.receive_space()).map_err(Stop::Remote)? {
-                Some(0) => Err(Stop::RemoteClosed),
-                Some(count) => device.handle_received(count, done).map_err(Stop::Reject),
-                None => Ok(()),
-            }
-        })
-    }
-
     fn flush_guest(&mut self) -> io::Result<bool> {
         let Some(guest) = &self.guest else { return Ok(true) };
         while self.host.has_transmit() {
@@ -394,25 +535,9 @@ impl Relay {
         Ok(true)
     }
 
-    fn flush_remote(&mut self) -> io::Result<bool> {
-        loop {
-            let device = self.host.session().device();
-            if !device.has_transmit() {
-                return self.remote.try_flush();
-            }
-            self.calls.send += 1;
-            let sent = self.remote.try_send(&device.poll_transmit())?;
-            match sent {
-                Some(count) => self.host.with_device(|device, done| device.handle_transmitted(count, done)),
-                None => return Ok(false),
-            }
-        }
-    }
-
     /// The device is gone: its guest is told, and has a moment to say that it saw that.
     fn say_farewell(&mut self) {
         self.go_on();
-        self.host.with_device(RemoteDevice::handle_lost);
         self.host.handle_gone(self.clock.now());
         let until = self.clock.now() + FAREWELL_TIME_MAX;
         while self.guest.is_some() {

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use farbus_io::link::{Clock, Link, Wake};
 use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
-use farbus_session::native::control::{End, Open};
+use farbus_session::native::control::{End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
 use farbus_session::native::{
-    ExporterSession, LaneLimits, Served, ServedBlock, ServedObserver, ServedUsb, Services, exporter,
+    Bequest, ExporterSession, Inherited, LaneLimits, Served, ServedBlock, ServedObserver, ServedUsb, Services, exporter,
 };
 use farbus_session::observe::Seat;
 use farbus_session::{DeviceRecord, Ending, Reject};
@@ -42,6 +42,20 @@ pub trait Tenant: Send + Sync {
 
     /// It has ended, and how; said before its device is given back.
     fn note_ending(&self, ending: Ending);
+
+    /// What became of its device, which was handed over; none so far, or it was not.
+    fn take_fate(&self) -> Option<Fate>;
+
+    /// The same for the last time: nobody waits for one any more.
+    fn leave(&self) -> Option<Fate>;
+}
+
+/// What became of a device that was handed over.
+pub enum Fate {
+    /// It is somebody else's, and why.
+    Over(End),
+    /// Nobody came for it: it is its user's again, under this lease.
+    Back(Face, u64),
 }
 
 /// A device that was opened for a session, and who may ask something of its attachment.
@@ -57,8 +71,8 @@ pub struct Opened {
 /// Takes a device back.
 pub type GiveBack<D> = Box<dyn FnOnce(D, Instant) + Send>;
 
-/// Takes a device that is handed over, and its heir's key.
-pub type PassOn<D> = Box<dyn FnOnce(D, Instant, [u8; 32]) + Send>;
+/// Takes a device that is handed over; says whether it waits for its heir.
+pub type PassOn<D> = Box<dyn FnOnce(D, Instant, Bequest) -> bool + Send>;
 
 /// As what a device was opened.
 pub enum Face {
@@ -99,6 +113,22 @@ pub enum Face {
     },
 }
 
+impl Face {
+    fn served(self, number: u16, limits: Limits) -> Box<dyn Served> {
+        match self {
+            Face::Usb { record, device, give_back, pass_on } => {
+                Box::new(ServedUsb::new(number, device, record, limits, give_back).inheritable(pass_on))
+            }
+            Face::Block { device, durability, give_back, pass_on } => {
+                Box::new(ServedBlock::new(number, device, durability, give_back).inheritable(pass_on))
+            }
+            Face::Observer { seat, readiness, hush, description, leave } => {
+                Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave))
+            }
+        }
+    }
+}
+
 /// What sessions are offered.
 pub trait House: Send + Sync + 'static {
     /// Whoever has a session, while it has one.
@@ -118,6 +148,17 @@ pub trait House: Send + Sync + 'static {
     /// # Errors
     /// [`End`]: why not.
     fn open(self: &Arc<Self>, caller: &Self::Caller, peer: &str, open: &Open) -> Result<Opened, End>;
+
+    /// The same for a device that is to be handed over to `caller`, and what came along with it; none: it was not yet.
+    ///
+    /// # Errors
+    /// [`End`]: it never will.
+    fn inherit(
+        self: &Arc<Self>,
+        caller: &Self::Caller,
+        peer: &str,
+        inherit: &Inherit,
+    ) -> Option<Result<(Opened, Vec<u8>), End>>;
 }
 
 /// The sessions that are there.
@@ -249,8 +290,11 @@ impl<'a, H: House> Engine<'a, H> {
             Last::Over => Ending::Lost,
             Last::CutOff => Ending::CutOff,
         };
-        for tenant in self.tenants.values() {
+        for (&number, tenant) in &self.tenants {
             tenant.note_ending(ending);
+            if let Some(Fate::Back(face, _)) = tenant.leave() {
+                face.served(number, self.house.limits()).finish(now);
+            }
         }
         match last {
             Last::Over => warn!(peer = self.peer, "nobody came back in time; its devices are offered again"),
@@ -382,9 +426,21 @@ impl<'a, H: House> Engine<'a, H> {
     fn carry_out_orders(&mut self) {
         self.caller.mailbox().clear();
         let now = self.clock.now();
+        if self.session.has_heirs() {
+            let mut opening =
+                Opening { house: self.house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
+            self.session.look_for_legacies(now, &mut opening);
+        }
         let mut ended = Vec::new();
         for (&number, tenant) in &self.tenants {
             let session = &mut self.session;
+            match tenant.take_fate() {
+                None => {}
+                Some(Fate::Over(end)) => session.let_go(number, &end),
+                Some(Fate::Back(face, lease)) => {
+                    session.take_back(now, number, lease, face.served(number, self.house.limits()));
+                }
+            }
             tenant.mailbox().carry_out(|command| session.command(now, number, command));
             if let Some(end) = tenant.end().filter(|_| !tenant.is_replaced()) {
                 ended.push((number, end));
@@ -406,20 +462,22 @@ struct Opening<'a, H: House> {
 
 impl<H: House> Services for Opening<'_, H> {
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        let Opened { face, tenant, lease } = self.house.open(self.caller, self.peer, open)?;
+        let opened = self.house.open(self.caller, self.peer, open)?;
+        Ok(self.move_in(number, opened))
+    }
+
+    fn inherit(&mut self, _now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Inherited, End>> {
+        let inherited = self.house.inherit(self.caller, self.peer, inherit)?;
+        Some(inherited.map(|(opened, luggage)| {
+            let (lease, served) = self.move_in(number, opened);
+            Inherited { lease, served, luggage }
+        }))
+    }
+}
+
+impl<H: House> Opening<'_, H> {
+    fn move_in(&mut self, number: u16, Opened { face, tenant, lease }: Opened) -> (u64, Box<dyn Served>) {
         self.tenants.insert(number, tenant);
-        let served: Box<dyn Served> = match face {
-            Face::Usb { record, device, give_back, pass_on } => {
-                let limits = self.house.limits();
-                Box::new(ServedUsb::new(number, device, record, limits, give_back).inheritable(pass_on))
-            }
-            Face::Block { device, durability, give_back, pass_on } => {
-                Box::new(ServedBlock::new(number, device, durability, give_back).inheritable(pass_on))
-            }
-            Face::Observer { seat, readiness, hush, description, leave } => {
-                Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave))
-            }
-        };
-        Ok((lease, served))
+        (lease, face.served(number, self.house.limits()))
     }
 }

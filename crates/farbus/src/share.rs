@@ -125,6 +125,11 @@ impl Share {
         self.shared.take_back(device, remark, keep_out)
     }
 
+    /// How long what an importer hands over waits for its heir, before it is that importer's again: 20 s unless this says otherwise.
+    pub fn wait_for_heirs(&self, span: Duration) {
+        self.shared.set_heir_time(span);
+    }
+
     /// The holder whose connection comes from `who` says what it needs its device for. Says whether there is one.
     pub fn explain(&self, who: &str, reason: &str) -> bool {
         self.shared.registry().explain(who, reason)

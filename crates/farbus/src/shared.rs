@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -29,7 +29,7 @@ use crate::listening::{Addresses, Listening};
 use crate::meters::{Calls, Meters};
 use crate::place::Origin;
 use crate::questions::{Answer, Lines, Question};
-use crate::sessions::{Sessions, Tenant};
+use crate::sessions::{Fate, Sessions, Tenant};
 use crate::share_error::ShareError;
 use crate::swap::Swaps;
 use crate::trust::Trust;
@@ -44,6 +44,8 @@ const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
 /// How long a paired host that may ask may say nothing.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long what was handed over waits for its heir: below the 30 s after which Linux's usb-storage gives a command up.
+const HEIR_TIME: Duration = Duration::from_secs(20);
 /// How soon a session ends whose host was unpaired, or whose device was forbidden.
 const RECHECK_EVERY: Duration = Duration::from_secs(1);
 
@@ -58,6 +60,8 @@ pub struct Shared {
     native: Sessions,
     /// The leases of what is shared, by bus id.
     leases: Mutex<Leases<Legacy>>,
+    /// How long what was handed over waits for its heir, milliseconds.
+    heir_time_ms: AtomicU64,
     pub swaps: Swaps,
     crowd: Complaint,
     pub listeners: Addresses,
@@ -77,6 +81,20 @@ pub struct Legacy {
     pub who: String,
     /// The USB device; none of a block device, which is opened anew.
     pub device: Option<Box<dyn Device>>,
+    /// What whoever goes on with it is given along with it.
+    pub luggage: Vec<u8>,
+    /// Who handed it over, and his connection's number: it is his again if nobody comes.
+    pub home: (Weak<Session>, u64),
+}
+
+impl Legacy {
+    /// Tells who handed it over what became of it.
+    pub fn settle(&self, cause: native::Cause, message: &str) {
+        if let Some(home) = self.home.0.upgrade() {
+            // If he is gone meanwhile nobody needs to know.
+            let _ = home.leave_fate(Fate::Over(native::End { cause, message: message.to_owned() }));
+        }
+    }
 }
 
 /// The time of day: later after every restart, unless somebody puts the clock back.
@@ -105,9 +123,43 @@ pub struct Session {
     pub is_taken_back: AtomicBool,
     /// A session's: how it ended.
     pub ending: Mutex<Option<Ending>>,
+    /// What became of a device that it has handed over.
+    fate: Mutex<Waiting>,
+}
+
+/// Whether somebody wants to know what became of a device.
+#[derive(Default)]
+enum Waiting {
+    #[default]
+    Yes,
+    Told(Fate),
+    Gone,
 }
 
 impl Session {
+    /// Tells it what became of the device that it has handed over.
+    ///
+    /// # Errors
+    /// [`Fate`], again: it is gone.
+    pub fn leave_fate(&self, fate: Fate) -> Result<(), Fate> {
+        {
+            let mut waiting = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
+            if matches!(*waiting, Waiting::Gone) {
+                return Err(fate);
+            }
+            *waiting = Waiting::Told(fate);
+        }
+        self.mailbox.wake();
+        Ok(())
+    }
+
+    fn fate(&self, next: Waiting) -> Option<Fate> {
+        match std::mem::replace(&mut *self.fate.lock().unwrap_or_else(PoisonError::into_inner), next) {
+            Waiting::Told(fate) => Some(fate),
+            Waiting::Yes | Waiting::Gone => None,
+        }
+    }
+
     fn end(&self) {
         self.is_told.store(true, Ordering::Release);
         match &*self.link.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -144,6 +196,14 @@ impl Tenant for Session {
     fn note_ending(&self, ending: Ending) {
         *self.ending.lock().unwrap_or_else(PoisonError::into_inner) = Some(ending);
     }
+
+    fn take_fate(&self) -> Option<Fate> {
+        self.fate(Waiting::Yes)
+    }
+
+    fn leave(&self) -> Option<Fate> {
+        self.fate(Waiting::Gone)
+    }
 }
 
 impl Shared {
@@ -156,6 +216,7 @@ impl Shared {
             session_ended: Condvar::new(),
             native: Sessions::default(),
             leases: Mutex::new(Leases::after(unix_ms())),
+            heir_time_ms: AtomicU64::new(HEIR_TIME.as_millis() as u64),
             swaps: Swaps::default(),
             crowd: Complaint::default(),
             listeners: Addresses::default(),
@@ -177,7 +238,7 @@ impl Shared {
 
     /// Nobody came for it: it is offered to everybody again.
     pub fn forget(&self, legacy: Legacy, ending: Ending) {
-        let Legacy { bus_id, who, device } = legacy;
+        let Legacy { bus_id, who, device, .. } = legacy;
         info!(device = bus_id, from = who, "what was handed over is offered again");
         let now = self.clock.now();
         let device = device.map(|mut device| {
@@ -267,10 +328,31 @@ impl Shared {
             observes: OnceLock::new(),
             is_taken_back: AtomicBool::new(false),
             ending: Mutex::default(),
+            fate: Mutex::default(),
         };
         let (number, session) = (self.session_numbers.fetch_add(1, Ordering::Relaxed), Arc::new(session));
         sessions.insert(number, Arc::clone(&session));
         Ok((number, session))
+    }
+
+    /// How long what was handed over waits for its heir.
+    pub fn heir_time(&self) -> Duration {
+        Duration::from_millis(self.heir_time_ms.load(Ordering::Relaxed))
+    }
+
+    /// How long it will from now on.
+    pub fn set_heir_time(&self, span: Duration) {
+        self.heir_time_ms.store(span.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Something was handed over: whoever waits for it looks.
+    pub fn wake_heirs(&self) {
+        self.sessions().values().for_each(|session| session.mailbox.wake());
+    }
+
+    /// A session goes on that was not counted while its device was away.
+    pub fn go_on_with(&self, number: u64, session: &Arc<Session>) {
+        self.sessions().insert(number, Arc::clone(session));
     }
 
     pub fn end_session(&self, number: u64) {
@@ -459,6 +541,7 @@ impl Shared {
     fn end_users_of(&self, bus_id: &str) {
         let legacy = self.leases().take_back(bus_id);
         if let Some(legacy) = legacy {
+            legacy.settle(native::Cause::Refused, "taken back by its owner");
             self.forget(legacy, Ending::TakenBack);
         }
         let users = self.holders_of(bus_id);

@@ -39,17 +39,35 @@ impl Standing {
         Self(Arc::new(Inner { wake: Some(wake), ..Inner::default() }))
     }
 
-    /// Its device goes to the host with this key as soon as nothing is under way. Says whether it is still there to go.
-    pub fn bequeath(&self, heir: [u8; 32]) -> bool {
-        let is_there = self.with(|state| {
-            state.heir = Some(heir);
-            state.end.is_none()
-        });
+    /// Its device goes to the host with this key as soon as nothing is under way.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn bequeath(&self, heir: [u8; 32]) -> Result<(), &'static str> {
+        self.with(|state| match state {
+            State { end: Some(_), .. } => Err("it is over already"),
+            State { heir: Some(_), .. } => Err("it is being handed over already"),
+            State { heir: named, .. } => {
+                *named = Some(heir);
+                Ok(())
+            }
+        })?;
         self.0.has_heir.store(true, Ordering::Release);
         if let Some(wake) = &self.0.wake {
             wake.wake();
         }
-        is_there
+        Ok(())
+    }
+
+    /// Whether no heir is named.
+    pub fn is_ours(&self) -> bool {
+        self.heir().is_none()
+    }
+
+    /// Its heir did not come.
+    pub(crate) fn disinherit(&self) {
+        self.0.has_heir.store(false, Ordering::Release);
+        self.with(|state| state.heir = None);
     }
 
     /// The key of its heir, if one was named.

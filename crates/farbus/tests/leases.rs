@@ -79,6 +79,18 @@ fn settle<A: Attached>(linked: &mut Linked<A>, done: &mut A::Done) {
     }
 }
 
+/// Asks until it is had: what was said on one link may be heard after what is said on the next.
+fn had<T>(mut open: impl FnMut() -> T, refused: impl Fn(&T) -> Option<Cause>) -> T {
+    loop {
+        let heir = open();
+        match refused(&heir) {
+            None => return heir,
+            Some(cause) => assert_eq!(cause, Cause::Busy),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 struct Typist {
     linked: Linked<RemoteUsb>,
     done: Completions,
@@ -139,13 +151,14 @@ fn a_usb_device_goes_on_in_other_hands_without_a_reset() {
     assert_ne!(lease, 0);
 
     first.linked.remote_mut().bequeath([0; 32]);
-    settle(&mut first.linked, &mut first.done);
+    first.linked.turn(&mut first.done);
     let status = &exporter.share.status()[0];
     assert_eq!(status.state, "in use", "it is kept for its heir");
     assert_eq!(cause(&exporter.keyboard(0).linked), Some(Cause::Busy), "and for nobody else");
 
-    let mut heir = exporter.keyboard(lease);
-    assert_eq!(cause(&heir.linked), None);
+    let mut heir = had(|| exporter.keyboard(lease), |heir| cause(&heir.linked));
+    settle(&mut first.linked, &mut first.done);
+    assert_eq!(first.linked.end().map(|end| end.message.as_str()), Some("handed over"));
     assert_eq!(heir.linked.selection().configuration(), 1, "it was not reset");
     assert_eq!(heir.key(), 5, "what was typed and not read is read by its heir");
     assert!(heir.linked.remote().lease() > lease);
@@ -155,9 +168,58 @@ fn a_usb_device_goes_on_in_other_hands_without_a_reset() {
 
     // Its owner takes back even what waits for an heir.
     heir.linked.remote_mut().bequeath([0; 32]);
-    settle(&mut heir.linked, &mut heir.done);
+    heir.linked.turn(&mut heir.done);
     exporter.share.take_back("keyboard", None, Duration::ZERO).unwrap();
+    settle(&mut heir.linked, &mut heir.done);
+    assert_eq!(cause(&heir.linked), Some(Cause::Refused));
     assert_eq!(exporter.share.status()[0].state, "available");
+}
+
+#[test]
+fn a_device_nobody_comes_for_goes_on_where_it_was() {
+    let exporter = Exporter::new();
+    exporter.share.wait_for_heirs(Duration::from_millis(300));
+    let mut typist = exporter.keyboard(0);
+    let set_configuration = Setup::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
+    assert_eq!(typist.ask(|id| Urb::control(id, set_configuration, Payload::Empty)).0, Status::Ok);
+    let mut scribe = exporter.disk(0);
+    let (typed_under, written_under) = (typist.linked.remote().lease(), scribe.linked.remote().lease());
+    for round in 0..2 {
+        // A read that waits for a key is under way; it is not answered by this.
+        let read = Urb::data_in(UrbId(100 + round), EpAddr::from_byte(0x81), 8);
+        let now = typist.linked.clock().now();
+        typist.linked.submit(now, read.launch(), &mut typist.done);
+        typist.linked.turn(&mut typist.done);
+        typist.linked.standing().bequeath([7; 32]).unwrap();
+        assert_eq!(typist.linked.standing().bequeath([8; 32]), Err("it is being handed over already"));
+        scribe.linked.standing().bequeath([7; 32]).unwrap();
+        // What is asked meanwhile waits.
+        scribe.ask(BlockRequest::write(BlockId(1), 0, Payload::from(vec![round as u8; 512])));
+        assert_eq!(scribe.ask(BlockRequest::read(BlockId(2), 0, 512)), vec![round as u8; 512]);
+        while typist.linked.standing().bequeath([0; 32]).is_err() {
+            typist.linked.wait(None).unwrap();
+            typist.linked.turn(&mut typist.done);
+        }
+        // Handed over again at once: and back again.
+        while typist.linked.remote().is_moving() || !typist.linked.standing().is_ours() {
+            typist.linked.wait(None).unwrap();
+            typist.linked.turn(&mut typist.done);
+        }
+        assert!(typist.done.is_empty(), "nobody hears of it");
+        exporter.share.command("keyboard", Command::Type("a".into())).unwrap();
+        let pressed = loop {
+            typist.linked.turn(&mut typist.done);
+            if let Some(done) = typist.done.pop() {
+                break done;
+            }
+            typist.linked.wait(None).unwrap();
+        };
+        assert_eq!((pressed.id, pressed.status, pressed.payload.into_vec()[2]), (UrbId(100 + round), Status::Ok, 4));
+        assert_eq!(typist.ask(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 8)).0, Status::Ok);
+    }
+    assert!(typist.linked.remote().lease() > typed_under && scribe.linked.remote().lease() > written_under);
+    assert_eq!(typist.linked.selection().configuration(), 1);
+    assert_eq!(cause(&exporter.keyboard(typed_under).linked), Some(Cause::Stale));
 }
 
 #[test]
@@ -167,14 +229,15 @@ fn a_disk_goes_to_its_heir_with_all_that_was_written() {
     first.ask(BlockRequest::write(BlockId(1), 4096, Payload::from(b"written".to_vec())));
     let lease = first.linked.remote().lease();
     first.linked.remote_mut().bequeath([0; 32]);
-    settle(&mut first.linked, &mut first.done);
+    first.linked.turn(&mut first.done);
     assert_eq!(cause(&exporter.disk(0).linked), Some(Cause::Busy));
-    let mut heir = exporter.disk(lease);
+    let mut heir = had(|| exporter.disk(lease), |heir| cause(&heir.linked));
+    settle(&mut first.linked, &mut first.done);
     assert_eq!(heir.ask(BlockRequest::read(BlockId(1), 4096, 7)), b"written");
     assert_eq!(cause(&exporter.disk(lease).linked), Some(Cause::Stale));
     // Back again.
     let lease = heir.linked.remote().lease();
     heir.linked.remote_mut().bequeath([0; 32]);
-    settle(&mut heir.linked, &mut heir.done);
-    assert_eq!(exporter.disk(lease).ask(BlockRequest::read(BlockId(1), 4096, 7)), b"written");
+    heir.linked.turn(&mut heir.done);
+    assert_eq!(had(|| exporter.disk(lease), |heir| cause(&heir.linked)).ask(BlockRequest::read(BlockId(1), 4096, 7)), b"written");
 }

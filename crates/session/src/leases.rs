@@ -76,16 +76,12 @@ impl<T> Leases<T> {
 
     /// What the lease `named` (0: none) is worth to `who`, who asks for `device` now.
     pub fn worth(&mut self, device: &str, who: Key, named: u64) -> Worth<T> {
-        if let Some(waits) = self.waiting.get(device) {
-            let is_known = who.is_some() && who == waits.heir;
-            let has_lease = named == waits.lease;
-            if (is_known && (has_lease || named == 0)) || (has_lease && (who == waits.heir || who == waits.from)) {
-                let waits = self.waiting.remove(device).expect("looked at just now");
-                return Worth::Inherits(waits.what);
-            }
-            if has_lease || named == 0 {
-                return Worth::NotHis;
-            }
+        if self.legacy_of(device, who, named).is_some() {
+            let waits = self.waiting.remove(device).expect("looked at just now");
+            return Worth::Inherits(waits.what);
+        }
+        if self.waiting.get(device).is_some_and(|waits| named == waits.lease || named == 0) {
+            return Worth::NotHis;
         }
         if named == 0 {
             return Worth::Nothing;
@@ -94,6 +90,15 @@ impl<T> Leases<T> {
             Some(&last) if last > named => Worth::Stale,
             _ => Worth::Nothing,
         }
+    }
+
+    /// What waits of `device` for `who` with the lease `named` (0: none), for whoever wants to look before he takes it.
+    pub fn legacy_of(&self, device: &str, who: Key, named: u64) -> Option<&T> {
+        let waits = self.waiting.get(device)?;
+        let is_known = who.is_some() && who == waits.heir;
+        let has_lease = named == waits.lease;
+        let is_his = (is_known && (has_lease || named == 0)) || (has_lease && (who == waits.heir || who == waits.from));
+        is_his.then_some(&waits.what)
     }
 
     /// What waited in vain.

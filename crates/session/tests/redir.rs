@@ -587,11 +587,17 @@ fn a_guest_that_moves_has_its_answers_where_it_goes() {
     calm_down(&mut table);
     let events = table.host.with_device(|device, _| device.take_events());
     assert!(!events.contains(&Event::Reset));
-    let host = std::mem::replace(&mut table.host, RedirHost::new(Scripted::new(Manners::default()), LIMITS));
-    let (device, frozen) = host.freeze();
+    let mut host = std::mem::replace(&mut table.host, RedirHost::new(Scripted::new(Manners::default()), LIMITS));
+    let frozen = host.freeze();
+    let device = host.into_device();
     assert_eq!((frozen.configuration, &frozen.alternates[..]), (1, &[(1, 1)][..]));
     let frozen = Frozen::from_bytes(&frozen.to_bytes()).expect("it survives the way");
-    table.host = RedirHost::thawed(table.now, device, frozen, LIMITS).expect("a guest said all this");
+    table.host = RedirHost::new(device, LIMITS);
+    let another = Frozen { alternates: vec![(1, 0)], ..frozen.clone() };
+    assert!(table.host.thaw(table.now, another).is_err(), "the device is set otherwise");
+    let host = std::mem::replace(&mut table.host, RedirHost::new(Scripted::new(Manners::default()), LIMITS));
+    table.host = RedirHost::new(host.into_device(), LIMITS);
+    table.host.thaw(table.now, frozen).expect("a guest said all this");
     // It goes on elsewhere: no hello, the same capabilities, and the rest of what it was saying.
     table.guest = Conn::continued(Side::Guest, CAPS, CAPS, &LIMITS);
     table.host.receive_space()[..behind.len()].copy_from_slice(&behind);

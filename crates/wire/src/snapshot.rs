@@ -16,7 +16,7 @@ pub use crate::reader::Reader;
 use crate::reject::Reject;
 
 /// The version written, and the only one read.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of a snapshot at most: all that a session and its user here may hold (`Limits::bytes_max`, a lane's unacknowledged
 /// bytes), four times.
 pub const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
@@ -139,7 +139,7 @@ pub fn open(bytes: &[u8], kind: u16) -> Result<Reader<'_>, Reject> {
     }
     let version = reader.u16("version")?;
     if version != VERSION {
-        return Err(Reject::new("version", version.into(), "snapshots of version 1 are read here"));
+        return Err(Reject::new("version", version.into(), "it is the one that is read here"));
     }
     let of = reader.u16("kind")?;
     if of != kind {
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(field(|urb| urb.length = URB_BYTES_MAX + 1), "length");
         let bytes = Writer::new(5).into_bytes();
         assert_eq!(open(&bytes, 6).unwrap_err().field, "kind");
-        assert_eq!(open(&[&bytes[..8], &[2, 0, 5, 0]].concat(), 5).unwrap_err().field, "version");
+        assert_eq!(open(&[&bytes[..8], &[VERSION as u8 + 1, 0, 5, 0]].concat(), 5).unwrap_err().field, "version");
         assert_eq!(open(b"something else", 5).unwrap_err().field, "snapshot");
         assert_eq!(open(&[&bytes[..], &[255; 4]].concat(), 5).unwrap().count("many", 1).unwrap_err().field, "many");
     }

@@ -23,7 +23,7 @@ use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::{DiskMode, OpenedDisk};
 use crate::place::{Place, Protocol, plain_name};
-use crate::redir::{Gate, RedirAttachment};
+use crate::redir::{Gate, Lent, RedirAttachment};
 use crate::standing::Standing;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
@@ -69,8 +69,12 @@ pub struct AttachArgs {
     /// fuse, nbd: 'exclusive', by you alone, who may change it; 'read', by you and others, none of whom changes it.
     #[arg(long, value_name = "MODE", default_value = DiskMode::Exclusive.as_str())]
     mode: DiskMode,
+    /// redir: the device is to be handed over to this host by 'farbus migrate', with the virtual machine that has it: whoever connects
+    /// waits until it is, and goes on where the machine was.
+    #[arg(long)]
+    inherit: bool,
     /// How long the device outlives its link, seconds: it waits, and goes on over the next one. 0: not at all, which is usual with
-    /// hosts that are not paired; else 60 with fuse and nbd, and 20 with kernel. Its exporter has to be a farbus.
+    /// hosts that are not paired; else 60 with fuse and nbd, and 20 with kernel and redir. Its exporter has to be a farbus.
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
@@ -130,6 +134,7 @@ impl Via {
     destination has the same options and '-incoming', and is connected to the same socket:\n  \
     farbus hold lab3/disk        returns when nothing is under way: now migrate\n  \
     farbus resume lab3/disk      only if the migration failed; else it goes on by itself\n\n\
+    Between two hosts: 'farbus migrate lab3/disk --to HOST' instead of 'hold'.\n\
     While it is held its guest waits for the device, and nothing is lost."
 )]
 pub struct MovingArgs {
@@ -214,6 +219,9 @@ impl Way {
         let way = Self::said(args)?;
         let is_disk = matches!(way, Way::File(_) | Way::Programs(Protocol::Nbd, _));
         match args.mode {
+            _ if args.inherit && !matches!(way, Way::Programs(Protocol::Usbredir, _)) => Err(Failure::local(
+                "--inherit goes with --via redir: a virtual machine comes along\n  try: --wait=20",
+            )),
             DiskMode::Read if !is_disk => Err(Failure::local(
                 "--mode read goes with --via fuse and --via nbd: a USB device has one user\n  try: --via nbd --mode read",
             )),
@@ -422,14 +430,17 @@ fn lend_to_guests(
 ) -> Result<Option<Ended>, Failure> {
     let target = &args.target;
     let entrance = client.hands().listen_at(place).map_err(Failure::local)?;
-    let Some(taken) = patience.have(|| client.enumerate(target))? else { return Ok(None) };
-    let attachment = RedirAttachment::over(taken, entrance)?;
+    let take = if args.inherit { Lent::inherit } else { Lent::take };
+    let Some(lent) = patience.have(|| take(client, target))? else { return Ok(None) };
+    let attachment = RedirAttachment::over(lent, entrance)?;
     let place = attachment.place().clone();
+    shown.stands(attachment.standing(), None);
     shown.attached(&place.to_string(), attachment.ender(), Some(attachment.meters()));
     shown.state().gate = Some(attachment.gate());
     explain(client, target, args.reason.as_ref(), attachment.local_address());
     end_on(patience.take_signals(), attachment.ender(), || ());
-    say(format!("{target} attached at {place}   (Ctrl-C or 'farbus detach' ends)"));
+    let how = if args.inherit { "waits to be handed over at" } else { "attached at" };
+    say(format!("{target} {how} {place}   (Ctrl-C or 'farbus detach' ends)"));
     let (id, options) = (format!("farbus-{}", plain_name(&target.device)), place.chardev_options());
     say(format!(
         "  next: qemu-system-x86_64 -device qemu-xhci -chardev socket,id={id},{options} -device usb-redir,chardev={id}\n  \
@@ -544,7 +555,8 @@ impl Shown {
                 Answer::Ok(serde_json::Value::Null)
             }
             Question::Migrate { device, heir } if self.is_meant(&device) => {
-                answer_of_heir(self.state().standing.as_ref(), &heir)
+                let (gate, standing) = (self.gate(), self.state().standing.clone());
+                answer_of_heir(gate.as_ref(), standing.as_ref(), &heir)
             }
             Question::Hold { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::hold),
             Question::Resume { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::go_on),
@@ -592,13 +604,21 @@ impl Shown {
     }
 }
 
-/// Hands a session's device over; says so where there is none.
-pub fn answer_of_heir(standing: Option<&Standing>, heir: &str) -> Answer {
+/// Hands a session's device over, behind its virtual machine if one may have it; says so where there is none.
+pub fn answer_of_heir(gate: Option<&Gate>, standing: Option<&Standing>, heir: &str) -> Answer {
     let refused = |why: &str| Answer::Refused(why.to_owned());
     let Ok(heir) = heir.parse::<Fingerprint>() else { return refused("that is no key") };
+    if gate.is_some() {
+        return match answer_of_gate(gate, |gate| gate.hand_over(*heir.as_bytes())) {
+            Answer::Ok(_) => Answer::Ok(serde_json::json!({ "machine": true })),
+            answer => answer,
+        };
+    }
     match standing {
-        Some(standing) if standing.bequeath(*heir.as_bytes()) => Answer::Ok(serde_json::Value::Null),
-        Some(_) => refused("it is over already"),
+        Some(standing) => match standing.bequeath(*heir.as_bytes()) {
+            Ok(()) => Answer::Ok(serde_json::Value::Null),
+            Err(why) => refused(why),
+        },
         None => refused("it has no session that could be handed over (a paired host, or --grace SECONDS)"),
     }
 }

@@ -4,7 +4,7 @@ use farbus_io::trust::Fingerprint;
 
 use super::Failure;
 use super::output::say;
-use super::owner::ask_owner;
+use super::owner::hear_owner;
 use crate::client::Target;
 use crate::control::Question;
 use crate::trust::Trust;
@@ -15,7 +15,12 @@ use crate::trust::Trust;
     after_help = "What is under way ends first; then the device keeps its state and waits 20 s for the other host and for\n\
     nobody else. There:\n  \
     farbus attach lab3/disk --wait=20       before this command, or after it\n\n\
-    Whoever had it is fenced off. It takes a session: a paired host, or --grace SECONDS.\n\n\
+    If that host does not come in time the device goes on here. Once it has come, whoever had the device is fenced off.\n\
+    It takes a session: a paired host, or --grace SECONDS.\n\n\
+    A device that a virtual machine has (--via redir) goes with the machine. On the other host, before anything else:\n  \
+    farbus attach lab3/disk --via redir --socket PATH --inherit\n\
+    and a QEMU with the same options and '-incoming', connected there. When this command returns the device is held still:\n\
+    migrate the machine, and end the QEMU here. If it is still here after 20 s, or 'farbus resume' says so, it goes on here.\n\n\
     Examples:\n  farbus migrate lab3/disk --to desk2"
 )]
 pub struct Args {
@@ -29,7 +34,11 @@ pub struct Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     let Args { device, to } = args;
     let heir = key_of(&to)?.to_string();
-    ask_owner(&device, Question::Migrate { device: device.clone(), heir })?;
+    let answer = hear_owner(&device, Question::Migrate { device: device.clone(), heir })?;
+    if answer["machine"] == true {
+        say(format!("{device} is held still: migrate its virtual machine to {to} now, and end it here within 20 s"));
+        return Ok(());
+    }
     let name = device.parse::<Target>().map_or_else(|_| device.clone(), |target| target.device);
     say(format!("{device} waits for {to}, 20 s: there, 'farbus attach HOST/{name} --wait=20'"));
     Ok(())

@@ -166,9 +166,14 @@ pub fn insert(args: DeviceArgs) -> Result<(), Failure> {
 
 /// Asks whoever has the device.
 pub fn ask_owner(device: &str, question: Question) -> Result<(), Failure> {
+    hear_owner(device, question).map(drop)
+}
+
+/// The same, for what is answered.
+pub fn hear_owner(device: &str, question: Question) -> Result<Value, Failure> {
     for (_, answer) in ask_all(&question).map_err(Failure::local)? {
         match answer {
-            Answer::Ok(_) => return Ok(()),
+            Answer::Ok(value) => return Ok(value),
             Answer::Unknown => {}
             Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
             Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),

@@ -21,7 +21,7 @@ use super::harness::{House, PATIENCE, Running, has, has_fuse, has_program, wait_
 use super::trust::{Host, hosts, pair};
 
 /// Stands between two hosts, and cuts.
-struct Cutter {
+pub struct Cutter {
     address: SocketAddr,
     inside: Arc<Inside>,
 }
@@ -46,7 +46,7 @@ struct Inside {
 const IN_USE_BYTES: u64 = 32 << 10;
 
 impl Cutter {
-    fn before(to: SocketAddr) -> Self {
+    pub fn before(to: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let inside = Arc::new(Inside {
@@ -75,7 +75,7 @@ impl Cutter {
     }
 
     /// Cuts everything that is open, with a word to both ends.
-    fn cut(&self) {
+    pub fn cut(&self) {
         for stream in self.inside.open.lock().unwrap().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -137,7 +137,7 @@ fn block(at: u64, round: u64) -> Vec<u8> {
 }
 
 /// Shares `what` on one host, and lets the other reach it through what cuts.
-fn share_through_a_cutter<'h>(house: &'h House, what: &str) -> ([Host<'h>; 2], Running, Cutter) {
+pub fn share_through_a_cutter<'h>(house: &'h House, what: &str) -> ([Host<'h>; 2], Running, Cutter) {
     let [lab3, desk] = hosts(house);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
@@ -148,7 +148,7 @@ fn share_through_a_cutter<'h>(house: &'h House, what: &str) -> ([Host<'h>; 2], R
 }
 
 /// Attaches it there, to outlive a link for so many seconds.
-fn attach_through(desk: &Host<'_>, device: &str, cutter: &Cutter, arguments: &[&str], grace: &str) -> Running {
+pub fn attach_through(desk: &Host<'_>, device: &str, cutter: &Cutter, arguments: &[&str], grace: &str) -> Running {
     let (target, through) = (format!("lab3/{device}"), cutter.address.to_string());
     let all = [&["attach", &*target, "--address", &*through, "--grace", grace], arguments].concat();
     let attach = desk.start(&all);
@@ -157,7 +157,7 @@ fn attach_through(desk: &Host<'_>, device: &str, cutter: &Cutter, arguments: &[&
 }
 
 impl Cutter {
-    fn links(&self) -> u64 {
+    pub fn links(&self) -> u64 {
         self.inside.connections.load(Ordering::Acquire)
     }
 

@@ -22,6 +22,7 @@ mod network;
 mod observe;
 mod owner;
 mod redir;
+mod redir_links;
 mod restart;
 mod rights;
 mod sessions;

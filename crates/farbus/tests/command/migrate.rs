@@ -43,11 +43,15 @@ fn a_disk_goes_to_another_host_with_all_that_was_written_and_back() {
         let to = hosts.next().unwrap();
         let said = from.0.ok(&["migrate", "lab3/memory", "--to", to.0.name]);
         assert!(said.contains("waits for"), "{said}");
-        assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+        let twice = from.0.run(&["migrate", "lab3/memory", "--to", to.0.name]);
+        assert!(twice.code == Some(3) && twice.stderr.contains("handed over already"), "{twice:?}");
         let refused = from.0.run(&["attach", "lab3/memory", "--via", "fuse", "--at", "/dev/null"]);
         assert_eq!(refused.code, Some(3), "it waits for somebody else: {refused:?}");
-        attach = to.0.start(&words(to.1));
-        attach.wait_for_line("attached as");
+        let there = to.0.start(&[&words(to.1)[..], &["--wait=60"]].concat());
+        there.wait_for_line("attached as");
+        assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+        attach.wait_for_line("handed over");
+        attach = there;
         from = to;
     }
     let history = lab3.json(&["status", "--json"])[0]["devices"][0]["history"].clone();

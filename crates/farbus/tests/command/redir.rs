@@ -17,13 +17,13 @@ use super::harness::{House, PATIENCE, Running, Share, wait_until};
 use super::rights::assert_without_rights;
 
 /// A usbredir guest over any stream.
-struct Guest<S> {
-    stream: S,
-    conn: Conn,
+pub struct Guest<S> {
+    pub stream: S,
+    pub conn: Conn,
 }
 
 impl Guest<UnixStream> {
-    fn connect(path: &Path) -> Self {
+    pub fn connect(path: &Path) -> Self {
         wait_until(PATIENCE, "somebody listens", || UnixStream::connect(path).is_ok());
         let stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -32,7 +32,7 @@ impl Guest<UnixStream> {
 }
 
 impl<S: Read + Write> Guest<S> {
-    fn over(stream: S) -> Self {
+    pub fn over(stream: S) -> Self {
         let conn = Conn::new(Side::Guest, "test", CAPS, &Limits::DEFAULT);
         let mut guest = Self { stream, conn };
         guest.flush();
@@ -45,13 +45,13 @@ impl<S: Read + Write> Guest<S> {
         self.conn.handle_transmitted(bytes.len(), &mut BufferPool::new(0));
     }
 
-    fn say(&mut self, id: u64, message: Message) {
+    pub fn say(&mut self, id: u64, message: Message) {
         self.conn.send(Packet { id, message }, &mut BufferPool::new(0));
         self.flush();
     }
 
     /// The next packet, or `None` where the connection has ended.
-    fn hear(&mut self) -> Option<Packet> {
+    pub fn hear(&mut self) -> Option<Packet> {
         loop {
             if let Some(packet) = self.conn.poll_packet().expect("farbus keeps to the protocol") {
                 return Some(packet);
@@ -66,7 +66,7 @@ impl<S: Read + Write> Guest<S> {
     }
 
     /// Hears on until a packet of this type; what it hears before is dropped.
-    fn hear_kind(&mut self, is_meant: impl Fn(&Message) -> bool) -> Packet {
+    pub fn hear_kind(&mut self, is_meant: impl Fn(&Message) -> bool) -> Packet {
         loop {
             let packet = self.hear().expect("the connection goes on");
             if is_meant(&packet.message) {
@@ -76,7 +76,7 @@ impl<S: Read + Write> Guest<S> {
     }
 
     /// Sees the device, and configures it.
-    fn configure(&mut self) {
+    pub fn configure(&mut self) {
         self.hear_kind(|message| matches!(message, Message::Hello { .. }));
         self.hear_kind(|message| matches!(message, Message::DeviceConnect(_)));
         self.say(1, Message::Reset);
@@ -86,7 +86,7 @@ impl<S: Read + Write> Guest<S> {
         assert_eq!(status, Packet { id: 2, message: done });
     }
 
-    fn control_in(&mut self, id: u64, setup: Setup) -> Vec<u8> {
+    pub fn control_in(&mut self, id: u64, setup: Setup) -> Vec<u8> {
         let (outcome, payload) = (Outcome::Success, Payload::Empty);
         self.say(id, Message::Control(ControlPacket { number: 0, setup, outcome, payload }));
         match self.hear_kind(|message| matches!(message, Message::Control(_))).message {
@@ -95,7 +95,7 @@ impl<S: Read + Write> Guest<S> {
         }
     }
 
-    fn bulk(&mut self, id: u64, endpoint: u8, length: u32, payload: Payload) -> DataPacket {
+    pub fn bulk(&mut self, id: u64, endpoint: u8, length: u32, payload: Payload) -> DataPacket {
         let endpoint = EpAddr::from_byte(endpoint);
         let outcome = Outcome::Success;
         self.say(id, Message::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload }));

@@ -1,10 +1,12 @@
 //! The exporter's end of a session.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
-use farbus_wire::native::control::{Cause, Close, Credit, End, HANDED_OVER, Open, Opened};
+use farbus_model::{BufferPool, Command, CommandError, Instant, Payload, Readiness};
+use farbus_wire::native::control::{
+    Cause, Close, Credit, End, HANDED_OVER, Inherit, LUGGAGE_BYTES_MAX, Open, Opened,
+};
 use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
 use farbus_wire::native::{
@@ -70,15 +72,35 @@ pub trait Served: Send {
     /// Why it is of no use any more, if it is.
     fn poll_end(&mut self) -> Option<End>;
 
-    /// The importer hands the device over as it is to the host with this key: nothing is reset. What is in flight is withdrawn; its
-    /// importer has waited for what it wants answered. A class that knows no such thing ends.
-    fn hand_over(self: Box<Self>, now: Instant, heir: [u8; 32]) {
-        let _ = heir;
+    /// The importer hands the device over as it is: nothing is reset. What is in flight is withdrawn; its importer has waited for
+    /// what it wants answered. Says whether it waits for its heir now. A class that knows no such thing ends.
+    fn hand_over(self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
+        let _ = bequest;
         self.finish(now);
+        false
     }
 
     /// The attachment is over: everything in flight is withdrawn, and the device given back.
     fn finish(self: Box<Self>, now: Instant);
+}
+
+/// To whom a device is handed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bequest {
+    /// The key of the host that goes on with it; zeros for one without.
+    pub heir: [u8; 32],
+    /// What that host is given along with it.
+    pub luggage: Vec<u8>,
+}
+
+/// A device that was handed over, in its heir's hands.
+pub struct Inherited {
+    /// The heir's lease.
+    pub lease: u64,
+    /// It.
+    pub served: Box<dyn Served>,
+    /// What came along.
+    pub luggage: Vec<u8>,
 }
 
 /// What an exporter offers to sessions.
@@ -88,6 +110,16 @@ pub trait Services {
     /// # Errors
     /// [`End`]: why not.
     fn open(&mut self, now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End>;
+
+    /// An heir asks for a device that is to be handed over to it. `None`: it was not yet, and is asked for again by
+    /// [`ExporterSession::look_for_legacies`].
+    ///
+    /// # Errors
+    /// [`End`]: it never will.
+    fn inherit(&mut self, now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Inherited, End>> {
+        let _ = (now, number, inherit);
+        Some(Err(End { cause: Cause::Refused, message: "nothing is handed over here".to_owned() }))
+    }
 }
 
 /// The exporter's end: a lane, the state of the link below it, and what is attached.
@@ -103,6 +135,12 @@ pub struct ExporterSession {
     /// Without a link: until when one is waited for.
     lost_until: Option<Instant>,
     attachments: BTreeMap<u16, Box<dyn Served>>,
+    /// Attachments whose device waits for its heir: it may come back.
+    moving: BTreeSet<u16>,
+    /// Attachments that are to inherit a device.
+    heirs: BTreeMap<u16, Inherit>,
+    /// What has arrived of a close that goes on.
+    closing: BTreeMap<u16, Payload>,
     is_ended: bool,
     pool: BufferPool,
 }
@@ -139,6 +177,9 @@ impl ExporterSession {
             grace: wished.min(grace_max),
             lost_until: None,
             attachments: BTreeMap::new(),
+            moving: BTreeSet::new(),
+            heirs: BTreeMap::new(),
+            closing: BTreeMap::new(),
             is_ended: false,
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
         };
@@ -207,9 +248,14 @@ impl ExporterSession {
         self.lost_until.is_none()
     }
 
-    /// Whether this attachment is there.
+    /// Whether this attachment is there, its device waiting for its heir included.
     pub fn is_attached(&self, number: u16) -> bool {
-        self.attachments.contains_key(&number)
+        self.attachments.contains_key(&number) || self.moving.contains(&number)
+    }
+
+    /// Whether it waits for a device to be handed over.
+    pub fn has_heirs(&self) -> bool {
+        !self.heirs.is_empty()
     }
 
     /// The owner asks something of an attached device.
@@ -271,31 +317,66 @@ impl ExporterSession {
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, services: &mut impl Services) -> Result<(), Reject> {
         let Head { kind, attachment, .. } = arrived.head;
         match kind {
+            Kind::Data if self.closing.contains_key(&attachment) => self.hear_close(now, attachment, arrived),
             Kind::Request | Kind::Data | Kind::Cancel | Kind::Grant => {
                 // What was on its way while we closed the attachment is for nobody.
                 let Some(served) = self.attachments.get_mut(&attachment) else { return Ok(()) };
                 with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lane))
             }
             Kind::Open => self.open(now, attachment, &arrived, services),
-            Kind::Close => {
-                let close = Close::decode(&arrived.body.contiguous())?;
-                if let Some(served) = self.attachments.remove(&attachment) {
-                    match close.heir {
-                        None => served.finish(now),
-                        Some(heir) => served.hand_over(now, heir),
-                    }
-                    let message = close.heir.map_or(String::new(), |_| HANDED_OVER.to_owned());
-                    let end = End { cause: Cause::Asked, message };
-                    self.say_end(Kind::Closed, attachment, &end);
-                }
-                Ok(())
-            }
+            Kind::Inherit => self.open_for_heir(now, attachment, &arrived, services),
+            Kind::Close => self.hear_close(now, attachment, arrived),
             Kind::Goodbye => {
                 self.is_ended = true;
                 Ok(())
             }
             _ => Err(Reject::new("kind", kind.code().into(), "an importer does not say that")),
         }
+    }
+
+    fn hear_close(&mut self, now: Instant, number: u16, arrived: Arrived) -> Result<(), Reject> {
+        let body = Payload::joined([self.closing.remove(&number).unwrap_or_default(), arrived.body]);
+        if body.len() > LUGGAGE_BYTES_MAX + 32 {
+            return Err(Reject::new("luggage", body.len() as u64, "luggage has 16 MiB at most"));
+        }
+        if arrived.head.flags.more {
+            self.closing.insert(number, body);
+            return Ok(());
+        }
+        let Close { heir, luggage } = Close::decode(&body.contiguous())?;
+        let is_known = self.heirs.remove(&number).is_some() || self.moving.remove(&number);
+        let Some(served) = self.attachments.remove(&number) else {
+            if is_known {
+                self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message: String::new() });
+            }
+            return Ok(());
+        };
+        let message = match heir {
+            None => {
+                served.finish(now);
+                String::new()
+            }
+            Some(heir) if served.hand_over(now, Bequest { heir, luggage }) => {
+                self.moving.insert(number);
+                return Ok(());
+            }
+            Some(_) => HANDED_OVER.to_owned(),
+        };
+        self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message });
+        Ok(())
+    }
+
+    /// Whether an attachment of this number may begin.
+    fn may_begin(&mut self, number: u16) -> Result<bool, Reject> {
+        if number == 0 || self.is_attached(number) || self.heirs.contains_key(&number) {
+            return Err(Reject::new("attachment", number.into(), "a new one has a number that is not in use, from 1"));
+        }
+        let has_room = self.attachments.len() + self.moving.len() + self.heirs.len() < ATTACHMENTS_MAX;
+        if !has_room {
+            let message = format!("a session has {ATTACHMENTS_MAX} attachments at most");
+            self.say_end(Kind::Refused, number, &End { cause: Cause::Refused, message });
+        }
+        Ok(has_room)
     }
 
     fn open(
@@ -305,28 +386,75 @@ impl ExporterSession {
         arrived: &Arrived,
         services: &mut impl Services,
     ) -> Result<(), Reject> {
-        if number == 0 || self.attachments.contains_key(&number) {
-            return Err(Reject::new("attachment", number.into(), "a new one has a number that is not in use, from 1"));
-        }
         let open = Open::decode(&arrived.body.contiguous())?;
-        if self.attachments.len() >= ATTACHMENTS_MAX {
-            let message = format!("a session has {ATTACHMENTS_MAX} attachments at most");
-            self.say_end(Kind::Refused, number, &End { cause: Cause::Refused, message });
-            return Ok(());
-        }
-        match services.open(now, number, &open) {
-            Ok((epoch, served)) => {
-                let opened = Opened { epoch, credit: served.credit(), info: served.description() };
-                self.attachments.insert(number, served);
-                let payload = opened.encode().into();
-                let flow = Flow(u32::from(number) << 8);
-                let head = Head::new(Kind::Opened, number, 0);
-                let urgency = Urgency::High;
-                self.lane.send(Message { head, part: Part::empty(), payload, urgency, flow, done_at: None });
+        if self.may_begin(number)? {
+            match services.open(now, number, &open) {
+                Ok((lease, served)) => self.say_opened(number, lease, served),
+                Err(end) => self.say_end(Kind::Refused, number, &end),
             }
-            Err(end) => self.say_end(Kind::Refused, number, &end),
         }
         Ok(())
+    }
+
+    fn open_for_heir(
+        &mut self,
+        now: Instant,
+        number: u16,
+        arrived: &Arrived,
+        services: &mut impl Services,
+    ) -> Result<(), Reject> {
+        let inherit = Inherit::decode(&arrived.body.contiguous())?;
+        if self.may_begin(number)? {
+            self.heirs.insert(number, inherit);
+            self.look_for_legacies(now, services);
+        }
+        Ok(())
+    }
+
+    /// Something may have been handed over to somebody: who waits for a device here is given it.
+    pub fn look_for_legacies(&mut self, now: Instant, services: &mut impl Services) {
+        let waiting = std::mem::take(&mut self.heirs);
+        for (number, inherit) in waiting {
+            match services.inherit(now, number, &inherit) {
+                None => {
+                    self.heirs.insert(number, inherit);
+                }
+                Some(Ok(Inherited { lease, served, luggage })) => {
+                    if !luggage.is_empty() {
+                        self.say_at_length(Kind::Luggage, number, luggage);
+                    }
+                    self.say_opened(number, lease, served);
+                }
+                Some(Err(end)) => self.say_end(Kind::Refused, number, &end),
+            }
+        }
+    }
+
+    /// What was handed over is out of its importer's hands.
+    pub fn let_go(&mut self, number: u16, end: &End) {
+        if self.moving.remove(&number) {
+            self.say_end(Kind::Closed, number, end);
+        }
+    }
+
+    /// Nobody came for what was handed over: its importer goes on with it, if that still waits.
+    pub fn take_back(&mut self, now: Instant, number: u16, lease: u64, served: Box<dyn Served>) {
+        match self.moving.remove(&number) {
+            true => self.say_opened(number, lease, served),
+            false => served.finish(now),
+        }
+    }
+
+    fn say_opened(&mut self, number: u16, epoch: u64, served: Box<dyn Served>) {
+        let opened = Opened { epoch, credit: served.credit(), info: served.description() };
+        self.attachments.insert(number, served);
+        self.say_at_length(Kind::Opened, number, opened.encode());
+    }
+
+    fn say_at_length(&mut self, kind: Kind, number: u16, bytes: Vec<u8>) {
+        let (head, part, payload) = (Head::new(kind, number, 0), Part::empty(), bytes.into());
+        let flow = Flow(u32::from(number) << 8);
+        self.lane.send(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
     }
 
     fn say_end(&mut self, kind: Kind, attachment: u16, end: &End) {

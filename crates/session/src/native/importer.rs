@@ -72,11 +72,16 @@ pub trait Attached {
         true
     }
 
-    /// Hands the device over as it is to the host with this key; its exporter answers with the end. What is under way is lost. A class
-    /// that knows no such thing gives it back.
+    /// Hands the device over as it is to the host with this key. Its exporter answers with the end once that host has it, or opens it
+    /// again if it does not come. What is under way is lost. A class that knows no such thing gives it back.
     fn bequeath(&mut self, heir: [u8; 32]) {
         let _ = heir;
         self.close();
+    }
+
+    /// Whether it was handed over, and nobody has come for it yet.
+    fn is_moving(&self) -> bool {
+        false
     }
 }
 

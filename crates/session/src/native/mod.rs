@@ -38,7 +38,7 @@ pub use farbus_wire::native::{
 };
 
 pub use attachment::{Attachment, Heard};
-pub use exporter::{ExporterSession, Served, Services};
+pub use exporter::{Bequest, ExporterSession, Inherited, Served, Services};
 pub use importer::{Attached, ImporterSession, Movable, Progress, State};
 pub use remote_block::RemoteBlock;
 pub use remote_observer::RemoteObserver;

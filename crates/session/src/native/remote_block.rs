@@ -34,6 +34,8 @@ pub struct RemoteBlock {
     outbox: VecDeque<Message>,
     /// Nothing new is begun.
     is_still: bool,
+    /// It was handed over, and nobody has come for it.
+    is_moving: bool,
     opened: Vec<Payload>,
     next_order: u64,
     /// The order behind the last change.
@@ -82,6 +84,7 @@ impl RemoteBlock {
             held: VecDeque::new(),
             outbox: VecDeque::new(),
             is_still: false,
+            is_moving: false,
             opened: Vec::new(),
             next_order: 0,
             changed: 0,
@@ -176,9 +179,11 @@ impl RemoteBlock {
         if arrived.head.flags.more {
             return Ok(());
         }
-        if self.state != State::Opening {
+        if self.state != State::Opening && !std::mem::take(&mut self.is_moving) {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
         }
+        // If it was to be another's, it is ours again.
+        self.is_still = false;
         let body = Payload::joined(self.opened.drain(..));
         let opened = Opened::decode(&body.contiguous())?;
         let description = Description::decode(&opened.info)?;
@@ -365,7 +370,7 @@ impl Attached for RemoteBlock {
                 Ok(())
             }
             // The description's further frames have no request of their own.
-            Kind::Data if self.state == State::Opening && !self.opened.is_empty() => self.handle_opened(now, arrived),
+            Kind::Data if !self.opened.is_empty() => self.handle_opened(now, arrived),
             Kind::Reply | Kind::Data => self.handle_reply(now, arrived, done),
             Kind::Refused | Kind::Closed => {
                 let end = End::decode(&arrived.body.contiguous())?;
@@ -380,6 +385,7 @@ impl Attached for RemoteBlock {
     }
 
     fn handle_renewed(&mut self, _now: Instant, _done: &mut Self::Done) {
+        self.is_moving = false;
         self.outbox.clear();
         self.opened.clear();
         if !matches!(self.state, State::Ended(_)) {
@@ -417,7 +423,12 @@ impl Attached for RemoteBlock {
     }
 
     fn bequeath(&mut self, heir: [u8; 32]) {
-        let part = Close { heir: Some(heir) }.encode().into();
+        let part = Close::to(heir, Vec::new()).encode().into();
         self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
+        self.is_moving = true;
+    }
+
+    fn is_moving(&self) -> bool {
+        self.is_moving && self.state == State::Open
     }
 }

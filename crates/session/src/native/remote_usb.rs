@@ -7,7 +7,9 @@ use farbus_model::{
     Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Payload, Selection, Setup, Speed, Status,
     TransferType, Urb, UrbId,
 };
-use farbus_wire::native::control::{Cause, Close, Credit, End, Open, Opened};
+use farbus_wire::native::control::{
+    Cause, Close, Credit, End, Inherit, LUGGAGE_BYTES_MAX, LUGGAGE_NAME_BYTES, Open, Opened,
+};
 use farbus_wire::native::frame::{Head, RESIDENCE_BYTES};
 use farbus_wire::native::usb::{self, Description, Reply};
 use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
@@ -39,6 +41,12 @@ pub struct RemoteUsb {
     outbox: VecDeque<Message>,
     /// Nothing new is begun.
     is_still: bool,
+    /// It was handed over, and nobody has come for it.
+    is_moving: bool,
+    /// It is to be handed over to us, with luggage that begins so.
+    inherits: Option<[u8; LUGGAGE_NAME_BYTES]>,
+    /// What came along with it.
+    luggage: Vec<Payload>,
     opened: Vec<Payload>,
     settling: Settling,
     next_own_id: u64,
@@ -69,19 +77,40 @@ struct Flight {
     is_withdrawing: bool,
     /// It was answered.
     is_answered: bool,
+    /// It is withdrawn for our own reasons: if it has nothing by then it waits here, and its asker hears nothing of it.
+    is_taken_back: bool,
 }
 
 impl Flight {
     fn new(urb: Option<InFlight>) -> Self {
         let cost = urb.as_ref().map_or(0, |urb| urb.length.into());
         let (head, data, missing) = (None, Vec::new(), 0);
-        Self { urb, cost, head, data, missing, has_begun: false, is_withdrawing: false, is_answered: false }
+        Self {
+            urb,
+            cost,
+            head,
+            data,
+            missing,
+            has_begun: false,
+            is_withdrawing: false,
+            is_answered: false,
+            is_taken_back: false,
+        }
     }
 }
 
 impl RemoteUsb {
     /// Asks for a device as `attachment`, a number of the session that is not in use.
     pub fn new(attachment: u16, open: Open) -> Self {
+        Self::asking(attachment, open, None)
+    }
+
+    /// Asks for a device that is to be handed over to us, whenever that is, with luggage that begins like this.
+    pub fn heir(attachment: u16, open: Open, luggage: [u8; LUGGAGE_NAME_BYTES]) -> Self {
+        Self::asking(attachment, open, Some(luggage))
+    }
+
+    fn asking(attachment: u16, open: Open, inherits: Option<[u8; LUGGAGE_NAME_BYTES]>) -> Self {
         let mut remote = Self {
             attachment,
             open,
@@ -95,6 +124,9 @@ impl RemoteUsb {
             held: VecDeque::new(),
             outbox: VecDeque::new(),
             is_still: false,
+            is_moving: false,
+            inherits,
+            luggage: Vec::new(),
             opened: Vec::new(),
             settling: Settling::No,
             next_own_id: OWN_ID_FIRST,
@@ -118,9 +150,34 @@ impl RemoteUsb {
         self.slots.len() + self.held.len()
     }
 
+    /// What came along with it from whoever had it; all of it is here once it is open.
+    pub fn take_luggage(&mut self) -> Vec<u8> {
+        Payload::joined(self.luggage.drain(..)).into_vec()
+    }
+
+    /// The same as [`Attached::bequeath`], with something for the heir.
+    pub fn bequeath_with(&mut self, heir: [u8; 32], luggage: Vec<u8>) {
+        let (head, part) = (Head::new(Kind::Close, self.attachment, 0), Part::empty());
+        let payload = Close::to(heir, luggage).encode().into();
+        let flow = Flow(u32::from(self.attachment) << 8);
+        self.outbox.push_back(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
+        (self.is_still, self.is_moving) = (true, true);
+    }
+
     fn ask_to_open(&mut self) {
-        let part = self.open.encode().into();
-        self.outbox.push_back(Message::control(Kind::Open, self.attachment, 0, part));
+        let (kind, bytes) = match self.inherits {
+            Some(luggage) => (Kind::Inherit, Inherit { luggage, open: self.open.clone() }.encode()),
+            None => (Kind::Open, self.open.encode()),
+        };
+        self.outbox.push_back(Message::control(kind, self.attachment, 0, bytes.into()));
+    }
+
+    fn handle_luggage(&mut self, body: Payload) -> Result<(), Reject> {
+        self.luggage.push(body);
+        match self.luggage.iter().map(Payload::len).sum::<usize>() > LUGGAGE_BYTES_MAX {
+            true => Err(Reject::new("luggage", LUGGAGE_BYTES_MAX as u64, "luggage has 16 MiB at most")),
+            false => Ok(()),
+        }
     }
 
     fn has_credit(&self, cost: u64) -> bool {
@@ -177,6 +234,12 @@ impl RemoteUsb {
         self.outbox.push_back(Message { head, part, payload, urgency, flow, done_at: None });
     }
 
+    /// What was taken back waits in its place among those that wait: askers count their requests.
+    fn hold_again(&mut self, urb: InFlight) {
+        let at = self.held.partition_point(|held| held.id < urb.id);
+        self.held.insert(at, urb);
+    }
+
     /// What comes next of a reset or a restoration, if its last step is over.
     fn settle(&mut self, done: &mut Completions) {
         if self.settling == Settling::Withdrawing && self.slots.is_empty() {
@@ -200,13 +263,15 @@ impl RemoteUsb {
         if arrived.head.flags.more {
             return Ok(());
         }
-        if self.state != State::Opening {
+        let has_come_back = std::mem::take(&mut self.is_moving);
+        if self.state != State::Opening && !has_come_back {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
         }
         let body = Payload::joined(self.opened.drain(..));
         let opened = Opened::decode(&body.contiguous())?;
         let description = Description::decode(&opened.info)?;
         let descriptors = descriptors_of(&description)?;
+        (self.is_still, self.inherits) = (false, None);
         self.open.epoch = opened.epoch;
         self.credit = opened.credit;
         self.state = State::Open;
@@ -217,7 +282,9 @@ impl RemoteUsb {
             return Ok(());
         }
         let had = std::mem::replace(&mut self.descriptors, descriptors);
-        if had.configurations.is_empty() {
+        if has_come_back {
+            self.release(done);
+        } else if had.configurations.is_empty() {
             let description = self.description.as_ref().expect("put there just now");
             self.selection.select_configuration(&self.descriptors, description.configuration);
             for &(interface, setting) in &description.alternates {
@@ -301,12 +368,16 @@ impl RemoteUsb {
     fn finish(&mut self, tag: u16, done: &mut Completions) {
         let flight = self.slots.get_mut(tag).expect("it is in flight");
         flight.is_answered = true;
+        let is_taken_back = flight.is_taken_back && self.is_still && flight.urb.is_some();
         self.bytes -= flight.cost;
         let (urb, head, data) = (flight.urb.take(), flight.head.take(), std::mem::take(&mut flight.data));
         if !flight.is_withdrawing {
             self.slots.remove(tag);
         }
-        if let Some(urb) = urb {
+        let has_nothing = head.as_ref().is_some_and(|head| head.status == Status::Cancelled && head.actual == 0);
+        if is_taken_back && has_nothing {
+            self.hold_again(urb.expect("what is taken back has its asker"));
+        } else if let Some(urb) = urb {
             let payload = Payload::joined(data);
             let finished = match head {
                 None if urb.direction == Direction::Out => urb.accept(),
@@ -420,8 +491,9 @@ impl Device for RemoteUsb {
             return done.push(urb.fail(Status::Cancelled));
         }
         let found = self.slots.iter_mut().find_map(|(tag, flight)| {
-            let urb = flight.urb.as_ref().filter(|urb| urb.id == id)?;
-            Some((tag, urb.endpoint))
+            let endpoint = flight.urb.as_ref().filter(|urb| urb.id == id)?.endpoint;
+            flight.is_taken_back = false;
+            Some((tag, endpoint))
         });
         if let Some((tag, endpoint)) = found {
             self.say_cancel(tag, endpoint);
@@ -468,7 +540,8 @@ impl Attached for RemoteUsb {
         match kind {
             Kind::Opened => self.handle_opened(arrived, done),
             // The description's further frames have no request of their own.
-            Kind::Data if self.state == State::Opening && !self.opened.is_empty() => self.handle_opened(arrived, done),
+            Kind::Data if !self.opened.is_empty() => self.handle_opened(arrived, done),
+            Kind::Luggage | Kind::Data if self.inherits.is_some() => self.handle_luggage(arrived.body),
             Kind::Reply | Kind::Data => self.handle_reply(arrived, done),
             Kind::Cancel => self.handle_cancelled(arrived.head.tag, done),
             Kind::Refused | Kind::Closed => {
@@ -487,6 +560,8 @@ impl Attached for RemoteUsb {
         self.fail_all(Status::Protocol, done);
         self.held = held;
         self.opened.clear();
+        self.luggage.clear();
+        self.is_moving = false;
         if !matches!(self.state, State::Ended(_)) {
             self.state = State::Opening;
             self.ask_to_open();
@@ -512,9 +587,16 @@ impl Attached for RemoteUsb {
     fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
         self.is_still = true;
         // Each may wait for something that its user has yet to do.
-        let ids: Vec<UrbId> = self.slots.iter_mut().filter_map(|(_, flight)| Some(flight.urb.as_ref()?.id)).collect();
-        for id in ids {
+        let in_flight = self.slots.iter_mut().filter_map(|(tag, flight)| {
+            let urb = flight.urb.as_ref()?;
+            Some((tag, urb.id, urb.direction == Direction::In && !flight.is_withdrawing))
+        });
+        let in_flight: Vec<(u16, UrbId, bool)> = in_flight.collect();
+        for (tag, id, is_taken_back) in in_flight {
             self.cancel(now, id, done);
+            if let Some(flight) = self.slots.get_mut(tag) {
+                flight.is_taken_back = is_taken_back;
+            }
         }
     }
 
@@ -523,8 +605,11 @@ impl Attached for RemoteUsb {
     }
 
     fn bequeath(&mut self, heir: [u8; 32]) {
-        let part = Close { heir: Some(heir) }.encode().into();
-        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
+        self.bequeath_with(heir, Vec::new());
+    }
+
+    fn is_moving(&self) -> bool {
+        self.is_moving && self.state == State::Open
     }
 }
 
@@ -550,6 +635,7 @@ impl Movable for RemoteUsb {
             State::Open => true,
             State::Ended(_) => panic!("what is over does not go on"),
         });
+        to.flag(self.is_moving);
         to.bytes(&description.encode());
         to.selection(&self.selection);
         to.u16(self.credit.requests);
@@ -581,6 +667,8 @@ impl Movable for RemoteUsb {
         if from.flag("state")? {
             remote.state = State::Open;
         }
+        remote.is_moving = from.flag("moving")?;
+        remote.is_still = remote.is_moving;
         let description = Description::decode(from.bytes("description")?)?;
         remote.descriptors = descriptors_of(&description)?;
         remote.description = Some(description);

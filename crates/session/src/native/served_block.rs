@@ -12,7 +12,7 @@ use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
 use farbus_wire::native::{Arrived, Flow, Kind, Lane, Message, Part, Urgency};
 
-use super::exporter::Served;
+use super::exporter::{Bequest, Served};
 use crate::Reject;
 
 /// Requests in flight: what a kernel's block layer keeps (Linux: `nr_requests` 128), doubled.
@@ -35,8 +35,8 @@ pub struct ServedBlock<D> {
     pass_on: Option<PassOn<D>>,
 }
 
-/// Takes a device that is handed over as it is, and the key of its heir.
-type PassOn<D> = Box<dyn FnOnce(D, Instant, [u8; 32]) + Send>;
+/// Takes a device that is handed over as it is; says whether it waits for its heir.
+type PassOn<D> = Box<dyn FnOnce(D, Instant, Bequest) -> bool + Send>;
 
 struct Flight {
     cost: u32,
@@ -77,9 +77,9 @@ impl<D: BlockDevice> ServedBlock<D> {
         }
     }
 
-    /// The same, that may be handed over: `pass_on` is called instead then, with the heir's key.
+    /// The same, that may be handed over: `pass_on` is called instead then, and says whether it waits for its heir.
     #[must_use]
-    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, [u8; 32]) + Send + 'static) -> Self {
+    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Bequest) -> bool + Send + 'static) -> Self {
         self.pass_on = Some(Box::new(pass_on));
         self
     }
@@ -233,10 +233,13 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         self.device.is_gone().then_some(End { cause: Cause::Gone, message })
     }
 
-    fn hand_over(mut self: Box<Self>, now: Instant, heir: [u8; 32]) {
+    fn hand_over(mut self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
         match self.pass_on.take() {
-            Some(pass_on) => pass_on(self.device, now, heir),
-            None => self.finish(now),
+            Some(pass_on) => pass_on(self.device, now, bequest),
+            None => {
+                self.finish(now);
+                false
+            }
         }
     }
 

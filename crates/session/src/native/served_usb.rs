@@ -13,7 +13,7 @@ use farbus_wire::native::usb::{self, Description, Request};
 use farbus_wire::native::{Arrived, Flow, Kind, Lane, Message, Part, Urgency};
 use farbus_wire::usbip::DeviceRecord;
 
-use super::exporter::Served;
+use super::exporter::{Bequest, Served};
 use crate::Reject;
 
 /// Requests in flight: Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64; a receive-ahead many more.
@@ -33,8 +33,8 @@ pub struct ServedUsb<D> {
     pass_on: Option<PassOn<D>>,
 }
 
-/// Takes a device that is handed over as it is, and the key of its heir.
-type PassOn<D> = Box<dyn FnOnce(D, Instant, [u8; 32]) + Send>;
+/// Takes a device that is handed over as it is; says whether it waits for its heir.
+type PassOn<D> = Box<dyn FnOnce(D, Instant, Bequest) -> bool + Send>;
 
 struct Flight {
     cost: usize,
@@ -78,9 +78,9 @@ impl<D: Device> ServedUsb<D> {
         }
     }
 
-    /// The same, that may be handed over: `pass_on` is called instead then, with the heir's key.
+    /// The same, that may be handed over: `pass_on` is called instead then, and says whether it waits for its heir.
     #[must_use]
-    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, [u8; 32]) + Send + 'static) -> Self {
+    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Bequest) -> bool + Send + 'static) -> Self {
         self.pass_on = Some(Box::new(pass_on));
         self
     }
@@ -292,8 +292,11 @@ impl<D: Device> Served for ServedUsb<D> {
         self.device.is_gone().then_some(End { cause: Cause::Gone, message })
     }
 
-    fn hand_over(mut self: Box<Self>, now: Instant, heir: [u8; 32]) {
-        let Some(pass_on) = self.pass_on.take() else { return self.finish(now) };
+    fn hand_over(mut self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
+        let Some(pass_on) = self.pass_on.take() else {
+            self.finish(now);
+            return false;
+        };
         let left: Vec<u16> = self.flights.keys().copied().collect();
         for tag in left {
             self.device.cancel(now, UrbId(tag.into()), &mut self.done);
@@ -303,9 +306,10 @@ impl<D: Device> Served for ServedUsb<D> {
         }
         // What is still under way would be answered to the heir: a real device takes its time to let go.
         if !self.flights.is_empty() {
-            return self.finish(now);
+            self.finish(now);
+            return false;
         }
-        pass_on(self.device, now, heir);
+        pass_on(self.device, now, bequest)
     }
 
     fn finish(mut self: Box<Self>, now: Instant) {

@@ -292,9 +292,18 @@ impl<D: Device> DeviceSession<D> {
     }
 
     /// A guest that has the device already, and came from elsewhere with it.
-    pub fn handle_moved_here(&mut self, caps: Caps) {
+    ///
+    /// # Errors
+    /// [`Reject`]: it is not set as the guest has set it.
+    pub fn handle_moved_here(&mut self, caps: Caps, configuration: u8, alternates: &[(u8, u8)]) -> Result<(), Reject> {
+        let selection = self.device.selection();
+        if (selection.configuration(), selection.alternates()) != (configuration, alternates) {
+            let is = selection.configuration();
+            return Err(Reject::new("configuration", is.into(), "a device that moves stays as its guest has set it"));
+        }
         self.caps = caps;
         self.state = State::Shown;
+        Ok(())
     }
 
     fn keep(&mut self, mut packet: Packet) -> Result<(), Reject> {
@@ -804,10 +813,23 @@ impl<D: Device> DeviceSession<D> {
         self.collect(now);
     }
 
-    /// The device as it is, for whoever goes on with it.
+    /// The guest has gone elsewhere with all that it had asked: the device stays as it is.
     ///
     /// # Panics
     /// Unless it is quiet.
+    pub fn handle_moved_away(&mut self) {
+        assert!(self.flights.is_empty(), "a device that moves owes nothing");
+        self.state = State::Alone;
+        self.caps = Caps::NONE;
+        self.streams.clear();
+        self.transfers.clear();
+        self.is_moving = false;
+    }
+
+    /// The device as it is, for whoever goes on with it.
+    ///
+    /// # Panics
+    /// Unless it owes nothing.
     pub fn into_device(self) -> D {
         assert!(self.flights.is_empty(), "a device that moves owes nothing");
         self.device

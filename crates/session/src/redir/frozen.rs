@@ -3,8 +3,8 @@
 use farbus_wire::usbip::Reject;
 use farbus_wire::usbredir::Caps;
 
-/// Names what it is, and its version.
-const MAGIC: &[u8; 8] = b"redir\0\0\x01";
+/// Names what it is, and its version: an heir says it to be given no other.
+pub const MAGIC: &[u8; 8] = b"redir\0\0\x01";
 
 /// A guest's stream, frozen where nothing is under way at the device: what the guest has asked and has no answer to, as bytes of
 /// its own; what it is to be told, as bytes of ours; and what both depend on.

@@ -91,13 +91,14 @@ impl<D: Device> RedirHost<D> {
         Ok(self.session.go_on(now)?)
     }
 
-    /// Takes the stream apart, for another home: the device as it is, not reset, and all the rest.
+    /// Takes the stream away, for another home: what stays is the device as it is, not reset, which nobody uses.
     ///
     /// # Panics
     /// Unless it is quiet.
-    pub fn freeze(mut self) -> (D, Frozen) {
+    pub fn freeze(&mut self) -> Frozen {
         assert!(self.is_quiet(), "what moves owes nothing");
         let mut conn = self.conn.take().expect("a quiet one has a connection");
+        self.is_held = false;
         let theirs = conn.theirs().expect("whose other end has said hello");
         while let Some(packet) = self.session.poll_packet() {
             conn.send(packet, &mut self.pool);
@@ -112,30 +113,43 @@ impl<D: Device> RedirHost<D> {
         let to_guest = drain(&mut conn, &mut self.pool);
         let selection = self.session.device().selection();
         let (configuration, alternates) = (selection.configuration(), selection.alternates().to_vec());
-        (self.session.into_device(), Frozen { theirs, configuration, alternates, from_guest, to_guest })
+        self.session.handle_moved_away();
+        Frozen { theirs, configuration, alternates, from_guest, to_guest }
     }
 
-    /// Puts a frozen stream together over `device`, which is in the state that it says. The guest's requests are begun at once;
-    /// their answers wait for whoever carries the stream from here.
+    /// Goes on with a frozen stream; the device is in the state that it says. The guest's requests are begun at once; their
+    /// answers wait for whoever carries the stream from here.
     ///
     /// # Errors
-    /// [`Fault`]: what the guest had said is not what a guest says.
-    pub fn thawed(now: Instant, device: D, frozen: Frozen, limits: Limits) -> Result<Self, Fault> {
-        let mut host = Self::new(device, limits);
-        let mut conn = Conn::continued(Side::Host, CAPS, frozen.theirs, &limits);
-        host.session.handle_moved_here(conn.common().expect("it was said before"));
-        conn.send_again(frozen.to_guest, &mut host.pool);
-        host.conn = Some(conn);
+    /// [`Fault`]: what the guest had said is not what a guest says, or the device is another's; call [`RedirHost::disconnect`].
+    ///
+    /// # Panics
+    /// If somebody is connected.
+    pub fn thaw(&mut self, now: Instant, frozen: Frozen) -> Result<(), Fault> {
+        assert!(self.conn.is_none(), "a device has one guest");
+        let mut conn = Conn::continued(Side::Host, CAPS, frozen.theirs, &self.limits);
+        let common = conn.common().expect("it was said before");
+        conn.send_again(frozen.to_guest, &mut self.pool);
+        self.conn = Some(conn);
+        self.session.handle_moved_here(common, frozen.configuration, &frozen.alternates)?;
         let mut rest = &frozen.from_guest[..];
         while !rest.is_empty() {
-            let space = host.receive_space();
+            let space = self.receive_space();
             let count = space.len().min(rest.len());
             space[..count].copy_from_slice(&rest[..count]);
-            host.handle_received(count);
+            self.handle_received(count);
             rest = &rest[count..];
-            host.advance(now)?;
+            self.advance(now)?;
         }
-        Ok(host)
+        Ok(())
+    }
+
+    /// The device, for whoever goes on with it.
+    ///
+    /// # Panics
+    /// If it owes an answer.
+    pub fn into_device(self) -> D {
+        self.session.into_device()
     }
 
     /// Whether somebody is.

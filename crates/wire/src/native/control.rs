@@ -6,6 +6,12 @@ use crate::reject::Reject;
 /// Bytes of a device's name, a reason, a refusal: what people read in one line or two.
 pub const TEXT_BYTES_MAX: usize = 1024;
 
+/// Bytes with which luggage says what it is, and of which version.
+pub const LUGGAGE_NAME_BYTES: usize = 8;
+/// Bytes of luggage at most: of a virtual machine's device, what it had asked and not been answered. Its controller asks for half a
+/// mebibyte at once; a disk's queue of those, both ways, is within it.
+pub const LUGGAGE_BYTES_MAX: usize = 16 << 20;
+
 /// What a device is asked in: which requests there are, and what they look like (requirement N1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Class(pub u8);
@@ -84,6 +90,33 @@ impl Open {
     }
 }
 
+/// Importer: I want this device as soon as it is handed over to me, and understand what comes along with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inherit {
+    /// How the luggage begins that is understood.
+    pub luggage: [u8; LUGGAGE_NAME_BYTES],
+    /// What is wanted.
+    pub open: Open,
+}
+
+impl Inherit {
+    /// As it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        [&self.luggage[..], &self.open.encode()].concat()
+    }
+
+    /// As it travelled.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+        let Some((luggage, open)) = bytes.split_first_chunk() else {
+            return Err(Reject::new("luggage", bytes.len() as u64, "what luggage is has 8 bytes"));
+        };
+        Ok(Self { luggage: *luggage, open: Open::decode(open)? })
+    }
+}
+
 /// What an importer may have in flight on an attachment. A credit is taken by a request and comes back with its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credit {
@@ -159,16 +192,25 @@ impl Cause {
 pub const HANDED_OVER: &str = "handed over";
 
 /// Importer: I am done with a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Close {
     /// The key of the host that goes on with it as it is; `None`: nobody does, and it is reset. Zeros are a host without a key.
     pub heir: Option<[u8; 32]>,
+    /// What the heir is given along with it; the exporter does not look inside.
+    pub luggage: Vec<u8>,
 }
 
 impl Close {
+    /// It goes to the host with this key.
+    pub fn to(heir: [u8; 32], luggage: Vec<u8>) -> Self {
+        Self { heir: Some(heir), luggage }
+    }
+
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
-        self.heir.map(Vec::from).unwrap_or_default()
+        let mut bytes = self.heir.map(Vec::from).unwrap_or_default();
+        bytes.extend(&self.luggage);
+        bytes
     }
 
     /// As it travelled.
@@ -179,8 +221,13 @@ impl Close {
         if bytes.is_empty() {
             return Ok(Self::default());
         }
-        let heir = bytes.try_into().map_err(|_| Reject::new("heir", bytes.len() as u64, "a key has 32 bytes"))?;
-        Ok(Self { heir: Some(heir) })
+        match bytes.split_first_chunk() {
+            None => Err(Reject::new("heir", bytes.len() as u64, "a key has 32 bytes")),
+            Some((_, luggage)) if luggage.len() > LUGGAGE_BYTES_MAX => {
+                Err(Reject::new("luggage", luggage.len() as u64, "luggage has 16 MiB at most"))
+            }
+            Some((heir, luggage)) => Ok(Self::to(*heir, luggage.to_vec())),
+        }
     }
 }
 
@@ -224,7 +271,7 @@ mod tests {
     fn every_message_survives_the_way_and_none_without_its_end() {
         let open = Open { class: Class::BLOCK, mode: Mode::Read, epoch: 7, name: "disk".into(), reason: "näh".into() };
         let bytes = open.encode();
-        assert_eq!(Open::decode(&bytes), Ok(open));
+        assert_eq!(Open::decode(&bytes), Ok(open.clone()));
         for end in 0..bytes.len() {
             assert!(Open::decode(&bytes[..end]).is_err(), "{end} bytes");
         }
@@ -234,10 +281,17 @@ mod tests {
         assert_eq!(Opened::decode(&opened.encode()), Ok(opened.clone()));
         let nothing = Opened { credit: Credit { requests: 0, bytes: 0 }, ..opened };
         assert_eq!(Opened::decode(&nothing.encode()).unwrap_err().field, "requests");
-        for close in [Close::default(), Close { heir: Some([7; 32]) }] {
+        let inherit = Inherit { luggage: *b"redir\0\0\x01", open };
+        let bytes = inherit.encode();
+        assert_eq!(Inherit::decode(&bytes), Ok(inherit));
+        for end in 0..bytes.len() {
+            assert!(Inherit::decode(&bytes[..end]).is_err(), "{end} bytes");
+        }
+        for close in [Close::default(), Close::to([7; 32], Vec::new()), Close::to([7; 32], vec![1, 2, 3])] {
             assert_eq!(Close::decode(&close.encode()), Ok(close));
         }
         assert_eq!(Close::decode(&[1]).unwrap_err().field, "heir");
+        assert_eq!(Close::decode(&vec![0; 33 + LUGGAGE_BYTES_MAX]).unwrap_err().field, "luggage");
         for cause in Cause::ALL {
             let end = End { cause, message: "because".into() };
             assert_eq!(End::decode(&end.encode()), Ok(end));

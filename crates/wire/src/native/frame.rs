@@ -44,6 +44,10 @@ pub enum Kind {
     Closed,
     /// Importer: so many more events may be sent.
     Grant,
+    /// Importer: I want this device once it is handed over to me.
+    Inherit,
+    /// Exporter: what came along with the device that is opened next.
+    Luggage,
     /// Importer: do this.
     Request,
     /// Exporter: it ended so.
@@ -76,6 +80,8 @@ impl Kind {
             Kind::Close => 19,
             Kind::Closed => 20,
             Kind::Grant => 21,
+            Kind::Inherit => 22,
+            Kind::Luggage => 23,
             Kind::Request => 32,
             Kind::Reply => 33,
             Kind::Data => 34,
@@ -101,6 +107,8 @@ impl Kind {
             19 => Kind::Close,
             20 => Kind::Closed,
             21 => Kind::Grant,
+            22 => Kind::Inherit,
+            23 => Kind::Luggage,
             32 => Kind::Request,
             33 => Kind::Reply,
             34 => Kind::Data,

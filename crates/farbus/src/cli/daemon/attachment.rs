@@ -320,7 +320,7 @@ impl Shared {
             Had::Kernel(attachment) => (attachment.standing(), None),
             Had::File(attachment) => (attachment.standing(), Some(attachment.mode())),
             Had::Nbd(attachment) => (attachment.standing(), Some(attachment.mode())),
-            Had::Guests(_) => (None, None),
+            Had::Guests(attachment) => (attachment.standing(), None),
         };
         {
             let mut state = self.state();

@@ -481,8 +481,9 @@ impl Desk {
 
     /// Hands an attached device over to the host with this key.
     fn bequeath(&self, device: &str, heir: &str) -> Answer {
-        let standing = self.ask_kept(device, Kept::standing);
-        standing.map_or(Answer::Unknown, |standing| answer_of_heir(standing.as_ref(), heir))
+        // Done with nothing held: a virtual machine's device may take its time.
+        let kept = self.ask_kept(device, |kept| (kept.gate(), kept.standing()));
+        kept.map_or(Answer::Unknown, |(gate, standing)| answer_of_heir(gate.as_ref(), standing.as_ref(), heir))
     }
 
     /// Does something with what holds a virtual machine's device still, if there is such a device.

@@ -1,0 +1,58 @@
+//! A guest's device in a session: links come and go below it, and the guest notices nothing.
+
+use std::os::unix::net::UnixStream;
+
+use farbus::model::{EpAddr, Payload};
+use farbus_session::redir::usbredir::message::DataPacket;
+use farbus_session::redir::usbredir::{Message, Outcome};
+
+use super::cuts::{attach_through, share_through_a_cutter};
+use super::harness::{House, PATIENCE, wait_until};
+use super::redir::Guest;
+
+/// Reads what a source sends, `count` times.
+fn read_on(guest: &mut Guest<UnixStream>, ids: std::ops::Range<u64>) {
+    for id in ids {
+        let read = guest.bulk(id, 0x81, 60_000, Payload::Empty);
+        assert_eq!((read.outcome, read.payload.into_vec()), (Outcome::Success, vec![0; 60_000]));
+    }
+}
+
+#[test]
+fn a_paired_hosts_device_stays_with_its_guest_while_links_are_cut() {
+    let house = House::new();
+    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&house, "zero,verify");
+    let socket = house.path("guest.sock");
+    let arguments = ["--via", "redir", "--socket", socket.to_str().unwrap()];
+    let mut attach = attach_through(&desk, "zero", &cutter, &arguments, "20");
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    // An interrupt stream runs meanwhile.
+    guest.say(2, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
+    for round in 0..4 {
+        read_on(&mut guest, 100 * round..100 * round + 10);
+        let before = cutter.links();
+        cutter.cut();
+        // Asked of a device that has no link now.
+        let (endpoint, outcome) = (EpAddr::from_byte(0x01), Outcome::Success);
+        let payload: Payload = vec![0; 70_000].into();
+        let packet = DataPacket { endpoint, outcome, length: 70_000, stream: 0, payload };
+        guest.say(100 * round + 50, Message::Bulk(packet));
+        let written = guest.hear_kind(|message| matches!(message, Message::Bulk(_)));
+        let Message::Bulk(packet) = written.message else { unreachable!("it was looked for") };
+        assert_eq!((written.id, packet.outcome, packet.length), (100 * round + 50, Outcome::Success, 70_000));
+        wait_until(PATIENCE, "it has another link", || cutter.links() > before);
+    }
+    let status = desk.json(&["status", "--json"]);
+    assert_eq!(status[0]["devices"][0]["state"], "attached", "{status}");
+    // Gone, and another finds it reset.
+    drop(guest);
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    read_on(&mut guest, 3..5);
+    desk.ok(&["detach"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+    while guest.hear().is_some() {}
+    let is_free = || lab3.json(&["status", "--json"])[0]["devices"][0]["state"] == "available";
+    wait_until(PATIENCE, "it is given back", is_free);
+}
