@@ -212,6 +212,11 @@ impl Share {
 }
 
 impl Attached {
+    /// One that was started by other means.
+    pub(crate) fn of(child: Child) -> Self {
+        Self { child }
+    }
+
     /// Waits until it ends by itself; how it did.
     pub fn end(mut self) -> Result<ExitStatus> {
         self.child.wait().map_err(Error::io("wait for farbus attach"))

@@ -65,6 +65,8 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("redir-lost-guest", FARBUS_REDIR, SHARE),
     ("redir-lost-server", FARBUS_REDIR, SHARE),
     ("redir-migrate", FARBUS_REDIR, SHARE),
+    ("redir-migrate-hosts", FARBUS_REDIR, SHARE),
+    ("redir-migrate-fails", FARBUS_REDIR, SHARE),
     ("usbfs-lsusb", STOCK, SHARE_USB),
     ("usbfs-killed", STOCK, SHARE_USB),
     ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),

@@ -1,6 +1,7 @@
 //! The bench that a case works at: machines to boot, farbus to start, a scratch folder, a place for logs.
 
 use crate::farbus::{Farbus, Share};
+use crate::hosts::Host;
 use crate::image::kernel::{Kernel, write_whole};
 use crate::image::{isostream, root::Base, testusb};
 use crate::machine::{Guest, Network, Spec};
@@ -182,10 +183,18 @@ impl Lab<'_> {
 
     /// The farbus under test, or the reason to skip.
     pub fn farbus(&self) -> Result<Farbus> {
-        let program = self.workshop.farbus.clone().ok_or_else(|| {
+        Farbus::new(self.program()?, &self.scratch("run"), &self.workshop.logs, self.name)
+    }
+
+    fn program(&self) -> Result<PathBuf> {
+        self.workshop.farbus.clone().ok_or_else(|| {
             Error::Skip("no farbus program: build it (cargo build --release -p farbus) or give --farbus PATH".into())
-        })?;
-        Farbus::new(program, &self.scratch("run"), &self.workshop.logs, self.name)
+        })
+    }
+
+    /// A host of this name, with a key of its own.
+    pub fn host(&self, name: &'static str) -> Result<Host> {
+        Host::new(self.program()?, name, &self.scratch("hosts"), &self.workshop.logs.join(self.name))
     }
 
     /// `farbus share` on the host's loopback, ready for connections.

@@ -23,6 +23,7 @@ pub mod cases;
 pub mod disk;
 pub mod error;
 pub mod farbus;
+pub mod hosts;
 pub mod image;
 pub mod interop;
 pub mod lab;

@@ -143,14 +143,15 @@ impl Guest {
         monitor::execute(&self.monitor, command, arguments)
     }
 
-    /// Moves the machine to another that waits at this address, live; returns when it runs there and no more here.
-    pub fn migrate(&self, to: &str, within: Duration) -> Result<()> {
+    /// Moves the machine to another that waits at this address, live; returns when it runs there and no more here. For how long it ran
+    /// on neither is what QEMU says of it.
+    pub fn migrate(&self, to: &str, within: Duration) -> Result<Duration> {
         self.execute("migrate", &serde_json::json!({ "uri": to }))?;
         let started = Instant::now();
         loop {
             let said = monitor::ask(&self.monitor, "query-migrate", &serde_json::json!({}))?;
             match said["status"].as_str() {
-                Some("completed") => return Ok(()),
+                Some("completed") => return Ok(Duration::from_millis(said["downtime"].as_u64().unwrap_or_default())),
                 Some("failed" | "cancelled") => {
                     return Err(Error::Expectation(format!("the machine did not migrate: {said}")));
                 }

@@ -35,7 +35,8 @@ impl House for Shared {
 
     fn open(self: &Arc<Self>, caller: &Session, peer: &str, open: &native::Open) -> Result<Opened, native::End> {
         let bus_id = self.known(open)?;
-        if self.leases().legacy_of(&bus_id, key_of(caller), open.epoch).is_some_and(|legacy| !legacy.luggage.is_empty()) {
+        if self.leases().legacy_of(&bus_id, key_of(caller), open.epoch).is_some_and(|legacy| !legacy.luggage.is_empty())
+        {
             return Err(refusal(native::Cause::Refused, LUGGAGE.to_owned()));
         }
         let (number, session) = self.enter_tenant(caller, peer)?;
@@ -94,7 +95,8 @@ impl House for Shared {
 }
 
 /// Why who brings no room for luggage does not get the device.
-const LUGGAGE: &str = "it moves with a virtual machine: 'farbus attach HOST/DEVICE --via redir --inherit' goes on with it";
+const LUGGAGE: &str =
+    "it moves with a virtual machine: 'farbus attach HOST/DEVICE --via redir --inherit' goes on with it";
 
 fn key_of(session: &Session) -> Key {
     session.guest.as_ref().map(|guest| *guest.fingerprint().as_bytes())
@@ -273,9 +275,9 @@ impl Shared {
         };
         let now = self.clock.now();
         match home.leave_fate(fate) {
-            Err(Fate::Back(Face::Usb { device, give_back, .. }, _)) => give_back(device, now),
-            Err(Fate::Back(Face::Block { device, give_back, .. }, _)) => give_back(device, now),
-            Err(Fate::Back(Face::Observer { .. }, _) | Fate::Over(_)) | Ok(()) => {}
+            Some(Fate::Back(Face::Usb { device, give_back, .. }, _)) => give_back(device, now),
+            Some(Fate::Back(Face::Block { device, give_back, .. }, _)) => give_back(device, now),
+            Some(Fate::Back(Face::Observer { .. }, _) | Fate::Over(_)) | None => {}
         }
     }
 

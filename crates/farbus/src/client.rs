@@ -460,7 +460,8 @@ impl Client {
             return Err(ClientError::Local("what is inherited comes in a session, from a paired host".to_owned()));
         }
         let (dial, described) = self.dial(target)?;
-        let remote = RemoteUsb::heir(ATTACHMENT, asked_for(target, native::Class::USB, native::Mode::Exclusive), luggage);
+        let remote =
+            RemoteUsb::heir(ATTACHMENT, asked_for(target, native::Class::USB, native::Mode::Exclusive), luggage);
         Linked::begin(dial, remote, grace).map_err(|source| lost(&described, source))
     }
 

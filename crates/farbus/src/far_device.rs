@@ -12,8 +12,8 @@ use farbus_io::link::{Clock, Gathering, Link};
 use farbus_model::{Completions, Descriptors, Device, InFlight, Instant, Readiness, Selection, Speed, UrbId};
 use farbus_session::RemoteDevice;
 use farbus_session::native::control::Cause;
-use farbus_session::redir::FROZEN_MAGIC;
 use farbus_session::native::{Attached, RemoteUsb, State};
+use farbus_session::redir::FROZEN_MAGIC;
 
 use crate::attach::{Ended, ended_by};
 use crate::client::{Client, ClientError, Target, local, local_address};

@@ -303,7 +303,9 @@ impl Relay {
     fn carry_out(&mut self, Order { wish, answer }: Order) {
         let now = self.clock.now();
         let result = match (wish, &mut self.held) {
-            (Wish::Hold | Wish::Move(_), _) if !matches!(self.stay, Stay::Here) => Err("it is being handed over already"),
+            (Wish::Hold | Wish::Move(_), _) if !matches!(self.stay, Stay::Here) => {
+                Err("it is being handed over already")
+            }
             (Wish::Move(_), _) if !self.host.session().device().may_move() => {
                 Err("it has no session that could be handed over (a paired host, or --grace SECONDS)")
             }
@@ -435,7 +437,10 @@ impl Relay {
                 let luggage = frozen.as_ref().map(Frozen::to_bytes).unwrap_or_default();
                 match (luggage.len() <= LUGGAGE_BYTES_MAX, frozen) {
                     (false, Some(frozen)) => {
-                        warn!(bytes = luggage.len(), "the virtual machine had asked too much to be handed over: its device stays here");
+                        warn!(
+                            bytes = luggage.len(),
+                            "the virtual machine had asked too much to be handed over: its device stays here"
+                        );
                         Stay::Expecting(frozen)
                     }
                     (_, frozen) => {

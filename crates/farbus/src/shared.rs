@@ -137,20 +137,18 @@ enum Waiting {
 }
 
 impl Session {
-    /// Tells it what became of the device that it has handed over.
-    ///
-    /// # Errors
-    /// [`Fate`], again: it is gone.
-    pub fn leave_fate(&self, fate: Fate) -> Result<(), Fate> {
+    /// Tells it what became of the device that it has handed over; the fate again if it is gone.
+    #[must_use]
+    pub fn leave_fate(&self, fate: Fate) -> Option<Fate> {
         {
             let mut waiting = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
             if matches!(*waiting, Waiting::Gone) {
-                return Err(fate);
+                return Some(fate);
             }
             *waiting = Waiting::Told(fate);
         }
         self.mailbox.wake();
-        Ok(())
+        None
     }
 
     fn fate(&self, next: Waiting) -> Option<Fate> {

@@ -239,5 +239,8 @@ fn a_disk_goes_to_its_heir_with_all_that_was_written() {
     let lease = heir.linked.remote().lease();
     heir.linked.remote_mut().bequeath([0; 32]);
     heir.linked.turn(&mut heir.done);
-    assert_eq!(had(|| exporter.disk(lease), |heir| cause(&heir.linked)).ask(BlockRequest::read(BlockId(1), 4096, 7)), b"written");
+    assert_eq!(
+        had(|| exporter.disk(lease), |heir| cause(&heir.linked)).ask(BlockRequest::read(BlockId(1), 4096, 7)),
+        b"written"
+    );
 }

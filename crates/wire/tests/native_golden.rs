@@ -12,7 +12,7 @@ use farbus_model::{
     Status, StoreError, TransferType, Urb, UrbFlags, UrbId,
 };
 use farbus_wire::native::block;
-use farbus_wire::native::control::{Cause, Class, Close, Credit, End, Mode, Open, Opened};
+use farbus_wire::native::control::{Cause, Class, Close, Credit, End, Inherit, Mode, Open, Opened};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES, RESIDENCE_BYTES, Residence};
 use farbus_wire::native::usb::{self, Request};
 use farbus_wire::native::{
@@ -24,6 +24,16 @@ const DOCUMENT: &str = include_str!("../../../docs/protocol.md");
 const SECTION: &str = "## Golden vectors\n";
 /// Set to write the section anew: `FARBUS_WRITE=1 cargo test -p farbus-wire --test native_golden`.
 const WRITE: &str = "FARBUS_WRITE";
+
+/// A virtual machine's stream: an interrupt stream runs, and nothing else had been asked.
+const FROZEN: &[u8] = &[
+    b'r', b'e', b'd', b'i', b'r', 0, 0, 1, // what it is, version 1
+    0xfe, 0, 0, 0, // what the machine can do
+    1, 1, 0, 1, // configuration, one alternate setting: interface 0, setting 1
+    17, 0, 0, 0, // bytes of what it had asked
+    15, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x81, // start_interrupt_receiving
+    0, 0, 0, 0, // bytes of answers
+];
 
 const DISK: u16 = 7;
 const STICK: u16 = 1;
@@ -41,9 +51,12 @@ enum Said {
     /// Of a kind that has no body.
     Bare(Kind, u16, u16),
     Open(Open),
+    Inherit(Inherit),
+    Close(Close),
+    /// What nobody on the way looks at.
+    Luggage(&'static [u8]),
     Opened(u16, Opened, Description),
     End(Kind, End),
-    Close(Close),
     Grant(u32),
     Event(usb::Event),
     UsbRequest(Urb, TransferType),
@@ -88,11 +101,13 @@ impl Said {
             Said::Hello(_) | Said::Welcome(_) | Said::Number(..) => unreachable!("a lane or a link says these"),
             Said::Bare(kind, attachment, tag) => Message::control(*kind, *attachment, *tag, Part::empty()),
             Said::Open(open) => Message::control(Kind::Open, DISK, 0, open.encode().into()),
+            Said::Inherit(inherit) => Message::control(Kind::Inherit, STICK, 0, inherit.encode().into()),
+            Said::Close(close) => Message::control(Kind::Close, STICK, 0, close.encode().into()),
+            Said::Luggage(luggage) => Message::control(Kind::Luggage, STICK, 0, luggage.to_vec().into()),
             Said::Opened(attachment, opened, _) => {
                 Message::control(Kind::Opened, *attachment, 0, opened.encode().into())
             }
             Said::End(kind, end) => Message::control(*kind, DISK, 0, end.encode().into()),
-            Said::Close(close) => Message::control(Kind::Close, DISK, 0, close.encode().into()),
             Said::Grant(events) => Message::control(Kind::Grant, STICK, 0, events.to_le_bytes().to_vec().into()),
             Said::Event(event) => message(Kind::Event, STICK, 0, event.part(), event.data.clone()),
             Said::UsbRequest(urb, kind) => {
@@ -152,6 +167,12 @@ impl Said {
                 assert_eq!(Open::decode(&body).as_ref(), Ok(open));
                 refused_short(&body, |bytes| Open::decode(bytes).is_err());
             }
+            Said::Inherit(inherit) => {
+                assert_eq!(Inherit::decode(&body).as_ref(), Ok(inherit));
+                refused_short(&body, |bytes| Inherit::decode(bytes).is_err());
+            }
+            Said::Close(close) => assert_eq!(Close::decode(&body).as_ref(), Ok(close)),
+            Said::Luggage(luggage) => assert_eq!(body, *luggage),
             Said::Opened(_, opened, device) => {
                 assert_eq!(Opened::decode(&body).as_ref(), Ok(opened));
                 match device {
@@ -169,7 +190,6 @@ impl Said {
                 assert_eq!(End::decode(&body).as_ref(), Ok(end));
                 refused_short(&body, |bytes| End::decode(bytes).is_err());
             }
-            Said::Close(close) => assert_eq!(Close::decode(&body).as_ref(), Ok(close)),
             Said::Grant(events) => assert_eq!(body, events.to_le_bytes()),
             Said::Event(event) => assert_eq!(usb::Event::decode(body.into()).as_ref(), Ok(event)),
             Said::UsbRequest(urb, _) => {
@@ -355,6 +375,9 @@ fn controls() -> Vec<(&'static str, Said)> {
         configurations: vec![vec![9, 2, 0x12, 0, 1, 1, 0, 0x80, 0x32, 9, 4, 0, 0, 0, 0xff, 0, 0, 0]],
     };
     let opened = |epoch, requests, bytes, info| Opened { epoch, credit: Credit { requests, bytes }, info };
+    let (name, reason) = ("stick".into(), String::new());
+    let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name, reason };
+    let inherit = Inherit { luggage: *FROZEN.first_chunk().expect("it begins so"), open };
     let (name, reason) = ("disk".into(), "the backup".into());
     let busy = End { cause: Cause::Busy, message: "'disk' is written by web".into() };
     let unplugged = End { cause: Cause::Gone, message: "it was unplugged".into() };
@@ -364,7 +387,9 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("opened_usb", Said::Opened(STICK, opened(1, 1024, 4 << 20, stick.encode()), Description::Usb(stick))),
         ("refused", Said::End(Kind::Refused, busy)),
         ("close", Said::Bare(Kind::Close, DISK, 0)),
-        ("close_with_heir", Said::Close(Close { heir: Some(std::array::from_fn(|at| 0xc0 + at as u8)) })),
+        ("hand_over", Said::Close(Close::to([0xa5; 32], FROZEN.to_vec()))),
+        ("inherit", Said::Inherit(inherit)),
+        ("luggage", Said::Luggage(FROZEN)),
         ("closed", Said::End(Kind::Closed, unplugged)),
         ("grant", Said::Grant(256)),
         ("cancel", Said::Bare(Kind::Cancel, STICK, 8)),

@@ -14,6 +14,7 @@ mod list;
 mod nbd;
 mod pair;
 mod redir;
+mod redir_hosts;
 mod reset;
 mod storage;
 mod strangers;
@@ -32,6 +33,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         keyboard::CASES,
         testusb::CASES,
         redir::CASES,
+        redir_hosts::CASES,
         usbfs::CASES,
         exporters::CASES,
         strangers::CASES,

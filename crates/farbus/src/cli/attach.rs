@@ -219,9 +219,9 @@ impl Way {
         let way = Self::said(args)?;
         let is_disk = matches!(way, Way::File(_) | Way::Programs(Protocol::Nbd, _));
         match args.mode {
-            _ if args.inherit && !matches!(way, Way::Programs(Protocol::Usbredir, _)) => Err(Failure::local(
-                "--inherit goes with --via redir: a virtual machine comes along\n  try: --wait=20",
-            )),
+            _ if args.inherit && !matches!(way, Way::Programs(Protocol::Usbredir, _)) => {
+                Err(Failure::local("--inherit goes with --via redir: a virtual machine comes along\n  try: --wait=20"))
+            }
             DiskMode::Read if !is_disk => Err(Failure::local(
                 "--mode read goes with --via fuse and --via nbd: a USB device has one user\n  try: --via nbd --mode read",
             )),

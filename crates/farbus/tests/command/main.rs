@@ -23,6 +23,7 @@ mod observe;
 mod owner;
 mod redir;
 mod redir_links;
+mod redir_migrate;
 mod restart;
 mod rights;
 mod sessions;

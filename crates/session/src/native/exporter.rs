@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use farbus_model::{BufferPool, Command, CommandError, Instant, Payload, Readiness};
-use farbus_wire::native::control::{
-    Cause, Close, Credit, End, HANDED_OVER, Inherit, LUGGAGE_BYTES_MAX, Open, Opened,
-};
+use farbus_wire::native::control::{Cause, Close, Credit, End, HANDED_OVER, Inherit, LUGGAGE_BYTES_MAX, Open, Opened};
 use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
 use farbus_wire::native::{

@@ -275,7 +275,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(understood, (15 + 128) * 8);
+        assert_eq!(understood, (17 + 128) * 8);
         assert!(Head::from_bytes([0, 0, 0, 0, 0, 0, 0xf8, 0xff]).is_ok());
         assert_eq!(Head::from_bytes([0, 0, 0, 0, 0, 0, 0xf9, 0xff]).unwrap_err().field, "body length");
     }

@@ -1,0 +1,202 @@
+//! A virtual machine's device goes with it to another host, each with a farbus of its own: what had been asked and not answered goes
+//! along, and who had it before is fenced off.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use farbus::model::{BufferPool, EpAddr, Limits, Payload};
+use farbus_session::redir::CAPS;
+use farbus_session::redir::usbredir::message::DataPacket;
+use farbus_session::redir::usbredir::{Conn, Message, Outcome, Packet, Side};
+
+use super::harness::{House, PATIENCE, Running, wait_until};
+use super::redir::Guest;
+use super::trust::{Host, pair};
+
+/// A host with a device, and two that may use it.
+struct Cluster<'h> {
+    exporter: Host<'h>,
+    hosts: [Host<'h>; 2],
+    address: String,
+    _share: Running,
+}
+
+impl<'h> Cluster<'h> {
+    fn new(house: &'h House, what: &[&str]) -> Self {
+        let [exporter, desk, rack] = ["lab3", "desk", "rack"].map(|name| Host { house, name });
+        for importer in [&desk, &rack] {
+            pair(&exporter, importer);
+            exporter.ok(&["allow", importer.name, "all"]);
+        }
+        pair(&desk, &rack);
+        let share = exporter.start(&[&["share"], what, &["--listen", "none", "--secure", "127.0.0.1:0"]].concat());
+        let line = share.wait_for_line("for paired hosts");
+        let address = line.split_whitespace().nth(2).unwrap().to_owned();
+        Self { exporter, hosts: [desk, rack], address, _share: share }
+    }
+
+    /// `farbus attach lab3/DEVICE --via redir` on a host.
+    fn lend(&self, at: usize, device: &str, arguments: &[&str]) -> (Running, PathBuf) {
+        let host = &self.hosts[at];
+        let socket = host.house.path(&format!("{}.sock", host.name));
+        let target = format!("lab3/{device}");
+        let words = ["attach", &target, "--address", &self.address, "--via", "redir", "--socket"];
+        let attach = host.start(&[&words[..], &[socket.to_str().unwrap()], arguments].concat());
+        attach.wait_for_line(socket.to_str().unwrap());
+        (attach, socket)
+    }
+}
+
+/// A guest that has come with its stream: no hello in either direction.
+fn arrive(socket: &Path) -> Guest<UnixStream> {
+    let stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    Guest { stream, conn: Conn::continued(Side::Guest, CAPS, CAPS, &Limits::DEFAULT) }
+}
+
+fn read(length: u32) -> Message {
+    let (endpoint, outcome) = (EpAddr::from_byte(0x81), Outcome::Success);
+    Message::Bulk(DataPacket { endpoint, outcome, length, stream: 0, payload: Payload::Empty })
+}
+
+fn hear_read(guest: &mut Guest<UnixStream>, id: u64, length: u32) {
+    match guest.hear_kind(|message| matches!(message, Message::Bulk(_))) {
+        Packet { id: answered, message: Message::Bulk(packet) } => {
+            assert_eq!((answered, packet.outcome, packet.payload.len()), (id, Outcome::Success, length as usize));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
+    let house = House::new();
+    let cluster = Cluster::new(&house, &["zero,verify"]);
+    let (mut attach, socket) = cluster.lend(0, "zero", &[]);
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    guest.say(3, read(512));
+    hear_read(&mut guest, 3, 512);
+    for (round, to) in [1, 0, 1].into_iter().enumerate() {
+        let from = &cluster.hosts[1 - to];
+        let (heir, socket) = cluster.lend(to, "zero", &["--inherit"]);
+        // The destination connects before anything else happens, and hears nothing.
+        let mut there = arrive(&socket);
+        let said = from.ok(&["migrate", "lab3/zero", "--to", cluster.hosts[to].name]);
+        assert!(said.contains("migrate its virtual machine"), "{said}");
+        let twice = from.run(&["migrate", "lab3/zero", "--to", cluster.hosts[to].name]);
+        assert!(twice.code == Some(3) && twice.stderr.contains("handed over already"), "{twice:?}");
+        // What it says until it is stopped, half a packet at the end.
+        let id = 10 * (round as u64 + 1);
+        guest.say(id, read(60_000));
+        guest.say(id + 1, Message::GetConfiguration);
+        guest.conn.send(Packet { id: id + 2, message: read(700) }, &mut BufferPool::new(0));
+        let bytes: Vec<u8> = guest.conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
+        let (half, rest) = bytes.split_at(11);
+        std::io::Write::write_all(&mut guest.stream, half).unwrap();
+        drop(guest);
+        std::io::Write::write_all(&mut there.stream, rest).unwrap();
+        let status = there.hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. }));
+        let configured = Message::ConfigurationStatus { outcome: Outcome::Success, configuration: 1 };
+        assert_eq!(status, Packet { id: id + 1, message: configured });
+        hear_read(&mut there, id, 60_000);
+        hear_read(&mut there, id + 2, 700);
+        assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+        attach.wait_for_line("handed over");
+        (guest, attach) = (there, heir);
+        assert_eq!(guest.bulk(id + 3, 0x81, 1024, Payload::Empty).length, 1024);
+    }
+    let history = cluster.exporter.json(&["status", "--json"])[0]["devices"][0]["history"].clone();
+    assert_eq!(
+        (&history[0]["ended"], &history[2]["ended"]),
+        (&"handed over".into(), &"handed over".into()),
+        "{history}"
+    );
+    drop(guest);
+    cluster.hosts[1].ok(&["detach"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0));
+    let is_free = || cluster.exporter.json(&["status", "--json"])[0]["devices"][0]["state"] == "available";
+    wait_until(PATIENCE, "it is given back", is_free);
+}
+
+#[test]
+fn keys_that_are_pressed_while_a_guest_moves_are_typed_where_it_goes() {
+    let house = House::new();
+    let cluster = Cluster::new(&house, &["keyboard"]);
+    let (mut attach, socket) = cluster.lend(0, "keyboard", &[]);
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
+    guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    let (_heir, socket) = cluster.lend(1, "keyboard", &["--inherit"]);
+    let mut there = arrive(&socket);
+    cluster.hosts[0].ok(&["migrate", "keyboard", "--to", "rack"]);
+    cluster.exporter.ok(&["type", "keyboard", "hi"]);
+    drop(guest);
+    let mut keys = Vec::new();
+    while keys.len() < 4 {
+        if let Message::Interrupt(data) = there.hear_kind(|message| matches!(message, Message::Interrupt(_))).message {
+            keys.push(data.payload.into_vec()[2]);
+        }
+        keys.dedup();
+    }
+    assert_eq!(keys, [0x0b, 0, 0x0c, 0]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+}
+
+#[test]
+fn a_guest_that_stays_or_whose_heir_does_not_come_goes_on_where_it_was() {
+    let house = House::new();
+    let cluster = Cluster::new(&house, &["zero"]);
+    let (attach, socket) = cluster.lend(0, "zero", &[]);
+    let desk = &cluster.hosts[0];
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    // The migration failed before it left.
+    desk.ok(&["migrate", "zero", "--to", "rack"]);
+    guest.say(5, read(4096));
+    desk.ok(&["resume", "zero"]);
+    hear_read(&mut guest, 5, 4096);
+    // It left, and nobody came there: whoever comes back here goes on.
+    desk.ok(&["migrate", "zero", "--to", "rack"]);
+    guest.say(6, read(5000));
+    drop(guest);
+    // In the way of one who waits for it there: somebody who would know nothing of its stream.
+    let taken = || cluster.hosts[1].run(&["attach", "lab3/zero", "--address", &cluster.address, "--via", "redir"]);
+    wait_until(PATIENCE, "it is on its way", || {
+        let outcome = taken();
+        assert_eq!(outcome.code, Some(3), "{outcome:?}");
+        outcome.stderr.contains("--inherit")
+    });
+    let mut guest = arrive(&socket);
+    hear_read(&mut guest, 6, 5000);
+    attach.assert_logged("nobody came for the device");
+    assert_eq!(guest.bulk(7, 0x81, 1024, Payload::Empty).length, 1024);
+    // And may go all the same.
+    let (_heir, socket) = cluster.lend(1, "zero", &["--inherit"]);
+    desk.ok(&["migrate", "zero", "--to", "rack"]);
+    guest.say(8, read(64));
+    drop(guest);
+    hear_read(&mut arrive(&socket), 8, 64);
+}
+
+#[test]
+fn what_cannot_be_inherited_or_handed_over_is_said() {
+    let house = House::new();
+    let cluster = Cluster::new(&house, &["zero"]);
+    let rack = &cluster.hosts[1];
+    let outcome = rack.run(&["attach", "lab3/zero", "--via", "fuse", "--inherit"]);
+    assert!(outcome.code == Some(1) && outcome.stderr.contains("--via redir"), "{outcome:?}");
+    let socket = house.path("x.sock");
+    let words = ["attach", "lab3/nothing", "--address", &cluster.address, "--via", "redir", "--inherit", "--socket"];
+    let outcome = rack.run(&[&words[..], &[socket.to_str().unwrap()]].concat());
+    assert_eq!(outcome.code, Some(4), "{outcome:?}");
+    let share = house.share(&["zero"]);
+    let arguments = ["attach", &share.target("zero"), "--via", "redir", "--socket", socket.to_str().unwrap()];
+    let plain = rack.start(&arguments);
+    plain.wait_for_line("attached at");
+    let outcome = rack.run(&["migrate", "zero", "--to", "desk"]);
+    assert!(outcome.code == Some(3) && outcome.stderr.contains("no session"), "{outcome:?}");
+    let outcome = rack.run(&[&arguments[..2], &["--via", "redir", "--inherit"]].concat());
+    assert!(outcome.code == Some(1) && outcome.stderr.contains("paired host"), "{outcome:?}");
+}

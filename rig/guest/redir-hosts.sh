@@ -1,0 +1,40 @@
+# A load that checks itself, and does not know that it moves from host to host: a disk that is read past the cache and written, a keyboard.
+attach_disk 1-1
+folder_of_disk=$(dirname "$(usb_interface_of "$dev")")
+keyboard() {
+  for input in /sys/class/input/event*; do
+    [ "$(cat "$input/device/id/bustype" 2>/dev/null)" = 0003 ] && [ -e "/dev/input/${input##*/}" ] && echo "$input" && return
+  done
+  false
+}
+wait_for 15 keyboard || fail "no keyboard appeared"
+input=$(keyboard)
+folder_of_keyboard=$(realpath "$input/device/device/../..")
+numbers() { echo "$(cat "$folder_of_disk/devnum") $(cat "$folder_of_keyboard/../devnum" "$folder_of_keyboard/devnum" 2>/dev/null)"; }
+before=$(numbers)
+/bin/busybox dd if="/dev/input/${input##*/}" of=/run/events bs=24 2>/dev/null &
+reader=$!
+mount -t ext4 "/dev/$dev" /mnt || fail "mount"
+(cd /mnt && sha256sum -c MANIFEST >/run/check 2>&1) || fail "the host's tree"
+dmesg -c >/dev/null
+say ready
+pass=0
+until [ "$(cut -d . -f 1 /proc/uptime)" -ge "$UNTIL" ]; do
+  pass=$((pass + 1))
+  head -c 300000 /dev/urandom >/run/written
+  cp /run/written /mnt/written && sync || fail "write in pass $pass"
+  echo 3 >/proc/sys/vm/drop_caches
+  cmp /run/written /mnt/written || fail "what was written in pass $pass is not what is read"
+  (cd /mnt && sha256sum -c MANIFEST >/run/check 2>&1) || fail "the host's tree in pass $pass: $(grep -v OK /run/check | head -n 5)"
+done
+size() { stat -c %s /run/events; }
+still() { seen=$(size) && sleep 1 && [ "$seen" = "$(size)" ] && [ "$seen" -gt 0 ]; }
+wait_for 30 still || fail "no event, or no end of events"
+kill $reader
+[ "$(numbers)" = "$before" ] || fail "a device has another number: it was enumerated anew ($before, $(numbers))"
+dmesg | grep -i -e reset -e error -e offline -e disconnect -e 'new .*speed' && fail "the kernel has seen something"
+hexdump -v -e '"event " 24/1 "%02x" "\n"' /run/events
+write_tree /mnt/guest
+umount /mnt || fail "umount"
+say done "$pass"
+detach

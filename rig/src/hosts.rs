@@ -1,0 +1,141 @@
+//! Several hosts on this machine: each a farbus with a key, a state and a runtime folder of its own, paired as their users would.
+
+use crate::farbus::{Attached, end, follow};
+use crate::{Error, Result, tool};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+/// How long farbus may take to say what it has to, on a machine that is busy compiling.
+const SAID_WITHIN: Duration = Duration::from_secs(20);
+
+/// One of the hosts.
+pub struct Host {
+    program: PathBuf,
+    name: &'static str,
+    folder: PathBuf,
+    logs: PathBuf,
+}
+
+/// A host's `farbus share`, for paired hosts alone. Dropping it kills it.
+pub struct Shared {
+    child: Child,
+    /// Where it is, as `--address` takes it.
+    pub address: String,
+}
+
+impl Host {
+    /// A host that keeps all it has in `folder`; what it says goes to `logs` (a path's beginning).
+    pub fn new(program: PathBuf, name: &'static str, folder: &Path, logs: &Path) -> Result<Self> {
+        let folder = folder.join(name);
+        std::fs::create_dir_all(folder.join("run")).map_err(Error::io(format!("create {}", folder.display())))?;
+        Ok(Self { program, name, folder, logs: logs.to_owned() })
+    }
+
+    /// How the others call it.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).stdin(Stdio::null());
+        command.env("XDG_RUNTIME_DIR", self.folder.join("run")).env("FARBUS_STATE", self.folder.join("state"));
+        command.env("FARBUS_NAME", self.name).env("FARBUS_LOG", "info");
+        command
+    }
+
+    /// Runs `farbus` there to its end, which has to be a good one; what it said.
+    pub fn run(&self, arguments: &[&str]) -> Result<String> {
+        tool::text(&mut self.command(arguments))
+    }
+
+    /// The one process that `farbus status` shows of this role.
+    pub fn status(&self, role: &str, device: &str) -> Result<Value> {
+        let text = self.run(&["status", "--json"])?;
+        let said: Value = serde_json::from_str(&text).map_err(|error| self.complaint("status", &error.to_string()))?;
+        let processes = said.as_array().into_iter().flatten().filter(|process| process["role"] == role);
+        let mut devices = processes.flat_map(|process| process["devices"].as_array().into_iter().flatten());
+        devices.find(|found| found["name"] == device).cloned().ok_or_else(|| self.complaint("status", &text))
+    }
+
+    fn complaint(&self, asked: &str, said: &str) -> Error {
+        Error::Farbus { asked: format!("{}: {asked}", self.name), said: said.to_owned() }
+    }
+
+    fn start(&self, arguments: &[&str], log: &str) -> Result<(Child, Receiver<String>)> {
+        let mut command = self.command(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(Error::io(format!("start {}", self.program.display())))?;
+        let log = PathBuf::from(format!("{}.{}.{log}.log", self.logs.display(), self.name));
+        let lines = follow(&mut child, &log).inspect_err(|_| end(&mut child))?;
+        Ok((child, lines))
+    }
+
+    fn await_line(&self, child: &mut Child, lines: &Receiver<String>, part: &str) -> Result<String> {
+        let (start, mut said) = (Instant::now(), Vec::new());
+        while let Ok(line) = lines.recv_timeout(SAID_WITHIN.saturating_sub(start.elapsed())) {
+            if line.contains(part) {
+                return Ok(line);
+            }
+            said.push(line);
+        }
+        end(child);
+        Err(self.complaint(part, &said.join("\n")))
+    }
+
+    /// Lets another host know this one, and the other way round; the other may use everything here.
+    pub fn pair(&self, other: &Host) -> Result<()> {
+        let (mut child, lines) = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"], "pair")?;
+        let line = self.await_line(&mut child, &lines, "\"code\"")?;
+        let said: Value = serde_json::from_str(&line).map_err(|error| self.complaint("pair", &error.to_string()))?;
+        let text = |key: &str| said[key].as_str().unwrap_or_default().to_owned();
+        let joined = other.run(&["pair", &text("address"), &text("code")]);
+        let ended = child.wait().map_err(Error::io("wait for farbus pair"))?;
+        joined?;
+        if !ended.success() {
+            return Err(self.complaint("pair", &ended.to_string()));
+        }
+        self.run(&["allow", other.name, "all"]).map(drop)
+    }
+
+    /// `farbus share WHAT…` for paired hosts, on a free port of the loopback.
+    pub fn share(&self, what: &[String]) -> Result<Shared> {
+        let mut arguments = vec!["share"];
+        arguments.extend(what.iter().map(String::as_str));
+        arguments.extend(["--listen", "none", "--secure", "127.0.0.1:0"]);
+        let (mut child, lines) = self.start(&arguments, "share")?;
+        let line = self.await_line(&mut child, &lines, "for paired hosts")?;
+        let address = line.split_whitespace().nth(2).unwrap_or_default().to_owned();
+        Ok(Shared { child, address })
+    }
+
+    /// `farbus attach TARGET …` that stays; returns once it says where it is.
+    pub fn attach(&self, arguments: &[&str], place: &Path, log: &str) -> Result<Attached> {
+        let place = place.to_string_lossy();
+        let all = [&["attach"], arguments, &["--socket", &place]].concat();
+        let (mut child, lines) = self.start(&all, log)?;
+        self.await_line(&mut child, &lines, &place)?;
+        Ok(Attached::of(child))
+    }
+}
+
+impl Shared {
+    /// Whether it still runs.
+    pub fn still_runs(&mut self) -> Result<()> {
+        match self.child.try_wait().map_err(Error::io("look after farbus share"))? {
+            None => Ok(()),
+            Some(status) => {
+                Err(Error::Farbus { asked: "share until told otherwise".into(), said: format!("it ended ({status})") })
+            }
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
