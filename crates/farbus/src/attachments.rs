@@ -11,12 +11,14 @@ use farbus_model::{BlockDevice, Device, Instant, Limits};
 use farbus_session::block::make_durable;
 use farbus_session::claims::Mode;
 use farbus_session::leases::{Key, Worth};
-use farbus_session::native::control as native;
+use farbus_session::native::{Left, control as native};
 use farbus_session::registry::{BlockRefusal, ClaimedBlock};
 use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
 use tracing::{info, warn};
 
+use crate::crowd::Visitor;
 use crate::guest::Guest;
+use crate::legacies::{Credentials, Owner};
 use crate::sessions::{Face, House, Opened};
 use crate::shared::{Legacy, Offer, STACK_BYTES, Session, Shared};
 
@@ -66,6 +68,54 @@ impl House for Shared {
                 self.end_session(number);
                 Err(if end.cause == native::Cause::Gone { gone() } else { end })
             }
+        }
+    }
+
+    fn owner(caller: &Session) -> Owner {
+        let credentials = match (&caller.guest, caller.visitor) {
+            (Some(guest), _) => {
+                let (name, address) = guest.identity();
+                Credentials::Host { fingerprint: guest.fingerprint(), name: name.into(), address: address.into() }
+            }
+            (None, Visitor::Address(address)) => Credentials::Address(address),
+            (None, Visitor::Host(_)) => unreachable!("a paired host is a guest"),
+        };
+        Owner { peer: caller.peer.clone(), credentials }
+    }
+
+    fn name_of(&self, opened_as: &str) -> String {
+        let name = self.bus_id_of(opened_as).ok().and_then(|bus_id| self.device_name(&bus_id));
+        name.unwrap_or_else(|| opened_as.to_owned())
+    }
+
+    fn reopen(self: &Arc<Self>, caller: &Session, left: &Left) -> Result<Opened, native::End> {
+        let open = &left.open;
+        let gone =
+            |_| refusal(native::Cause::Gone, format!("no device called '{}' is shared here any more", open.name));
+        let bus_id = self.bus_id_of(&open.name).map_err(gone)?;
+        let (number, session) = self
+            .enter_session(None, caller.peer.clone(), caller.guest.clone(), caller.visitor)
+            .map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
+        session.is_heir.store(true, Ordering::Release);
+        match self.open_anew(number, &session, &bus_id, open) {
+            Ok((face, mode)) => {
+                self.registry().explain(&caller.peer, &open.reason);
+                if mode == Some(Mode::Exclusive) {
+                    self.leases().keep(&bus_id, left.lease);
+                }
+                Ok(Opened { face, tenant: session, lease: left.lease })
+            }
+            Err(end) => {
+                self.end_session(number);
+                Err(end)
+            }
+        }
+    }
+
+    fn settle(&self, left: &Left) {
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = reserved.iter().position(|name| *name == left.open.name) {
+            reserved.swap_remove(at);
         }
     }
 }
@@ -278,7 +328,10 @@ impl Shared {
         let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
         let give_back = move |device: Box<dyn BlockDevice>, now| {
             let is_gone = device.is_gone();
-            if let Err(error) = make_durable(device) {
+            // Who goes on in another process has not asked for it, and finds there what was written.
+            if !tenant.is_handed_over()
+                && let Err(error) = make_durable(device)
+            {
                 warn!(peer = tenant.peer, %error, "the last writes may be lost");
             }
             shared.take_in(number, &tenant, None, is_gone, now);
@@ -324,7 +377,7 @@ impl Shared {
         };
         if let Some(bus_id) = bus_id {
             info!(device = bus_id, peer = session.peer, ending = ending.as_str(), "detached");
-            if let Some(guest) = &session.guest {
+            if let Some(guest) = session.guest.as_ref().filter(|_| ending != Ending::HandedOver) {
                 guest.record_detached(self.device_name(&bus_id).as_ref().unwrap_or(&bus_id));
             }
             if is_gone {

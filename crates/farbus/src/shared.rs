@@ -28,7 +28,7 @@ use crate::guest::Guest;
 use crate::listening::{Addresses, Listening};
 use crate::meters::{Calls, Meters};
 use crate::questions::{Answer, Lines, Question};
-use crate::sessions::{Sessions, Tenant};
+use crate::sessions::{Pending, Sessions, Tenant};
 use crate::share_error::ShareError;
 use crate::swap::Swaps;
 use crate::trust::Trust;
@@ -54,9 +54,13 @@ pub struct Shared {
     session_numbers: AtomicU64,
     session_ended: Condvar,
     /// Sessions of farbus's own protocol.
-    native: Sessions,
+    pub native: Sessions,
     /// The leases of what is shared, by bus id.
     leases: Mutex<Leases<Legacy>>,
+    /// Sessions of the process before this one, yet to go on.
+    pub pending: Mutex<Vec<(u64, Pending<Shared>)>>,
+    /// Names of what they use: nobody else gets that before.
+    pub reserved: Mutex<Vec<String>>,
     pub swaps: Swaps,
     crowd: Complaint,
     pub listeners: Addresses,
@@ -102,6 +106,8 @@ pub struct Session {
     /// The device that it looks on at.
     pub observes: OnceLock<String>,
     pub is_taken_back: AtomicBool,
+    /// What it uses was used by the process before this one.
+    pub is_heir: AtomicBool,
     /// A session's: how it ended.
     pub ending: Mutex<Option<Ending>>,
 }
@@ -113,6 +119,11 @@ impl Session {
             Some(link) => link.shut_down(),
             None => self.mailbox.wake(),
         }
+    }
+
+    /// Whether it goes on in another process.
+    pub fn is_handed_over(&self) -> bool {
+        *self.ending.lock().unwrap_or_else(PoisonError::into_inner) == Some(Ending::HandedOver)
     }
 
     /// It goes on when its link ends.
@@ -155,6 +166,8 @@ impl Shared {
             session_ended: Condvar::new(),
             native: Sessions::default(),
             leases: Mutex::new(Leases::after(unix_ms())),
+            pending: Mutex::default(),
+            reserved: Mutex::default(),
             swaps: Swaps::default(),
             crowd: Complaint::default(),
             listeners: Addresses::default(),
@@ -267,6 +280,7 @@ impl Shared {
             bus_id: Mutex::default(),
             observes: OnceLock::new(),
             is_taken_back: AtomicBool::new(false),
+            is_heir: AtomicBool::new(false),
             ending: Mutex::default(),
         };
         let (number, session) = (self.session_numbers.fetch_add(1, Ordering::Relaxed), Arc::new(session));
@@ -414,6 +428,13 @@ impl Shared {
         }
     }
 
+    /// Whether somebody used it in the process before this one, and is about to go on.
+    fn is_reserved(&self, bus_id: &str) -> bool {
+        let name = self.device_name(bus_id);
+        let reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        name.is_some_and(|name| reserved.contains(&name))
+    }
+
     pub fn status(&self) -> Vec<DeviceStatus> {
         let sessions = self.sessions();
         let meters_of = |bus_id: &str| {
@@ -484,6 +505,10 @@ impl Shared {
     pub fn command(&self, device: &str, command: Command) -> Result<(), ShareError> {
         let missing = || ShareError::NoDevice(device.to_owned());
         let bus_id = {
+            if self.is_reserved(&self.bus_id_of(device)?) {
+                // Its user goes on in a moment, and it is as it was then.
+                return Err(ShareError::Silent);
+            }
             let mut registry = self.registry();
             let bus_id = registry.find(device).ok_or_else(missing)?.to_owned();
             if let Some(idle) = registry.idle_device(&bus_id) {
@@ -614,6 +639,9 @@ impl Offer<'_> {
                 guest.record_refused(&device, crowd::REFUSAL);
             }
             return Err(OpStatus::NotAvailable);
+        }
+        if !self.session.is_heir.load(Ordering::Acquire) && self.shared.is_reserved(bus_id) {
+            return Err(OpStatus::Busy);
         }
         Ok(guest.map(|(_, device)| device))
     }

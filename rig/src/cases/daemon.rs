@@ -24,6 +24,16 @@ pub(super) const CASES: &[Case] = &[
         purpose: "the importer's daemon is restarted in mid-write and mid-read: the kernel hears nothing, the trees check out",
         run: upgrade,
     },
+    Case {
+        name: "daemon-exporter-upgrade",
+        purpose: "the exporter's daemon is restarted in mid-write and mid-read: neither the importer's kernel nor the stick notices",
+        run: exporter_upgrade,
+    },
+    Case {
+        name: "daemon-sleep",
+        purpose: "a machine suspends once `farbus daemon sleep` has let go of what vhci would not sleep with, and has it again after",
+        run: sleep,
+    },
 ];
 
 fn paired(lab: &Lab) -> Result<String> {
@@ -59,6 +69,20 @@ fn upgrade(lab: &Lab) -> Result<String> {
     let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-upgrade.sh"));
     let (note, image) = play_times(lab, script)?;
     disk::fsck(&image)?;
+    Ok(note)
+}
+
+fn exporter_upgrade(lab: &Lab) -> Result<String> {
+    let script =
+        concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-exporter-upgrade.sh"));
+    let (note, image) = play_times(lab, script)?;
+    disk::fsck(&image)?;
+    Ok(note)
+}
+
+fn sleep(lab: &Lab) -> Result<String> {
+    let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-sleep.sh"));
+    let (note, _) = play_times(lab, script)?;
     Ok(note)
 }
 

@@ -562,7 +562,9 @@ impl Shown {
             | Question::SwapStatus { .. }
             | Question::SwapCancel { .. }
             | Question::Reload
-            | Question::Restart { .. } => Answer::Unknown,
+            | Question::Restart { .. }
+            | Question::Sleep { .. }
+            | Question::Wake => Answer::Unknown,
         }
     }
 

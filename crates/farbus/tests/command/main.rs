@@ -26,5 +26,6 @@ mod restart;
 mod rights;
 mod sessions;
 mod siege;
+mod sleep;
 mod swap;
 mod trust;
