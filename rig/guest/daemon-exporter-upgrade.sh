@@ -1,6 +1,6 @@
 # The exporter's daemon is restarted in the middle of writing and reading: the stick it took stays taken, nobody above hears of it, and
 # neither does the stick. What comes before this script has two daemons and the disk.
-attach_disk "${DEVICE:-1-1}"
+attach_disk stick
 mount -t ext4 "/dev/$dev" /mnt || fail "mount"
 numbers() { cat "$(far_device 46f4:0001)/devnum" "$(near_device 46f4:0001)/devnum"; }
 before=$(numbers)

@@ -2,7 +2,7 @@
 # two daemons and the disk. 'freeze' with the test level 'devices' suspends all drivers, waits 5 s and wakes them.
 echo devices >/sys/power/pm_test || fail "this kernel tries no suspend"
 nap() { echo freeze 2>/run/nap >/sys/power/state; }
-attach_disk "${DEVICE:-1-1}"
+attach_disk stick
 nap && fail "vhci_hcd has learnt to suspend: then nothing has to be let go of"
 wait_for 15 has_disk || fail "the disk went with a suspend that was refused"
 dev=$(disk)

@@ -74,19 +74,19 @@ fn upgrade(lab: &Lab) -> Result<String> {
 
 fn exporter_upgrade(lab: &Lab) -> Result<String> {
     let script =
-        concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-exporter-upgrade.sh"));
+        concat!(include_str!("../../guest/daemon-plain.sh"), include_str!("../../guest/daemon-exporter-upgrade.sh"));
     let (note, image) = play_times(lab, script)?;
     disk::fsck(&image)?;
     Ok(note)
 }
 
 fn sleep(lab: &Lab) -> Result<String> {
-    let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-sleep.sh"));
+    let script = concat!(include_str!("../../guest/daemon-plain.sh"), include_str!("../../guest/daemon-sleep.sh"));
     let (note, _) = play_times(lab, script)?;
     Ok(note)
 }
 
-/// Two paired daemons, a stick between them, and a script that does something to them as often as is asked for.
+/// Two daemons, a stick between them, and a script that does something to them as often as is asked for.
 fn play_times(lab: &Lab, script: &str) -> Result<(String, PathBuf)> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;
