@@ -301,7 +301,8 @@ impl Shared {
         let seat = seat.ok_or_else(|| refused("as many look on as may"))?;
         session.observes.get_or_init(|| bus_id.to_owned());
         info!(device = bus_id, peer = session.peer, "observed");
-        if let Some((guest, device)) = session.guest.as_ref().zip(device) {
+        let is_news = !session.is_heir.load(Ordering::Acquire);
+        if let Some((guest, device)) = session.guest.as_ref().filter(|_| is_news).zip(device) {
             guest.record_observing(&device);
         }
         let (shared, tenant) = (Arc::clone(self), Arc::clone(session));

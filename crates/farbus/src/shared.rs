@@ -664,7 +664,9 @@ impl Offer<'_> {
 
     /// What came of a claim, for the log and a guest's record.
     pub fn note(&self, bus_id: &str, device: Option<&str>, holder: String, outcome: Result<&str, String>) {
-        let (peer, guest) = (&self.session.peer, self.session.guest.as_ref().zip(device));
+        // What was noted in the process before this one is no news.
+        let is_news = !self.session.is_heir.load(Ordering::Acquire);
+        let (peer, guest) = (&self.session.peer, self.session.guest.as_ref().filter(|_| is_news).zip(device));
         match outcome {
             Ok(mode) => {
                 info!(device = bus_id, peer, mode, "attached");

@@ -166,7 +166,8 @@ impl Rights {
             Question::OpenUsb { bus, device } => self.open_usb(bus, device),
             Question::InheritUsb { bus, device } => {
                 let node = fd.ok_or_else(|| refused("no open file came along".into()))?;
-                opened(&self.taken).inherit(bus, device, node);
+                let has_room = opened(&self.taken).inherit(bus, device, node);
+                self.hold(has_room, || "nobody has so many devices".to_owned())?;
                 done(Value::Null)
             }
             Question::GivenBack { bus, device } => {

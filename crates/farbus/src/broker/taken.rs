@@ -17,6 +17,8 @@ const DEVICES: &str = "/sys/bus/usb/devices";
 /// How long a dead process may be in the kernel's hands.
 const FREE_TIME_MAX: Duration = Duration::from_secs(10);
 const FREE_POLL: Duration = Duration::from_millis(20);
+/// More real devices than a machine shares.
+const INHERITED_MAX: usize = 1024;
 
 /// What was taken and not given back, by bus and number.
 #[derive(Debug, Default)]
@@ -48,9 +50,13 @@ impl Taken {
         Ok(for_user)
     }
 
-    /// Another process had this device open.
-    pub(super) fn inherit(&mut self, bus: u32, device: u32, node: OwnedFd) {
-        self.inherited.insert((bus, device), node);
+    /// Another process had this device open. Says whether there is room for it.
+    pub(super) fn inherit(&mut self, bus: u32, device: u32, node: OwnedFd) -> bool {
+        let has_room = self.inherited.len() < INHERITED_MAX;
+        if has_room {
+            self.inherited.insert((bus, device), node);
+        }
+        has_room
     }
 
     /// What is open, for another process.
@@ -120,7 +126,7 @@ mod tests {
     #[test]
     fn what_another_process_had_open_is_not_opened_again() {
         let mut taken = Taken::default();
-        taken.inherit(1, 2, null().unwrap());
+        assert!(taken.inherit(1, 2, null().unwrap()));
         let never = || Err(io::Error::other("it is open already"));
         taken.take(&found("1-1", 2), never).unwrap();
         assert!(taken.take(&found("1-1", 2), never).is_err(), "it was inherited once");
