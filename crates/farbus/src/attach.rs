@@ -73,6 +73,15 @@ impl Ender {
     }
 }
 
+/// What another process goes on with of a [`KernelAttachment`].
+#[derive(Debug)]
+pub struct Plugged {
+    /// The attachment.
+    pub saved: Saved,
+    /// Where it is plugged in.
+    pub port: Port,
+}
+
 /// A device attached to this machine's kernel: the kernel's messages come in on a socket pair and
 /// only such answers as the protocol allows go back (field experience: CVE-2026-31607).
 pub struct KernelAttachment {
@@ -80,7 +89,7 @@ pub struct KernelAttachment {
     hands: Hands,
     port: Port,
     ender: Ender,
-    parter: Parter,
+    parter: Parter<Plugged>,
     meters: Arc<Meters>,
 }
 
@@ -112,7 +121,7 @@ impl KernelAttachment {
         };
         drop(theirs);
         let ender = Ender::new().map_err(local)?;
-        let parter = Parter::new(Arc::clone(&ender.wake), port);
+        let parter = Parter::new(Arc::clone(&ender.wake));
         Ok(Self { relay, hands, port, ender, parter, meters: Arc::default() })
     }
 
@@ -123,7 +132,7 @@ impl KernelAttachment {
     pub fn restore(client: &Client, target: &Target, port: Port, saved: Saved) -> Result<Self, ClientError> {
         let relay = SessionRelay::restore(saved, client.redial(target)?).map_err(local)?;
         let ender = Ender::new().map_err(local)?;
-        let (parter, hands) = (Parter::new(Arc::clone(&ender.wake), port), client.hands().clone());
+        let (parter, hands) = (Parter::new(Arc::clone(&ender.wake)), client.hands().clone());
         Ok(Self { relay: Between::Session(Box::new(relay)), hands, port, ender, parter, meters: Arc::default() })
     }
 
@@ -135,7 +144,7 @@ impl KernelAttachment {
     }
 
     /// What makes it ready for another process; none for a plain connection, which ends with its link.
-    pub fn parter(&self) -> Option<Parter> {
+    pub fn parter(&self) -> Option<Parter<Plugged>> {
         matches!(self.relay, Between::Session(_)).then(|| self.parter.clone())
     }
 
@@ -171,10 +180,10 @@ impl KernelAttachment {
     }
 
     /// Relays until it ends, then unplugs.
-    pub fn run(mut self) -> Ended {
+    pub fn run(self) -> Ended {
         let ended = match self.relay {
             Between::Plain(mut relay) => relay.run(&self.ender, &self.meters),
-            Between::Session(relay) => run_session(relay, &self.ender, &mut self.parter, &self.meters),
+            Between::Session(relay) => run_session(relay, &self.ender, (&self.parter, self.port), &self.meters),
         };
         if matches!(ended, Ended::HandedOver) {
             return ended;
@@ -194,11 +203,16 @@ enum Between {
     Session(Box<SessionRelay>),
 }
 
-fn run_session(mut relay: Box<SessionRelay>, ender: &Ender, parter: &mut Parter, meters: &Meters) -> Ended {
+fn run_session(
+    mut relay: Box<SessionRelay>,
+    ender: &Ender,
+    (parter, port): (&Parter<Plugged>, Port),
+    meters: &Meters,
+) -> Ended {
     relay.go_on();
     let end = loop {
         if let Some(asker) = parter.asked() {
-            match relay.save().map(|saved| asker.part(saved)) {
+            match relay.save().map(|saved| asker.part(Plugged { saved, port })) {
                 Ok(Verdict::Go) => {
                     relay.hand_over();
                     return Ended::HandedOver;

@@ -9,12 +9,13 @@ use farbus_model::{BlockDevice, Device, Instant, Limits};
 use farbus_session::block::make_durable;
 use farbus_session::claims::Mode;
 use farbus_session::leases::{Key, Worth};
-use farbus_session::native::{Bequest, control as native};
+use farbus_session::native::{Bequest, Left, control as native};
 use farbus_session::registry::{BlockRefusal, ClaimedBlock};
 use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
 use tracing::{info, warn};
 
 use crate::crowd::Visitor;
+use crate::legacies::{Credentials, Owner};
 use crate::sessions::{Face, Fate, House, Opened};
 use crate::shared::{Legacy, Offer, STACK_BYTES, Session, Shared};
 
@@ -91,6 +92,55 @@ impl House for Shared {
         let luggage = std::mem::take(&mut legacy.luggage);
         let face = self.take_over(number, &session, open, legacy);
         Some(self.opened(number, session, &bus_id, open, face).map(|opened| (opened, luggage)))
+    }
+
+    fn whose(caller: &Session) -> Owner {
+        let credentials = match (&caller.guest, caller.visitor) {
+            (Some(guest), _) => {
+                let (name, address) = guest.identity();
+                Credentials::Host { fingerprint: guest.fingerprint(), name: name.into(), address: address.into() }
+            }
+            (None, Visitor::User(user)) => Credentials::User(user),
+            (None, Visitor::Address(address)) => Credentials::Address(address),
+            (None, Visitor::Host(_)) => unreachable!("a paired host is a guest"),
+        };
+        Owner { peer: caller.peer.clone(), credentials }
+    }
+
+    fn name_of(&self, opened_as: &str) -> String {
+        let name = self.bus_id_of(opened_as).ok().and_then(|bus_id| self.device_name(&bus_id));
+        name.unwrap_or_else(|| opened_as.to_owned())
+    }
+
+    fn reopen(self: &Arc<Self>, caller: &Session, left: &Left) -> Result<Opened, native::End> {
+        let open = &left.open;
+        let gone =
+            |_| refusal(native::Cause::Gone, format!("no device called '{}' is shared here any more", open.name));
+        let bus_id = self.bus_id_of(&open.name).map_err(gone)?;
+        let (number, session) = self
+            .enter_session(None, caller.peer.clone(), caller.guest.clone(), caller.visitor)
+            .map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
+        session.is_heir.store(true, Ordering::Release);
+        match self.open_anew(number, &session, &bus_id, open) {
+            Ok((face, mode)) => {
+                self.registry().explain(&caller.peer, &open.reason);
+                if mode == Some(Mode::Exclusive) {
+                    self.leases().keep(&bus_id, left.lease);
+                }
+                Ok(Opened { face, tenant: session, lease: left.lease })
+            }
+            Err(end) => {
+                self.end_session(number);
+                Err(end)
+            }
+        }
+    }
+
+    fn settle(&self, left: &Left) {
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = reserved.iter().position(|name| *name == left.open.name) {
+            reserved.swap_remove(at);
+        }
     }
 }
 
@@ -366,7 +416,8 @@ impl Shared {
         let seat = seat.ok_or_else(|| refused("as many look on as may"))?;
         session.observes.get_or_init(|| bus_id.to_owned());
         info!(device = bus_id, peer = session.peer, "observed");
-        if let Some((guest, device)) = session.guest.as_ref().zip(device) {
+        let is_news = !session.is_heir.load(Ordering::Acquire);
+        if let Some((guest, device)) = session.guest.as_ref().filter(|_| is_news).zip(device) {
             guest.record_observing(&device);
         }
         let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
@@ -393,7 +444,10 @@ impl Shared {
         let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
         let give_back = move |device: Box<dyn BlockDevice>, now| {
             let is_gone = device.is_gone();
-            if let Err(error) = make_durable(device) {
+            // Who goes on in another process has not asked for it, and finds there what was written.
+            if !tenant.is_handed_over()
+                && let Err(error) = make_durable(device)
+            {
                 warn!(peer = tenant.peer, %error, "the last writes may be lost");
             }
             shared.take_in(number, &tenant, None, is_gone, now);
@@ -440,7 +494,7 @@ impl Shared {
         };
         if let Some(bus_id) = bus_id {
             info!(device = bus_id, peer = session.peer, ending = ending.as_str(), "detached");
-            if let Some(guest) = &session.guest {
+            if let Some(guest) = session.guest.as_ref().filter(|_| ending != Ending::HandedOver) {
                 guest.record_detached(self.device_name(&bus_id).as_ref().unwrap_or(&bus_id));
             }
             if is_gone {

@@ -135,7 +135,7 @@ impl BlockSpec {
         let view = View { offset: self.offset, size_bytes: self.size, is_read_only: self.is_read_only, changes };
         let export = BlockExport::new(medium, view, durability).map_err(|what| format!("{self}: {what}"))?;
         export.is_at(self.medium.absolute().to_string());
-        Ok(export)
+        Ok(if matches!(self.medium, Medium::Memory(_)) { export.in_memory() } else { export })
     }
 
     /// Opens it for one user.

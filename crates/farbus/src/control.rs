@@ -1,6 +1,7 @@
 //! How the `farbus` command finds what runs: every share and attach answers on a socket in the
 //! user's runtime folder. One line of JSON asks, one line answers.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -121,6 +122,14 @@ pub enum Question {
         #[serde(default)]
         interrupt: bool,
     },
+    /// Daemon: this machine is about to sleep, which its kernel refuses while something is plugged into it from afar.
+    Sleep {
+        /// Ports whose devices this machine uses, and as what: these stay.
+        #[serde(default)]
+        held: BTreeMap<u32, String>,
+    },
+    /// Daemon: this machine sleeps no more.
+    Wake,
     /// Keyboard: type this.
     Type {
         /// Name or bus id.

@@ -20,6 +20,11 @@ impl Guest {
         Self { trust, fingerprint, name, address }
     }
 
+    /// What it is called, and where it comes from.
+    pub fn identity(&self) -> (&str, &str) {
+        (&self.name, &self.address)
+    }
+
     /// Whether both are one host, by its key.
     pub fn is_same_host(&self, other: &Self) -> bool {
         self.fingerprint == other.fingerprint

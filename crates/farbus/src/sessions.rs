@@ -4,18 +4,22 @@
 //! handed over to its thread.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Link, Wake};
+use farbus_io::link::{Clock, Gathering, Link, Wake};
 use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
-use farbus_session::native::control::{End, Inherit, Open};
+use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
 use farbus_session::native::{
-    Bequest, ExporterSession, Inherited, LaneLimits, Served, ServedBlock, ServedObserver, ServedUsb, Services, exporter,
+    Bequest, ExporterSession, Inherited, LaneLimits, Left, Served, ServedBlock, ServedObserver, ServedUsb, Services,
+    exporter,
 };
 use farbus_session::observe::Seat;
+use farbus_session::snapshot::Reader;
 use farbus_session::{DeviceRecord, Ending, Reject};
 use tracing::{debug, info, warn};
 
@@ -23,11 +27,21 @@ use crate::cable::Cable;
 use crate::crowd::Visitor;
 use crate::engine::{Mailbox, span_until};
 use crate::greeting;
+use crate::legacies::{self, Owner};
+use crate::parting::{Asked, Asker, Parter, Verdict};
 
 /// How long a greeting may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 /// The longest that a session outlives its link: what people call a short absence. An importer may ask for less.
 pub const GRACE_MAX: Duration = Duration::from_secs(120);
+/// How long what its devices do may take before what waits for ever is taken back, when another process is to go on.
+const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
+/// How long it may take to come to rest then: less than whoever asks waits.
+const REST_TIME_MAX: Duration = Duration::from_secs(4);
+/// How long a device that another process had may take to be here.
+const TAKE_UP_TIME_MAX: Duration = Duration::from_secs(10);
+/// How often something is looked at that nobody tells of.
+const GLANCE: Duration = Duration::from_millis(20);
 
 /// What a session is for those who may end it or ask something of it.
 pub trait Tenant: Send + Sync {
@@ -127,6 +141,20 @@ impl Face {
             }
         }
     }
+
+    /// The same, where another process wrote down how it stood; what does not make sense is given back, after a reset.
+    fn serve_again(self, now: Instant, limits: Limits, left: &Left) -> Result<Box<dyn Served>, Reject> {
+        let mut served = self.served(left.number, limits);
+        let missing = Reject::new("state", 0, "it is one that can go on in another process");
+        let state = left.state.as_ref().ok_or(missing);
+        match state.and_then(|state| served.restore(now, &mut Reader::new(state))) {
+            Ok(()) => Ok(served),
+            Err(reject) => {
+                served.finish(now);
+                Err(reject)
+            }
+        }
+    }
 }
 
 /// What sessions are offered.
@@ -159,6 +187,29 @@ pub trait House: Send + Sync + 'static {
         peer: &str,
         inherit: &Inherit,
     ) -> Option<Result<(Opened, Vec<u8>), End>>;
+
+    /// Whose a session is, for another process.
+    fn whose(caller: &Self::Caller) -> Owner;
+
+    /// The name in the lists of a device that was opened by this one.
+    fn name_of(&self, opened_as: &str) -> String;
+
+    /// Opens what another process had opened for the same caller.
+    ///
+    /// # Errors
+    /// [`End`]: why not; *gone* may pass by.
+    fn reopen(self: &Arc<Self>, caller: &Self::Caller, left: &Left) -> Result<Opened, End>;
+
+    /// What another process had opened is opened here, or will not be.
+    fn settle(&self, left: &Left);
+}
+
+/// A session of another process that is yet to go on here.
+pub struct Pending<H: House> {
+    caller: Arc<H::Caller>,
+    inbox: Arc<Inbox>,
+    session: ExporterSession,
+    left: Vec<Left>,
 }
 
 /// The sessions that are there.
@@ -172,7 +223,16 @@ struct Inbox {
     /// None: whoever knows its name may have it, over a link without encryption.
     owner: Option<Visitor>,
     links: Mutex<Vec<(Link, Hello)>>,
-    wake: Wake,
+    wake: Arc<Wake>,
+    parter: Parter<Vec<u8>>,
+}
+
+impl Inbox {
+    fn new(owner: Option<Visitor>) -> io::Result<Arc<Self>> {
+        let wake = Arc::new(Wake::new()?);
+        let (links, parter) = (Mutex::default(), Parter::new(Arc::clone(&wake)));
+        Ok(Arc::new(Self { owner, links, wake, parter }))
+    }
 }
 
 impl Default for Sessions {
@@ -208,12 +268,51 @@ impl Sessions {
             Ok(begun) => begun,
             Err(refusal) => return greeting::welcome(&link, &refusal, GREETING_TIME_MAX),
         };
-        let inbox = Inbox { owner: H::owner(caller), links: Mutex::default(), wake: Wake::new()? };
-        let inbox = Arc::new(inbox);
+        let inbox = Inbox::new(H::owner(caller))?;
         self.table().insert(id, Arc::clone(&inbox));
         let greeted = greeting::welcome(&link, &welcome, GREETING_TIME_MAX);
-        let engine = Engine::new(house, session, link, caller, &inbox);
+        let peer = link.peer().to_owned();
+        let engine = Engine::new(house, session, Some(link), caller, peer, &inbox);
         let served = greeted.and(engine).map(Engine::run);
+        self.table().remove(&id);
+        served
+    }
+
+    /// Asks every session to be ready for another process.
+    pub fn ask_all(&self) -> Vec<Asked<Vec<u8>>> {
+        self.table().values().map(|inbox| inbox.parter.ask()).collect()
+    }
+
+    /// Links for a session of another process are kept for it from now on.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors, or there is such a session already.
+    pub fn expect<H: House>(
+        &self,
+        caller: Arc<H::Caller>,
+        session: ExporterSession,
+        left: Vec<Left>,
+    ) -> io::Result<Pending<H>> {
+        let inbox = Inbox::new(H::owner(&caller))?;
+        match self.table().entry(session.id()) {
+            Entry::Vacant(entry) => drop(entry.insert(Arc::clone(&inbox))),
+            Entry::Occupied(_) => return Err(io::Error::other("two sessions have one name")),
+        }
+        Ok(Pending { caller, inbox, session, left })
+    }
+
+    /// Goes on with it until it ends.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn go_on<H: House>(&self, house: &Arc<H>, pending: Pending<H>) -> io::Result<()> {
+        let Pending { caller, inbox, session, left } = pending;
+        let (id, peer) = (session.id(), H::whose(&caller).peer);
+        let served = Engine::new(house, session, None, &caller, peer, &inbox).and_then(|mut engine| {
+            engine.take_up(left)?;
+            engine.run();
+            Ok(())
+        });
         self.table().remove(&id);
         served
     }
@@ -255,19 +354,24 @@ enum Last {
     Over,
     /// The importer broke the protocol.
     CutOff,
+    /// Another process goes on with it.
+    HandedOver,
 }
 
 impl<'a, H: House> Engine<'a, H> {
     fn new(
         house: &'a Arc<H>,
         session: ExporterSession,
-        link: Link,
+        link: Option<Link>,
         caller: &'a Arc<H::Caller>,
+        peer: String,
         inbox: &'a Inbox,
     ) -> io::Result<Self> {
-        let (peer, clock) = (link.peer().to_owned(), house.clock());
         let mut cable = Cable::new()?;
-        cable.put(link)?;
+        if let Some(link) = link {
+            cable.put(link)?;
+        }
+        let clock = house.clock();
         let mut engine = Self { house, session, cable, caller, peer, tenants: BTreeMap::new(), inbox, clock };
         engine.watch_all()?;
         Ok(engine)
@@ -289,6 +393,7 @@ impl<'a, H: House> Engine<'a, H> {
             Last::Ended => Ending::Detached,
             Last::Over => Ending::Lost,
             Last::CutOff => Ending::CutOff,
+            Last::HandedOver => Ending::HandedOver,
         };
         for (&number, tenant) in &self.tenants {
             tenant.note_ending(ending);
@@ -299,8 +404,12 @@ impl<'a, H: House> Engine<'a, H> {
         match last {
             Last::Over => warn!(peer = self.peer, "nobody came back in time; its devices are offered again"),
             Last::Ended | Last::CutOff => debug!(peer = self.peer, "the session ended"),
+            Last::HandedOver => debug!(peer = self.peer, "the session goes on in another process"),
         }
-        self.session.finish(now);
+        match last {
+            Last::HandedOver => self.session.leave(now),
+            Last::Ended | Last::Over | Last::CutOff => self.session.finish(now),
+        }
         self.cable.cut();
     }
 
@@ -314,6 +423,9 @@ impl<'a, H: House> Engine<'a, H> {
             }
             self.flush();
             return Ok(Some(Last::Ended));
+        }
+        if let Some(asker) = self.inbox.parter.asked() {
+            return self.part(asker);
         }
         let before = self.session.attachments();
         self.carry_out_orders();
@@ -337,6 +449,81 @@ impl<'a, H: House> Engine<'a, H> {
         let span = self.session.poll_timeout().map(|at| span_until(at, now));
         let only_talk = self.session.only_talks();
         self.cable.wait(self.session.lane_mut(), span, only_talk).map(|()| None)
+    }
+
+    /// Another process is to go on: nothing more is heard, what devices do is ended, and the rest is written down.
+    fn part(&mut self, asker: Asker<Vec<u8>>) -> io::Result<Option<Last>> {
+        let (house, owner) = (self.house, H::whose(self.caller));
+        let verdict = match self.come_to_rest()? {
+            // Whoever asked hears nothing, and gives up.
+            false => Verdict::Stay,
+            true => {
+                let now = self.clock.now();
+                asker.part(legacies::save(&owner, &mut self.session, now, |_, name| house.name_of(name)))
+            }
+        };
+        if verdict == Verdict::Go {
+            return Ok(Some(Last::HandedOver));
+        }
+        self.session.go_on(self.clock.now());
+        Ok(None)
+    }
+
+    /// Whether it did, in time.
+    fn come_to_rest(&mut self) -> io::Result<bool> {
+        let devices = Gathering::new()?;
+        for readiness in self.session.readiness() {
+            devices.watch_device(readiness)?;
+        }
+        let began = self.clock.now();
+        let mut is_asked = false;
+        loop {
+            let now = self.clock.now();
+            self.session.handle_ready(now);
+            if self.session.is_at_rest() || now >= began + REST_TIME_MAX {
+                return Ok(self.session.is_at_rest());
+            }
+            if !is_asked && now >= began + QUIET_TIME_MAX {
+                is_asked = true;
+                self.session.come_to_rest(now);
+                continue;
+            }
+            let span = self.session.poll_timeout().map_or(GLANCE, |at| span_until(at, now));
+            devices.wait(Some(span.min(GLANCE)))?;
+        }
+    }
+
+    /// Opens what another process had open, as soon as it is here.
+    fn take_up(&mut self, all: Vec<Left>) -> io::Result<()> {
+        let until = self.clock.now() + TAKE_UP_TIME_MAX;
+        for left in all {
+            let opened = loop {
+                match self.house.reopen(self.caller, &left) {
+                    Err(end) if end.cause == Cause::Gone && self.clock.now() < until && self.caller.end().is_none() => {
+                        thread::sleep(GLANCE);
+                    }
+                    result => break result,
+                }
+            };
+            let (number, now, limits) = (left.number, self.clock.now(), self.house.limits());
+            let served = opened.and_then(|Opened { face, tenant, .. }| {
+                let served = face.serve_again(now, limits, &left);
+                self.tenants.insert(number, tenant);
+                served.map_err(|reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") })
+            });
+            self.house.settle(&left);
+            match served {
+                Ok(served) => {
+                    info!(device = left.open.name, peer = self.peer, "goes on");
+                    self.session.serve(now, left, served);
+                }
+                Err(end) => {
+                    warn!(device = left.open.name, peer = self.peer, why = end.message, "does not go on");
+                    self.session.give_up(number, &end);
+                }
+            }
+        }
+        self.watch_all()
     }
 
     fn watch_all(&mut self) -> io::Result<()> {

@@ -12,13 +12,14 @@ use farbus_io::link::Listener;
 use farbus_model::{Command, Device, Limits};
 use farbus_session::DeviceRecord;
 use farbus_session::block::BlockExport;
-use farbus_session::registry::BlockFace;
+use farbus_session::registry::{BlockFace, Entry};
 
 pub use crate::address::DEFAULT_PORT;
 use crate::allow::Network;
 pub use crate::device_status::{DeviceStatus, PastStatus, UserStatus, WaitingStatus};
 use crate::door::Door;
 use crate::listening::{Addresses, Listening};
+use crate::parting::Asked;
 use crate::place::{Entrance, Place};
 pub use crate::share_error::ShareError;
 use crate::shared::{STACK_BYTES, Shared};
@@ -200,6 +201,35 @@ impl Share {
         let bus_id = self.shared.bus_id_of(device)?;
         let export = self.shared.registry().block_export(&bus_id);
         Ok((bus_id, export))
+    }
+
+    /// Asks every session to be ready for another process.
+    pub fn ask_sessions(&self) -> Vec<Asked<Vec<u8>>> {
+        self.shared.ask_sessions()
+    }
+
+    /// Goes on, from [`Share::take_up`] on, with a session that another process wrote down.
+    ///
+    /// # Errors
+    /// No session can have stood so, or the system has no more descriptors.
+    pub fn inherit(&self, saved: &[u8], trust: Option<&Trust>) -> io::Result<()> {
+        self.shared.inherit_session(saved, trust)
+    }
+
+    /// Sessions of the process before this one go on.
+    pub fn take_up(&self) {
+        self.shared.take_up();
+    }
+
+    /// What another process could not go on with: a sentence for each.
+    pub fn unmovable(&self) -> Vec<String> {
+        let registry = self.shared.registry();
+        let is_lost = |entry: &Entry<'_>| {
+            let is_used = !entry.claims.holders().is_empty();
+            entry.block.is_some_and(|block| block.is_lost_with_process(is_used))
+        };
+        let lost = registry.entries().filter(is_lost);
+        lost.map(|entry| format!("what is in memory of {} ends with this process", entry.name)).collect()
     }
 
     /// Ends all sessions and makes their devices durable. Returns whether all did in time.

@@ -29,7 +29,7 @@ use crate::listening::{Addresses, Listening};
 use crate::meters::{Calls, Meters};
 use crate::place::Origin;
 use crate::questions::{Answer, Lines, Question};
-use crate::sessions::{Fate, Sessions, Tenant};
+use crate::sessions::{Fate, Pending, Sessions, Tenant};
 use crate::share_error::ShareError;
 use crate::swap::Swaps;
 use crate::trust::Trust;
@@ -57,11 +57,15 @@ pub struct Shared {
     session_numbers: AtomicU64,
     session_ended: Condvar,
     /// Sessions of farbus's own protocol.
-    native: Sessions,
+    pub native: Sessions,
     /// The leases of what is shared, by bus id.
     leases: Mutex<Leases<Legacy>>,
     /// How long what was handed over waits for its heir, milliseconds.
     heir_time_ms: AtomicU64,
+    /// Sessions of the process before this one, yet to go on.
+    pub pending: Mutex<Vec<(u64, Pending<Shared>)>>,
+    /// Names of what they use: nobody else gets that before.
+    pub reserved: Mutex<Vec<String>>,
     pub swaps: Swaps,
     crowd: Complaint,
     pub listeners: Addresses,
@@ -121,6 +125,8 @@ pub struct Session {
     /// The device that it looks on at.
     pub observes: OnceLock<String>,
     pub is_taken_back: AtomicBool,
+    /// What it uses was used by the process before this one.
+    pub is_heir: AtomicBool,
     /// A session's: how it ended.
     pub ending: Mutex<Option<Ending>>,
     /// What became of a device that it has handed over.
@@ -164,6 +170,11 @@ impl Session {
             Some(link) => link.shut_down(),
             None => self.mailbox.wake(),
         }
+    }
+
+    /// Whether it goes on in another process.
+    pub fn is_handed_over(&self) -> bool {
+        *self.ending.lock().unwrap_or_else(PoisonError::into_inner) == Some(Ending::HandedOver)
     }
 
     /// It goes on when its link ends.
@@ -215,6 +226,8 @@ impl Shared {
             native: Sessions::default(),
             leases: Mutex::new(Leases::after(unix_ms())),
             heir_time_ms: AtomicU64::new(HEIR_TIME.as_millis() as u64),
+            pending: Mutex::default(),
+            reserved: Mutex::default(),
             swaps: Swaps::default(),
             crowd: Complaint::default(),
             listeners: Addresses::default(),
@@ -325,6 +338,7 @@ impl Shared {
             bus_id: Mutex::default(),
             observes: OnceLock::new(),
             is_taken_back: AtomicBool::new(false),
+            is_heir: AtomicBool::new(false),
             ending: Mutex::default(),
             fate: Mutex::default(),
         };
@@ -493,6 +507,13 @@ impl Shared {
         }
     }
 
+    /// Whether somebody used it in the process before this one, and is about to go on.
+    fn is_reserved(&self, bus_id: &str) -> bool {
+        let name = self.device_name(bus_id);
+        let reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        name.is_some_and(|name| reserved.contains(&name))
+    }
+
     pub fn status(&self) -> Vec<DeviceStatus> {
         let sessions = self.sessions();
         let meters_of = |bus_id: &str| {
@@ -564,6 +585,10 @@ impl Shared {
     pub fn command(&self, device: &str, command: Command) -> Result<(), ShareError> {
         let missing = || ShareError::NoDevice(device.to_owned());
         let bus_id = {
+            if self.is_reserved(&self.bus_id_of(device)?) {
+                // Its user goes on in a moment, and it is as it was then.
+                return Err(ShareError::Silent);
+            }
             let mut registry = self.registry();
             let bus_id = registry.find(device).ok_or_else(missing)?.to_owned();
             if let Some(idle) = registry.idle_device(&bus_id) {
@@ -695,6 +720,9 @@ impl Offer<'_> {
             }
             return Err(OpStatus::NotAvailable);
         }
+        if !self.session.is_heir.load(Ordering::Acquire) && self.shared.is_reserved(bus_id) {
+            return Err(OpStatus::Busy);
+        }
         Ok(guest.map(|(_, device)| device))
     }
 
@@ -716,7 +744,9 @@ impl Offer<'_> {
 
     /// What came of a claim, for the log and a guest's record.
     pub fn note(&self, bus_id: &str, device: Option<&str>, holder: String, outcome: Result<&str, String>) {
-        let (peer, guest) = (&self.session.peer, self.session.guest.as_ref().zip(device));
+        // What was noted in the process before this one is no news.
+        let is_news = !self.session.is_heir.load(Ordering::Acquire);
+        let (peer, guest) = (&self.session.peer, self.session.guest.as_ref().filter(|_| is_news).zip(device));
         match outcome {
             Ok(mode) => {
                 info!(device = bus_id, peer, mode, "attached");

@@ -85,6 +85,8 @@ pub struct Shared {
     devices: Vec<Tracked>,
     /// Those that cannot be had: what was said of each is said once.
     troubles: BTreeMap<Place, Trouble>,
+    /// Those that another process had, by bus and number.
+    inherited: Vec<(u32, u32)>,
     /// Who opens them, and gives them back should we be killed.
     broker: Arc<Broker>,
 }
@@ -115,7 +117,15 @@ pub struct Trouble {
 impl Shared {
     /// Nothing yet; `broker` opens what will be.
     pub fn new(broker: Arc<Broker>) -> Self {
-        Self { wanted: Wanted::default(), devices: Vec::new(), troubles: BTreeMap::new(), broker }
+        let (wanted, devices, inherited) = (Wanted::default(), Vec::new(), Vec::new());
+        Self { wanted, devices, troubles: BTreeMap::new(), inherited, broker }
+    }
+
+    /// The same; another process had these open, by bus and number.
+    #[must_use]
+    pub fn inheriting(mut self, devices: &[(u32, u32)]) -> Self {
+        self.inherited = devices.to_vec();
+        self
     }
 
     /// Shares every device that `selector` means, and remembers it. All or none: the first that cannot be had ends it.
@@ -154,6 +164,8 @@ impl Shared {
         match &found.obstacle {
             // What this process may not, the broker may.
             None | Some(Obstacle::NoPermission { .. }) => {}
+            // By us, or by nobody any more.
+            Some(Obstacle::InUse { .. }) if self.inherited.contains(&(found.bus, found.number)) => {}
             Some(obstacle) => return Err(UsbError::Obstacle { bus_id, obstacle: obstacle.clone() }),
         }
         let opened = match self.broker.open_usb(found.bus, found.number) {

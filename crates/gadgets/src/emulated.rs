@@ -76,6 +76,17 @@ pub trait Function: Send {
         let _ = cx;
         Err(CommandError::unknown(command))
     }
+
+    /// What another process needs to go on with it; asked while no request waits. None: no other process can.
+    fn save(&self) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// It is as another process saved it, its endpoints selected already. `None` if it cannot be: it is reset then.
+    fn restore(&mut self, state: &[u8]) -> Option<()> {
+        let _ = state;
+        None
+    }
 }
 
 /// What a function may use while it is called.
@@ -517,6 +528,9 @@ impl<F: Function> Emulated<F> {
     }
 }
 
+/// Of what another process goes on with, before the function's own.
+const HALTS_BYTES: usize = 4;
+
 impl<F: Function> Device for Emulated<F> {
     fn descriptors(&self) -> &Descriptors {
         &self.descriptors
@@ -606,6 +620,27 @@ impl<F: Function> Device for Emulated<F> {
         let result = self.with_function(now, done, |f, _, cx| f.command(command, cx));
         self.serve(now, done);
         result
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        let state = self.function.save().filter(|_| self.waiting == 0)?;
+        Some([&self.halts.to_le_bytes()[..], &state].concat())
+    }
+
+    /// The pace of periodic endpoints begins anew.
+    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+        let Some((halts, state)) = state.split_first_chunk::<HALTS_BYTES>() else { return false };
+        let mut done = Completions::new(BufferPool::new(0));
+        self.selection = selection.clone();
+        self.halts = 0;
+        self.with_function(Instant::ZERO, &mut done, |f, selection, cx| f.selected(selection, cx));
+        let is_restored = self.function.restore(state).is_some();
+        if is_restored {
+            self.halts = u32::from_le_bytes(*halts);
+        } else {
+            self.reset(Instant::ZERO, &mut done);
+        }
+        is_restored
     }
 }
 

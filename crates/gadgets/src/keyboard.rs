@@ -8,6 +8,7 @@ use farbus_model::usb::{Recipient, RequestKind, request};
 use farbus_model::{Command, CommandError, Definition, Direction, EpAddr, Payload, Setup, Speed};
 
 use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
+use crate::saved::{Loader, Saver};
 
 /// Key events that may wait for a host: two a character, so 8,192 characters.
 const EVENTS_MAX: usize = 16384;
@@ -143,6 +144,25 @@ impl Function for Keyboard {
             Command::Sync => Ok(()),
             other => Err(CommandError::unknown(other)),
         }
+    }
+
+    /// Keys that nobody has fetched yet, among others.
+    fn save(&self) -> Option<Vec<u8>> {
+        let mut state = Saver::default();
+        [self.leds, self.idle, self.protocol].into_iter().for_each(|byte| state.u8(byte));
+        state.bytes(&self.held);
+        state.bytes(&self.events.iter().flatten().copied().collect::<Vec<u8>>());
+        Some(state.into_bytes())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Option<()> {
+        let mut from = Loader(state);
+        let (leds, idle, protocol) = (from.u8()?, from.u8()?, from.u8()?);
+        let held: Report = from.bytes()?.try_into().ok()?;
+        let (events, rest) = from.bytes()?.as_chunks::<{ size_of::<Report>() }>();
+        from.end().filter(|()| rest.is_empty())?;
+        *self = Self { events: events.iter().copied().collect(), held, leds, idle, protocol };
+        Some(())
     }
 }
 

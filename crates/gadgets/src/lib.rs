@@ -15,6 +15,7 @@
 
 pub mod emulated;
 pub mod keyboard;
+mod saved;
 pub mod storage;
 pub mod zero;
 

@@ -110,6 +110,15 @@ impl Function for SourceSink {
     fn reset(&mut self, _cx: &mut Context<'_>) {
         self.remembered.clear();
     }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        Some(self.remembered.clone())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Option<()> {
+        self.remembered = state.to_vec();
+        Some(())
+    }
 }
 
 /// Long enough that a large transfer is few pieces, short enough to stay in the first-level cache

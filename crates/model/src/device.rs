@@ -92,6 +92,22 @@ pub trait Device: Send {
         let _ = (now, done);
         Err(CommandError::unknown(command))
     }
+
+    /// What another process needs besides [`Device::selection`] to go on with what is behind this; asked while it has no request.
+    /// None: no other process can.
+    fn save(&self) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// A device that is new here is the one that another process saved, with this active. Says whether it can be; one that cannot
+    /// is what it was.
+    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+        let _ = (selection, state);
+        false
+    }
+
+    /// Another process goes on with what is behind it: from now on nothing is done to that, not in the end either.
+    fn leave(&mut self) {}
 }
 
 impl<T: Device + ?Sized> Device for Box<T> {
@@ -149,6 +165,18 @@ impl<T: Device + ?Sized> Device for Box<T> {
 
     fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
         (**self).command(now, command, done)
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        (**self).save()
+    }
+
+    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+        (**self).restore(selection, state)
+    }
+
+    fn leave(&mut self) {
+        (**self).leave();
     }
 }
 

@@ -66,6 +66,12 @@ impl<T> Leases<T> {
         self.last
     }
 
+    /// `device` is used under a lease that another process gave.
+    pub fn keep(&mut self, device: &str, lease: u64) {
+        self.last = self.last.max(lease);
+        self.given.insert(device.to_owned(), lease);
+    }
+
     /// The user of `device` hands it over, by the lease he has, to `heir`, who has until then to come. What waited there
     /// before is given back: there is none unless somebody has a bug.
     pub fn hand_over(&mut self, device: &str, from: Key, heir: Key, until: Instant, what: T) -> Option<T> {

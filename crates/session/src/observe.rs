@@ -249,4 +249,16 @@ impl<D: Device> Device for Observed<D> {
         self.with(now, done, |device, done| result = device.command(now, command, done));
         result
     }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        self.device.save()
+    }
+
+    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+        self.device.restore(selection, state)
+    }
+
+    fn leave(&mut self) {
+        self.device.leave();
+    }
 }

@@ -1,5 +1,5 @@
-//! Sessions in a made-up world: links that are cut and delayed, exporters that crash, importers that are
-//! restarted, peers that are slow.
+//! Sessions in a made-up world: links that are cut and delayed, exporters that crash, or are replaced by another process, importers
+//! that are restarted, peers that are slow.
 //!
 //! A seed is a world. Held against it: every request is answered exactly once, what is read is what was written, what a flush
 //! promised survives a crash, a key pressed once arrives once, no credit is exceeded (the exporter would end the session), and a straggler does

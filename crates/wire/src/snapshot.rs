@@ -38,6 +38,11 @@ impl Writer {
         writer
     }
 
+    /// What is to lie inside another one, as [`Writer::bytes`].
+    pub fn part() -> Self {
+        Self { bytes: Vec::new() }
+    }
+
     /// All of it.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes

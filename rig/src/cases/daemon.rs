@@ -24,6 +24,16 @@ pub(super) const CASES: &[Case] = &[
         purpose: "the importer's daemon is restarted in mid-write and mid-read: the kernel hears nothing, the trees check out",
         run: upgrade,
     },
+    Case {
+        name: "daemon-exporter-upgrade",
+        purpose: "the exporter's daemon is restarted in mid-write and mid-read: neither the importer's kernel nor the stick notices",
+        run: exporter_upgrade,
+    },
+    Case {
+        name: "daemon-sleep",
+        purpose: "a machine suspends once `farbus daemon sleep` has let go of what vhci would not sleep with, and has it again after",
+        run: sleep,
+    },
 ];
 
 fn paired(lab: &Lab) -> Result<String> {
@@ -62,7 +72,21 @@ fn upgrade(lab: &Lab) -> Result<String> {
     Ok(note)
 }
 
-/// Two paired daemons, a stick between them, and a script that does something to them as often as is asked for.
+fn exporter_upgrade(lab: &Lab) -> Result<String> {
+    let script =
+        concat!(include_str!("../../guest/daemon-plain.sh"), include_str!("../../guest/daemon-exporter-upgrade.sh"));
+    let (note, image) = play_times(lab, script)?;
+    disk::fsck(&image)?;
+    Ok(note)
+}
+
+fn sleep(lab: &Lab) -> Result<String> {
+    let script = concat!(include_str!("../../guest/daemon-plain.sh"), include_str!("../../guest/daemon-sleep.sh"));
+    let (note, _) = play_times(lab, script)?;
+    Ok(note)
+}
+
+/// Two daemons, a stick between them, and a script that does something to them as often as is asked for.
 fn play_times(lab: &Lab, script: &str) -> Result<(String, PathBuf)> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;

@@ -95,6 +95,14 @@ impl Broker {
         self.ask_for_descriptor(&Question::OpenUsb { bus, device })
     }
 
+    /// Another process had this device open: that is what is used of it here.
+    ///
+    /// # Errors
+    /// If the other half has ended.
+    pub fn inherit_usb(&self, bus: u32, device: u32, node: BorrowedFd<'_>) -> io::Result<()> {
+        self.ask::<Value>(&Question::InheritUsb { bus, device }, Some(node)).map(|_| ())
+    }
+
     /// A device's drivers have it again, or it is gone.
     pub fn given_back(&self, bus: u32, device: u32) {
         if let Err(error) = self.ask::<Value>(&Question::GivenBack { bus, device }, None) {

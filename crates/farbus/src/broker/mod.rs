@@ -32,4 +32,4 @@ pub use line::Broker;
 pub use mandate::{Mandate, ReadConfig};
 pub use protocol::Legacy;
 pub use rights::run;
-pub use successor::{Successor, legacy};
+pub use successor::{Inheritance, Successor, legacy};

@@ -19,6 +19,7 @@ pub(super) enum Question {
     ListenAt { place: Place },
     OpenImage { path: PathBuf, read_only: bool },
     OpenUsb { bus: u32, device: u32 },
+    InheritUsb { bus: u32, device: u32 },
     GivenBack { bus: u32, device: u32 },
     Connect { host: String, time_max_ms: u64 },
     Explain { user: String, reason: String },
@@ -84,6 +85,8 @@ pub(super) struct MountedAt {
 pub struct Legacy {
     /// Ports of this machine's kernel that are in use.
     pub ports: Vec<u32>,
+    /// USB devices that are taken, by bus and number; what is open of each comes along, in this order.
+    pub devices: Vec<(u32, u32)>,
 }
 
 /// A message's bytes.

@@ -165,6 +165,12 @@ impl Rights {
                 passed(FileStore::open(&path, read_only).map_err(io::Error::other)?.into_descriptor())
             }
             Question::OpenUsb { bus, device } => self.open_usb(bus, device),
+            Question::InheritUsb { bus, device } => {
+                let node = fd.ok_or_else(|| refused("no open file came along".into()))?;
+                let has_room = opened(&self.taken).inherit(bus, device, node);
+                self.hold(has_room, || "nobody has so many devices".to_owned())?;
+                done(Value::Null)
+            }
             Question::GivenBack { bus, device } => {
                 opened(&self.taken).give_back(bus, device);
                 done(Value::Null)
@@ -255,8 +261,12 @@ impl Rights {
         {
             return Err(io::Error::other("one is being started already"));
         }
-        let legacy = Legacy { ports: opened(&self.ports).iter().copied().collect() };
-        let (child, passage) = successor::start(&self.program, &arguments, &legacy)?;
+        let taken = opened(&self.taken);
+        let (devices, nodes): (Vec<_>, Vec<_>) = taken.open().unzip();
+        let legacy = Legacy { ports: opened(&self.ports).iter().copied().collect(), devices };
+        let (child, passage) = successor::start(&self.program, &arguments, &legacy, &nodes)?;
+        drop(nodes);
+        drop(taken);
         let pid = child.id();
         *successor = Some((child, passage.try_clone()?));
         Ok((json!(pid), Some(passage)))
@@ -280,9 +290,7 @@ impl Rights {
         let found = all.iter().find(|found| (found.bus, found.number) == (bus, device));
         let found = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there is no such device"))?;
         self.hold(devices.name_of(found).is_some(), || format!("usb:{} is not to be shared", found.bus_id))?;
-        let node = open_node(&usb_node(bus, device))?;
-        opened(&self.taken).take(found);
-        passed(node)
+        passed(opened(&self.taken).take(found, || open_node(&usb_node(bus, device)))?)
     }
 
     fn plug(&self, device_id: u32, speed: &str, socket: Option<OwnedFd>) -> Reply {

@@ -6,7 +6,7 @@
 //! passage: first what this half knows, then, once it has given its rights away, what the other half says.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -27,9 +27,17 @@ pub struct Successor {
 const NOT_INHERITED: [&str; 4] = ["WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
 
 /// Starts `program`; it, and our end of the passage.
-pub(super) fn start(program: &Path, arguments: &[String], legacy: &Legacy) -> io::Result<(Child, OwnedFd)> {
+pub(super) fn start(
+    program: &Path,
+    arguments: &[String],
+    legacy: &Legacy,
+    nodes: &[BorrowedFd<'_>],
+) -> io::Result<(Child, OwnedFd)> {
     let (ours, theirs) = Passage::pair()?;
     ours.send(&to_json(legacy)?, None)?;
+    for node in nodes {
+        ours.send(NODE, Some(*node))?;
+    }
     let mut command = Command::new(program);
     command.args(arguments).stdin(theirs).stdout(Stdio::null());
     for name in NOT_INHERITED {
@@ -38,14 +46,30 @@ pub(super) fn start(program: &Path, arguments: &[String], legacy: &Legacy) -> io
     Ok((command.spawn()?, ours.into_descriptor()))
 }
 
+/// What comes with the open file of a device.
+const NODE: &[u8] = b"usb";
+
+/// What this process was started with to go on in place of another.
+#[derive(Debug)]
+pub struct Inheritance {
+    /// The passage to it.
+    pub passage: Passage,
+    /// What it has.
+    pub legacy: Legacy,
+    /// What is open of [`Legacy::devices`].
+    pub nodes: Vec<OwnedFd>,
+}
+
 /// What this process was started with to go on in place of another: the passage, and what it inherits.
 ///
 /// # Errors
 /// If its standard input is no such passage.
-pub fn legacy() -> io::Result<(Passage, Legacy)> {
+pub fn legacy() -> io::Result<Inheritance> {
     let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
     let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "nobody passed anything on: farbus starts itself so");
     let parcel = passage.receive().map_err(|_| wrong())?.ok_or_else(wrong)?;
-    let legacy = serde_json::from_slice(&parcel.bytes)?;
-    Ok((passage, legacy))
+    let legacy: Legacy = serde_json::from_slice(&parcel.bytes)?;
+    let node = |_| passage.receive()?.and_then(|parcel| parcel.fd).ok_or_else(wrong);
+    let nodes = legacy.devices.iter().map(node).collect::<io::Result<_>>()?;
+    Ok(Inheritance { passage, legacy, nodes })
 }

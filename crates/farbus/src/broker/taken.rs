@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,28 +17,65 @@ const DEVICES: &str = "/sys/bus/usb/devices";
 /// How long a dead process may be in the kernel's hands.
 const FREE_TIME_MAX: Duration = Duration::from_secs(10);
 const FREE_POLL: Duration = Duration::from_millis(20);
+/// More real devices than a machine shares.
+const INHERITED_MAX: usize = 1024;
 
 /// What was taken and not given back, by bus and number.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
-    interfaces: BTreeMap<(u32, u32), Vec<String>>,
+    devices: BTreeMap<Number, Held>,
+    /// Open files of the process before this one, which may hold interfaces.
+    inherited: BTreeMap<Number, OwnedFd>,
+}
+
+/// Bus, and device on it.
+type Number = (u32, u32);
+
+/// A device that was taken. The open file is what holds its interfaces: whoever has it has them.
+#[derive(Debug)]
+struct Held {
+    interfaces: Vec<String>,
+    node: OwnedFd,
 }
 
 impl Taken {
-    /// This device is taken now. All of its interfaces: one that has just been plugged in has no driver yet.
-    pub(super) fn take(&mut self, found: &Found) {
+    /// This device is taken now, by `node` or by what another process had open; that, for whoever uses it. All of its interfaces: one
+    /// that has just been plugged in has no driver yet.
+    pub(super) fn take(&mut self, found: &Found, open: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
+        let number = (found.bus, found.number);
+        let node = self.inherited.remove(&number).map_or_else(open, Ok)?;
         let named = found.interfaces.iter().map(|i| format!("{}:{}.{}", found.bus_id, found.configuration, i.number));
-        self.interfaces.insert((found.bus, found.number), named.collect());
+        let (interfaces, for_user) = (named.collect(), node.try_clone()?);
+        self.devices.insert(number, Held { interfaces, node });
+        Ok(for_user)
     }
 
-    /// This one was given back, or is gone.
+    /// Another process had this device open. Says whether there is room for it.
+    pub(super) fn inherit(&mut self, bus: u32, device: u32, node: OwnedFd) -> bool {
+        let has_room = self.inherited.len() < INHERITED_MAX;
+        if has_room {
+            self.inherited.insert((bus, device), node);
+        }
+        has_room
+    }
+
+    /// What is open, for another process.
+    pub(super) fn open(&self) -> impl Iterator<Item = (Number, BorrowedFd<'_>)> {
+        self.devices.iter().map(|(&number, held)| (number, held.node.as_fd()))
+    }
+
+    /// This one was given back, or is gone, or another process has it.
     pub(super) fn give_back(&mut self, bus: u32, device: u32) {
-        self.interfaces.remove(&(bus, device));
+        self.devices.remove(&(bus, device));
     }
 
     /// Hands what is left to the kernel's drivers.
     pub(super) fn end(self) {
-        for interface in self.interfaces.into_values().flatten() {
+        drop(self.inherited);
+        let interfaces: Vec<String> =
+            self.devices.into_values().flat_map(|Held { interfaces, .. }| interfaces).collect();
+        // Whoever had them open has ended, and we have closed them.
+        for interface in interfaces {
             wait_until_free(&interface);
             probe(&interface, Path::new(PROBE));
         }
@@ -81,14 +119,30 @@ mod tests {
         }
     }
 
+    fn null() -> io::Result<OwnedFd> {
+        Ok(fs::File::open("/dev/null")?.into())
+    }
+
+    #[test]
+    fn what_another_process_had_open_is_not_opened_again() {
+        let mut taken = Taken::default();
+        assert!(taken.inherit(1, 2, null().unwrap()));
+        let never = || Err(io::Error::other("it is open already"));
+        taken.take(&found("1-1", 2), never).unwrap();
+        assert!(taken.take(&found("1-1", 2), never).is_err(), "it was inherited once");
+        assert_eq!(taken.open().map(|(number, _)| number).collect::<Vec<_>>(), [(1, 2)]);
+        taken.give_back(1, 2);
+        assert_eq!(taken.open().count(), 0);
+    }
+
     #[test]
     fn what_was_not_given_back_is_left_and_each_interface_is_told_alone() {
         let mut taken = Taken::default();
-        taken.take(&found("1-1", 2));
-        taken.take(&found("1-4", 3));
+        taken.take(&found("1-1", 2), null).unwrap();
+        taken.take(&found("1-4", 3), null).unwrap();
         taken.give_back(1, 2);
         taken.give_back(1, 9);
-        let left: Vec<_> = taken.interfaces.into_values().flatten().collect();
+        let left: Vec<_> = taken.devices.into_values().flat_map(|held| held.interfaces).collect();
         assert_eq!(left, ["1-4:1.0", "1-4:1.1"]);
         let file = std::env::temp_dir().join(format!("farbus-probe-{}", std::process::id()));
         fs::write(&file, "").unwrap();

@@ -574,7 +574,9 @@ impl Shown {
             | Question::SwapStatus { .. }
             | Question::SwapCancel { .. }
             | Question::Reload
-            | Question::Restart { .. } => Answer::Unknown,
+            | Question::Restart { .. }
+            | Question::Sleep { .. }
+            | Question::Wake => Answer::Unknown,
         }
     }
 

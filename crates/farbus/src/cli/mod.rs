@@ -17,6 +17,7 @@ mod plan;
 mod release;
 mod served;
 mod share;
+mod sleep;
 mod swap;
 mod trust;
 

@@ -377,7 +377,9 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         | Question::Resume { .. }
         | Question::Migrate { .. }
         | Question::Reload
-        | Question::Restart { .. } => return Answer::Unknown,
+        | Question::Restart { .. }
+        | Question::Sleep { .. }
+        | Question::Wake => return Answer::Unknown,
         Question::Release { device, reason, keep_out_s } => {
             let taken = share.take_back(&device, reason.as_deref(), Duration::from_secs(keep_out_s));
             return answer_to(taken.map(|user| serde_json::json!({ "user": user })));

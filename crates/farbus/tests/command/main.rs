@@ -28,6 +28,7 @@ mod restart;
 mod rights;
 mod sessions;
 mod siege;
+mod sleep;
 mod sockets;
 mod swap;
 mod trust;

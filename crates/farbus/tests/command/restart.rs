@@ -3,15 +3,21 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use farbus::client;
+use farbus::linked::{Dial, Linked};
+use farbus::model::{BufferPool, Completions, Device, Done, EpAddr, Payload, Setup, Status, Urb, UrbId};
+use farbus_io::link::Link;
+use farbus_session::native::RemoteUsb;
+use farbus_session::native::control::{Class, Mode, Open};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
 use super::harness::{House, PATIENCE, Running, Share, has_fuse, wait_until};
-use super::trust::{hosts, pair};
+use super::trust::{Host, hosts, pair};
 
 /// A process that another started, ended with the test.
 struct Later(Pid);
@@ -90,8 +96,12 @@ fn another_process_serves_the_same_devices_at_the_same_address() {
     let third = Later::of(&status[0]);
     third.end();
     assert!(client::list(&daemon.address).is_err(), "nobody is left");
-    let nobody = house.run(&["daemon", "restart"]);
-    assert!(nobody.code == Some(4) && nobody.stderr.contains("no daemon"), "{nobody:?}");
+    // The half that kept its rights may still be putting in order what it left.
+    let is_nobody = || {
+        let nobody = house.run(&["daemon", "restart"]);
+        nobody.code == Some(4) && nobody.stderr.contains("no daemon")
+    };
+    wait_until(PATIENCE, "nobody is left to be asked", is_nobody);
 }
 
 #[test]
@@ -142,8 +152,34 @@ fn what_cannot_go_on_is_not_torn_away_unless_that_is_meant() {
     next.end();
 }
 
+/// A daemon of `lab3` that shares this with paired hosts, and with anybody here; where, each.
+fn exporter<'h>(house: &'h House, lab3: &Host<'h>, what: &str) -> (Running, String, String) {
+    let text = format!("secure.listen = ['127.0.0.1:0']\nplain.listen = ['127.0.0.1:0']\nshare = [{what}]");
+    let file = config(&house.path("tmp"), &text);
+    let daemon = lab3.start(&["daemon", "--config", &file]);
+    let mut addresses = [String::new(), String::new()];
+    for _ in 0..2 {
+        let line = daemon.wait_for_line("listening on");
+        let address = line.split_whitespace().nth(2).unwrap().to_owned();
+        addresses[usize::from(line.contains("for paired hosts"))] = address;
+    }
+    let [plain, secure] = addresses;
+    (daemon, plain, secure)
+}
+
+fn restart(lab3: &Host<'_>, sessions: u64) -> Later {
+    let answer = lab3.json(&["daemon", "restart", "--json"]);
+    let later = Later::of(&answer);
+    assert_eq!(answer["sessions"], sessions, "{answer}");
+    later
+}
+
+fn block(at: u64, round: u64) -> Vec<u8> {
+    (0..64 << 10).map(|byte: u64| (byte + at * 31 + round * 7) as u8).collect()
+}
+
 #[test]
-fn an_importer_outlives_the_restart_of_its_exporter() {
+fn an_importer_hardly_notices_that_another_process_goes_on_as_its_exporter() {
     if !has_fuse() {
         return;
     }
@@ -152,31 +188,162 @@ fn an_importer_outlives_the_restart_of_its_exporter() {
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
     let image = house.image("image", 8 << 20);
-    let text =
-        format!("secure.listen = ['127.0.0.1:0']\nplain.listen = []\nshare = [{{what='disk:{}'}}]", image.display());
-    let file = config(&house.path("tmp"), &text);
-    let mut daemon = lab3.start(&["daemon", "--config", &file]);
-    let line = daemon.wait_for_line("for paired hosts");
-    let address = line.split_whitespace().nth(2).unwrap().to_owned();
+    let (mut daemon, _, secure) = exporter(&house, &lab3, &format!("{{what='disk:{}'}}", image.display()));
     let at = house.path("mnt");
     let attach =
-        desk.start(&["attach", "lab3/disk", "--via", "fuse", "--at", at.to_str().unwrap(), "--address", &address]);
+        desk.start(&["attach", "lab3/disk", "--via", "fuse", "--at", at.to_str().unwrap(), "--address", &secure]);
     attach.wait_for_line("attached as");
     let disk = OpenOptions::new().read(true).write(true).open(at.join("disk.img")).unwrap();
-    let mut later: Vec<Later> = Vec::new();
-    for round in 0..3u8 {
-        let block = [round + 1; 64 << 10];
-        disk.write_all_at(&block, u64::from(round) << 16).unwrap();
-        later.push(Later::of(&lab3.json(&["daemon", "restart", "--json"])));
-        thread::sleep(Duration::from_millis(100));
-        disk.sync_all().unwrap();
-        for at in 0..=round {
-            let mut found = [0; 64 << 10];
-            disk.read_exact_at(&mut found, u64::from(at) << 16).unwrap();
-            assert!(found == [at + 1; 64 << 10], "block {at} in round {round}");
+    let is_done = AtomicBool::new(false);
+    let rounds = thread::scope(|scope| {
+        let _end = SetOnDrop(&is_done);
+        let worker = scope.spawn(|| {
+            let mut rounds = 0;
+            while !is_done.load(Ordering::Acquire) || rounds == 0 {
+                rounds += 1;
+                for at in 0..32 {
+                    let mut found = vec![0; 64 << 10];
+                    disk.read_exact_at(&mut found, at << 16).expect("no read fails");
+                    assert!(rounds == 1 || found == block(at, rounds - 1), "block {at} in round {rounds}");
+                    disk.write_all_at(&block(at, rounds), at << 16).expect("no write fails");
+                }
+                disk.sync_all().expect("no flush fails");
+            }
+            rounds
+        });
+        let mut later: Vec<Later> = Vec::new();
+        for links in 1..=4 {
+            later.push(restart(&lab3, 1));
+            let is_linked = || attach.log().matches("linked again").count() >= links;
+            wait_until(PATIENCE, "a link to the next process", is_linked);
+            thread::sleep(Duration::from_millis(100));
         }
-    }
+        is_done.store(true, Ordering::Release);
+        let rounds = worker.join().expect("not a byte is wrong, and no call failed");
+        let status = lab3.json(&["status", "--json"]);
+        assert_eq!(status[0]["devices"][0]["state"], "in use", "{status}");
+        rounds
+    });
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0));
+    assert!(!attach.log().contains("started anew"), "its session went on\n{}", attach.log());
     drop(disk);
     desk.ok(&["detach"]);
+    let stored = fs::read(image).unwrap();
+    for at in 0..32 {
+        assert!(stored[at as usize * (64 << 10)..][..64 << 10] == block(at, rounds), "block {at}");
+    }
+}
+
+/// Lets a worker end when whoever waits for it fails.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// A USB device of a session, driven by hand.
+struct Driver {
+    linked: Linked<RemoteUsb>,
+    done: Completions,
+    next: u64,
+}
+
+impl Driver {
+    fn new(address: &str, device: &str) -> Self {
+        let address = address.to_owned();
+        let time_max = Duration::from_secs(10);
+        let dial: Dial = Box::new(move || Link::connect(&address, time_max).map_err(|error| error.source));
+        let (class, mode) = (Class::USB, Mode::Exclusive);
+        let open = Open { class, mode, epoch: 0, name: device.into(), reason: String::new() };
+        let mut done = Completions::new(BufferPool::new(0));
+        let linked = Linked::open(dial, RemoteUsb::new(1, open), Duration::from_secs(60), &mut done).unwrap();
+        let mut driver = Self { linked, done, next: 0 };
+        let configured = driver.ask(|id| Urb::control(id, Setup::set_configuration(1), Payload::Empty));
+        assert_eq!(configured.status, Status::Ok);
+        driver
+    }
+
+    fn submit(&mut self, urb: impl FnOnce(UrbId) -> Urb) {
+        self.next += 1;
+        let now = self.linked.clock().now();
+        self.linked.submit(now, urb(UrbId(self.next)).launch(), &mut self.done);
+        self.linked.turn(&mut self.done);
+    }
+
+    fn wait(&mut self) -> Done {
+        loop {
+            self.linked.turn(&mut self.done);
+            if let Some(done) = self.done.pop() {
+                return done;
+            }
+            self.linked.wait(None).unwrap();
+        }
+    }
+
+    fn ask(&mut self, urb: impl FnOnce(UrbId) -> Urb) -> Done {
+        self.submit(urb);
+        self.wait()
+    }
+
+    fn read(&mut self, length: u32) -> Done {
+        self.ask(|id| Urb::data_in(id, EpAddr::from_byte(0x81), length))
+    }
+}
+
+#[test]
+fn a_usb_device_stays_as_it_is_and_what_waits_for_it_is_answered_by_the_next_process() {
+    let house = House::new();
+    let [lab3, _] = hosts(&house);
+    let (daemon, plain, _) = exporter(&house, &lab3, "{what='keyboard'}, {what='zero,fill=mod63'}");
+    let (mut keyboard, mut zero) = (Driver::new(&plain, "keyboard"), Driver::new(&plain, "zero"));
+    let is_done = AtomicBool::new(false);
+    let mut later = Vec::new();
+    thread::scope(|scope| {
+        let _end = SetOnDrop(&is_done);
+        let reader = scope.spawn(|| {
+            let (mut count, mut links) = (0, 0);
+            while !is_done.load(Ordering::Acquire) {
+                let done = zero.read(100_000);
+                assert_eq!((done.status, done.actual), (Status::Ok, 100_000), "transfer {count}");
+                let counts = (0..100_000).map(|at| (at % 512 % 63) as u8);
+                assert!(done.payload.contiguous().iter().copied().eq(counts), "transfer {count}");
+                (count, links) = (count + 1, zero.linked.relinks());
+            }
+            (count, links)
+        });
+        for text in ["a", "b", "c"] {
+            // It waits for a key, in one process after the other.
+            keyboard.submit(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 8));
+            later.push(restart(&lab3, 2));
+            wait_until(PATIENCE, "its devices are there", || lab3.run(&["type", "keyboard", text]).code == Some(0));
+            let pressed = keyboard.wait();
+            let usage = text.as_bytes()[0] - b'a' + 4;
+            assert_eq!(pressed.status, Status::Ok, "{text}: {pressed:?}\n{}", daemon.log());
+            assert_eq!(pressed.payload.into_vec()[2], usage, "{text}");
+            assert_eq!(keyboard.read(8).payload.into_vec(), [0; 8], "it is let go of");
+        }
+        is_done.store(true, Ordering::Release);
+        let (count, links) = reader.join().expect("not a byte is wrong, and no transfer failed");
+        println!("{count} transfers over {links} links");
+        assert!(count > 0 && links >= 3, "{count} transfers over {links} links");
+    });
+    assert!(keyboard.linked.relinks() >= 3);
+    // Nobody else has got it meanwhile.
+    let refused = lab3.run(&["attach", &format!("{plain}/keyboard"), "--via", "redir", "--grace", "5"]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+}
+
+#[test]
+fn what_is_in_memory_alone_is_not_lost_unless_that_is_meant() {
+    let house = House::new();
+    let file = config(&house.path("run"), "plain.listen = ['127.0.0.1:0']\nshare = [{what='memory:1M'}]");
+    let mut daemon = Share::follow(Running::start(house.command(&["daemon", "--config", &file])));
+    let refused = house.run(&["daemon", "restart"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("what is in memory of memory"), "{refused:?}");
+    assert_eq!(names(&daemon.address), ["memory"]);
+    let _next = Later::of(&house.json(&["daemon", "restart", "--interrupt", "--json"]));
+    assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0));
+    wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["memory"]);
 }

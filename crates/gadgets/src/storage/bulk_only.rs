@@ -20,6 +20,7 @@ use farbus_model::{Direction, EpAddr, Payload};
 
 use super::scsi::{CheckCondition, Plan, Unit};
 use crate::emulated::{Context, Received, Sent};
+use crate::saved::{Loader, Saver};
 
 /// The endpoints.
 pub(super) const BULK_IN: EpAddr = EpAddr::from_byte(0x81);
@@ -119,6 +120,45 @@ pub(super) struct BulkOnly {
 impl BulkOnly {
     pub fn new() -> Self {
         Self { phase: Phase::Command, tag: 0, direction: Direction::Out, expected: 0 }
+    }
+
+    pub fn save(&self, to: &mut Saver) {
+        let (phase, left) = match self.phase {
+            Phase::Command => (0, 0),
+            Phase::DataIn(left) => (1, left),
+            Phase::DataOut(left) => (2, left),
+            Phase::Status(status) => (3, status as u32),
+            Phase::Wedged => (4, 0),
+        };
+        to.u8(phase);
+        [left, self.tag, self.expected].into_iter().for_each(|number| to.u32(number));
+        to.flag(self.direction == Direction::In);
+    }
+
+    pub fn restore(&mut self, from: &mut Loader<'_>) -> Option<()> {
+        let (phase, left) = (from.u8()?, from.u32()?);
+        (self.tag, self.expected) = (from.u32()?, from.u32()?);
+        self.direction = if from.flag()? { Direction::In } else { Direction::Out };
+        let statuses = [CswStatus::Passed, CswStatus::Failed, CswStatus::PhaseError];
+        self.phase = match phase {
+            0 => Phase::Command,
+            1 | 2 if left == 0 || left > self.expected => return None,
+            1 => Phase::DataIn(left),
+            2 => Phase::DataOut(left),
+            3 => Phase::Status(*statuses.get(left as usize)?),
+            4 => Phase::Wedged,
+            _ => return None,
+        };
+        Some(())
+    }
+
+    /// What the command still moves.
+    pub fn plan(&self) -> Plan {
+        match self.phase {
+            Phase::DataIn(left) => Plan::Send(left.into()),
+            Phase::DataOut(left) => Plan::Take(left.into()),
+            Phase::Command | Phase::Status(_) | Phase::Wedged => Plan::Done,
+        }
     }
 
     /// Waits for a CBW, whatever went before.

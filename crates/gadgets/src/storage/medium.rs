@@ -67,6 +67,11 @@ impl Medium {
         self.store.write_at(offset, from).map_err(|error| self.sense(error, Sense::WRITE_ERROR, offset))
     }
 
+    /// Another process may have written what was not made durable.
+    pub fn assume_written(&mut self) {
+        self.dirty = true;
+    }
+
     pub fn discard(&mut self, span: Span) -> Result<(), Sense> {
         self.dirty = true;
         let result = self.store.discard(span.offset, span.len);

@@ -44,6 +44,7 @@ pub use self::options::{OptionError, Options};
 use self::scsi::Unit;
 use self::sense::Sense;
 use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
+use crate::saved::{Loader, Saver};
 
 /// Mass storage, SCSI transparent command set, Bulk-Only Transport (§4.3).
 const INTERFACE_CLASS: (u8, u8, u8) = (0x08, 0x06, 0x50);
@@ -143,6 +144,22 @@ impl Function for Storage {
             }
             other => Err(CommandError::unknown(other)),
         }
+    }
+
+    /// In the middle of a command, too.
+    fn save(&self) -> Option<Vec<u8>> {
+        let mut state = Saver::default();
+        self.transport.save(&mut state);
+        self.unit.save(&mut state);
+        Some(state.into_bytes())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Option<()> {
+        let mut from = Loader(state);
+        self.transport.restore(&mut from)?;
+        self.unit.restore(&mut from)?;
+        from.end()?;
+        self.unit.has_begun(self.transport.plan()).then_some(())
     }
 }
 

@@ -1,5 +1,7 @@
 //! Why a command failed, in SCSI's words (SPC-4, sense data).
 
+use crate::saved::{Loader, Saver};
+
 /// Sense keys (SPC-4, sense key descriptions); those that a disk of ours has use for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -11,6 +13,18 @@ enum Key {
     UnitAttention = 0x6,
     DataProtect = 0x7,
     Miscompare = 0xe,
+}
+
+impl Key {
+    const ALL: [Self; 7] = [
+        Key::NoSense,
+        Key::NotReady,
+        Key::MediumError,
+        Key::IllegalRequest,
+        Key::UnitAttention,
+        Key::DataProtect,
+        Key::Miscompare,
+    ];
 }
 
 /// Response codes: which format, and whether an earlier command is meant (SPC-4, response codes).
@@ -62,6 +76,21 @@ impl Sense {
     /// Space allocation failed write protect: a thin store is full.
     pub const SPACE_ALLOCATION_FAILED: Sense = Sense::new(Key::DataProtect, 0x27, 0x07);
     pub const MISCOMPARE: Sense = Sense::new(Key::Miscompare, 0x1d, 0x00);
+
+    pub fn save(self, to: &mut Saver) {
+        [self.key as u8, self.code, self.qualifier].into_iter().for_each(|byte| to.u8(byte));
+        to.flag(self.deferred);
+        to.flag(self.lba.is_some());
+        to.u64(self.lba.unwrap_or(0));
+    }
+
+    pub fn restore(from: &mut Loader<'_>) -> Option<Self> {
+        let key = from.u8()?;
+        let key = Key::ALL.into_iter().find(|known| *known as u8 == key)?;
+        let (code, qualifier, deferred) = (from.u8()?, from.u8()?, from.flag()?);
+        let (has_lba, lba) = (from.flag()?, from.u64()?);
+        Some(Self { key, code, qualifier, lba: has_lba.then_some(lba), deferred })
+    }
 
     const fn new(key: Key, code: u8, qualifier: u8) -> Self {
         Self { key, code, qualifier, lba: None, deferred: false }

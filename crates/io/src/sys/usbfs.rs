@@ -123,6 +123,7 @@ const SET_CONFIGURATION: Opcode = opcode::read::<c_uint>(b'U', 5);
 const SUBMIT_URB: Opcode = opcode::read::<RawUrb>(b'U', 10);
 const DISCARD_URB: Opcode = opcode::none(b'U', 11);
 const REAP_URB_NO_DELAY: Opcode = opcode::write::<*mut c_void>(b'U', 13);
+const CLAIM_INTERFACE: Opcode = opcode::read::<c_uint>(b'U', 15);
 const RELEASE_INTERFACE: Opcode = opcode::read::<c_uint>(b'U', 16);
 const IOCTL: Opcode = opcode::read_write::<RawIoctl>(b'U', 18);
 const RESET: Opcode = opcode::none(b'U', 20);
@@ -432,7 +433,14 @@ impl Calls {
         }
         let claim = RawDisconnectClaim { interface: interface.into(), flags: EXCEPT_DRIVER, driver };
         // SAFETY: the kernel reads the structure and keeps nothing of it.
-        Ok(unsafe { ioctl(&self.0, Setter::<DISCONNECT_CLAIM, _>::new(claim)) }?)
+        match unsafe { ioctl(&self.0, Setter::<DISCONNECT_CLAIM, _>::new(claim)) } {
+            // usbfs has it, for us or for another; this tells which.
+            // SAFETY: the kernel reads one word.
+            Err(Errno::BUSY) => {
+                Ok(unsafe { ioctl(&self.0, Setter::<CLAIM_INTERFACE, c_uint>::new(interface.into())) }?)
+            }
+            claimed => Ok(claimed?),
+        }
     }
 
     /// Lets go of an interface. The kernel gives up its transfers and puts it into setting 0.
@@ -680,6 +688,7 @@ mod tests {
             (CLEAR_HALT, 0x8004_5515),
             (CONNECT, 0x5517),
             (GET_CAPABILITIES, 0x8004_551a),
+            (CLAIM_INTERFACE, 0x8004_550f),
             (DISCONNECT_CLAIM, 0x8108_551b),
             (ALLOC_STREAMS, 0x8008_551c),
             (FREE_STREAMS, 0x8008_551d),

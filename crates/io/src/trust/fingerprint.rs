@@ -34,6 +34,11 @@ impl Fingerprint {
         Self(bytes)
     }
 
+    /// The one with this hash.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
     /// The hash itself.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0

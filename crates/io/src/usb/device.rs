@@ -77,6 +77,8 @@ pub struct UsbDevice<K: Kernel = Usbfs> {
     pieces: Slab<Piece>,
     packet_results: Vec<PacketResult>,
     is_gone: bool,
+    /// Another process has it.
+    is_left: bool,
 }
 
 /// A request of the client's.
@@ -162,6 +164,7 @@ impl<K: Kernel> UsbDevice<K> {
             pieces: Slab::new(),
             packet_results: Vec::new(),
             is_gone: false,
+            is_left: false,
         };
         let (claimed, result) = calls::claim(&device.kernel.calls(), &device.interfaces(device.active));
         device.claimed = claimed;
@@ -749,11 +752,36 @@ impl<K: Kernel> Device for UsbDevice<K> {
     fn is_gone(&self) -> bool {
         self.is_gone
     }
+
+    /// The other process has the same open file, and so the interfaces. It never has a transfer: the kernel would write where nobody is.
+    fn save(&self) -> Option<Vec<u8>> {
+        let is_at_rest =
+            self.calling.is_none() && self.queue.is_empty() && self.requests.is_empty() && self.pieces.is_empty();
+        let halted = self.halted.to_le_bytes();
+        (is_at_rest && !self.is_gone).then(|| [&[self.active, self.original][..], &halted].concat())
+    }
+
+    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+        let Some(([active, original], halted)) = state.split_first_chunk() else { return false };
+        let Ok(halted) = halted.try_into().map(u32::from_le_bytes) else { return false };
+        if *active != self.active || self.is_gone {
+            return false;
+        }
+        (self.original, self.halted, self.selection) = (*original, halted, selection.clone());
+        true
+    }
+
+    fn leave(&mut self) {
+        self.is_left = true;
+    }
 }
 
 /// Gives it back: the configuration it had, and its drivers.
 impl<K: Kernel> Drop for UsbDevice<K> {
     fn drop(&mut self) {
+        if self.is_left {
+            return;
+        }
         if !self.wait_for_calls() {
             warn!(device = %self.descriptors.title(), "the kernel does not end a call: the device is not given back");
             return;

@@ -39,6 +39,8 @@ pub struct BlockExport {
     view: View,
     durability: u64,
     info: BlockInfo,
+    /// Its medium ends with this process.
+    is_in_memory: bool,
 }
 
 impl fmt::Debug for BlockExport {
@@ -60,7 +62,19 @@ impl BlockExport {
         if info.size_bytes == 0 {
             return Err("nothing of it is left to use".into());
         }
-        Ok(Self { medium, place: Mutex::default(), view, durability, info })
+        Ok(Self { medium, place: Mutex::default(), view, durability, info, is_in_memory: false })
+    }
+
+    /// The same, of a medium that is this process's memory.
+    #[must_use]
+    pub fn in_memory(mut self) -> Self {
+        self.is_in_memory = true;
+        self
+    }
+
+    /// What of it no other process can have, if there is something: of its medium, or, where it `is_used`, of its users' changes.
+    pub fn is_lost_with_process(&self, is_used: bool) -> bool {
+        self.is_in_memory || (is_used && matches!(self.view.changes, Some(Changes::Memory(_))))
     }
 
     /// Its medium, which may be exchanged while it is in use.
@@ -186,6 +200,16 @@ mod tests {
         assert_eq!((&bytes, reader.size_bytes(), reader.is_read_only()), (b"seen", 8192, true));
         assert_eq!(reader.write_at(0, b"x"), Err(StoreError::ReadOnly));
         assert!(export.open(Mode::Read).unwrap().info().is_read_only);
+    }
+
+    #[test]
+    fn memory_is_lost_with_its_process_and_changes_there_once_somebody_makes_some() {
+        let in_memory = |changes| export(View { changes, ..View::default() });
+        let lost = |export: &BlockExport| [false, true].map(|is_used| export.is_lost_with_process(is_used));
+        assert_eq!(lost(&in_memory(None)), [false; 2]);
+        assert_eq!(lost(&in_memory(Some(Changes::Memory(1 << 20)))), [false, true]);
+        assert_eq!(lost(&in_memory(Some(Changes::Medium(medium())))), [false; 2]);
+        assert_eq!(lost(&in_memory(None).in_memory()), [true; 2]);
     }
 
     #[test]

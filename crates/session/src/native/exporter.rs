@@ -1,6 +1,6 @@
 //! The exporter's end of a session.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use farbus_model::{BufferPool, Command, CommandError, Instant, Payload, Readiness};
@@ -13,6 +13,7 @@ use farbus_wire::native::{
 };
 
 use crate::Reject;
+use crate::snapshot::{Reader, Writer};
 
 /// Attachments of one session: as many devices as the largest lab has on one host, doubled.
 const ATTACHMENTS_MAX: usize = 512;
@@ -80,6 +81,45 @@ pub trait Served: Send {
 
     /// The attachment is over: everything in flight is withdrawn, and the device given back.
     fn finish(self: Box<Self>, now: Instant);
+
+    /// Another process is to go on with it: what would wait for ever is taken back from the device, as if it had not got there yet.
+    fn come_to_rest(&mut self, now: Instant, lane: &mut Lane) {
+        let _ = (now, lane);
+    }
+
+    /// Whether the device has nothing of the importer's.
+    fn is_at_rest(&self) -> bool {
+        true
+    }
+
+    /// Writes down, at rest, what another process needs to go on. A class that knows no such thing ends there.
+    ///
+    /// # Errors
+    /// [`Unmovable`].
+    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        let _ = to;
+        Err(Unmovable)
+    }
+
+    /// It is as another process wrote it down, over a device that is new here; [`Served::go_on`] begins. One that cannot be is of no
+    /// more use than to be finished.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
+        let _ = (now, from);
+        Err(Reject::new("class", 0, "it is one that can go on in another process"))
+    }
+
+    /// It begins in another process, or stays here after all: what was taken back goes to the device again.
+    fn go_on(&mut self, now: Instant, lane: &mut Lane) {
+        let _ = (now, lane);
+    }
+
+    /// Another process has it: the device is let go of, and nothing is done to it.
+    fn leave(self: Box<Self>, now: Instant) {
+        self.finish(now);
+    }
 }
 
 /// To whom a device is handed over.
@@ -100,6 +140,9 @@ pub struct Inherited {
     /// What came along.
     pub luggage: Vec<u8>,
 }
+/// A device that no other process can go on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unmovable;
 
 /// What an exporter offers to sessions.
 pub trait Services {
@@ -132,15 +175,35 @@ pub struct ExporterSession {
     grace: Duration,
     /// Without a link: until when one is waited for.
     lost_until: Option<Instant>,
-    attachments: BTreeMap<u16, Box<dyn Served>>,
+    attachments: BTreeMap<u16, Attached>,
     /// Attachments whose device waits for its heir: it may come back.
-    moving: BTreeSet<u16>,
+    moving: BTreeMap<u16, Open>,
     /// Attachments that are to inherit a device.
     heirs: BTreeMap<u16, Inherit>,
     /// What has arrived of a close that goes on.
     closing: BTreeMap<u16, Payload>,
     is_ended: bool,
     pool: BufferPool,
+}
+
+/// A device that is served, and how it was asked for.
+struct Attached {
+    open: Open,
+    lease: u64,
+    served: Box<dyn Served>,
+}
+
+/// An attachment of another process, which is yet to be served here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Its number.
+    pub number: u16,
+    /// What was asked for; the name is the one that its device has in the lists.
+    pub open: Open,
+    /// Under which lease it is used.
+    pub lease: u64,
+    /// What [`Served::save`] wrote; none of what nobody can go on with.
+    pub state: Option<Vec<u8>>,
 }
 
 impl ExporterSession {
@@ -175,7 +238,7 @@ impl ExporterSession {
             grace: wished.min(grace_max),
             lost_until: None,
             attachments: BTreeMap::new(),
-            moving: BTreeSet::new(),
+            moving: BTreeMap::new(),
             heirs: BTreeMap::new(),
             closing: BTreeMap::new(),
             is_ended: false,
@@ -248,7 +311,7 @@ impl ExporterSession {
 
     /// Whether this attachment is there, its device waiting for its heir included.
     pub fn is_attached(&self, number: u16) -> bool {
-        self.attachments.contains_key(&number) || self.moving.contains(&number)
+        self.attachments.contains_key(&number) || self.moving.contains_key(&number)
     }
 
     /// Whether it waits for a device to be handed over.
@@ -262,7 +325,7 @@ impl ExporterSession {
     /// [`CommandError`] when the device does not know it or refuses.
     pub fn command(&mut self, now: Instant, number: u16, command: &Command) -> Result<(), CommandError> {
         match self.attachments.get_mut(&number) {
-            Some(served) => served.command(now, command, &mut self.lane),
+            Some(attached) => attached.served.command(now, command, &mut self.lane),
             None => Err(CommandError("the device is not attached any more".into())),
         }
     }
@@ -279,13 +342,13 @@ impl ExporterSession {
 
     /// When something wants to happen: the grace ends, or a device has its moment.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let devices = self.attachments.values().filter_map(|served| served.poll_timeout());
+        let devices = self.attachments.values().filter_map(|attached| attached.served.poll_timeout());
         devices.chain(self.lost_until).min()
     }
 
     /// What to wait on besides the link.
     pub fn readiness(&self) -> impl Iterator<Item = &Readiness> {
-        self.attachments.values().filter_map(|served| served.readiness())
+        self.attachments.values().filter_map(|attached| attached.served.readiness())
     }
 
     /// How many devices are attached.
@@ -318,8 +381,10 @@ impl ExporterSession {
             Kind::Data if self.closing.contains_key(&attachment) => self.hear_close(now, attachment, arrived),
             Kind::Request | Kind::Data | Kind::Cancel | Kind::Grant => {
                 // What was on its way while we closed the attachment is for nobody.
-                let Some(served) = self.attachments.get_mut(&attachment) else { return Ok(()) };
-                with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lane))
+                let Some(attached) = self.attachments.get_mut(&attachment) else { return Ok(()) };
+                with_pool(&mut attached.served, &mut self.pool, |served| {
+                    served.handle_arrived(now, arrived, &mut self.lane)
+                })
             }
             Kind::Open => self.open(now, attachment, &arrived, services),
             Kind::Inherit => self.open_for_heir(now, attachment, &arrived, services),
@@ -342,8 +407,8 @@ impl ExporterSession {
             return Ok(());
         }
         let Close { heir, luggage } = Close::decode(&body.contiguous())?;
-        let is_known = self.heirs.remove(&number).is_some() || self.moving.remove(&number);
-        let Some(served) = self.attachments.remove(&number) else {
+        let is_known = self.heirs.remove(&number).is_some() || self.moving.remove(&number).is_some();
+        let Some(Attached { open, served, .. }) = self.attachments.remove(&number) else {
             if is_known {
                 self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message: String::new() });
             }
@@ -355,7 +420,7 @@ impl ExporterSession {
                 String::new()
             }
             Some(heir) if served.hand_over(now, Bequest { heir, luggage }) => {
-                self.moving.insert(number);
+                self.moving.insert(number, open);
                 return Ok(());
             }
             Some(_) => HANDED_OVER.to_owned(),
@@ -387,7 +452,7 @@ impl ExporterSession {
         let open = Open::decode(&arrived.body.contiguous())?;
         if self.may_begin(number)? {
             match services.open(now, number, &open) {
-                Ok((lease, served)) => self.say_opened(number, lease, served),
+                Ok((lease, served)) => self.say_opened(number, Attached { open, lease, served }),
                 Err(end) => self.say_end(Kind::Refused, number, &end),
             }
         }
@@ -421,7 +486,7 @@ impl ExporterSession {
                     if !luggage.is_empty() {
                         self.say_at_length(Kind::Luggage, number, luggage);
                     }
-                    self.say_opened(number, lease, served);
+                    self.say_opened(number, Attached { open: inherit.open, lease, served });
                 }
                 Some(Err(end)) => self.say_end(Kind::Refused, number, &end),
             }
@@ -430,7 +495,7 @@ impl ExporterSession {
 
     /// What was handed over is out of its importer's hands.
     pub fn let_go(&mut self, number: u16, end: &End) {
-        if self.moving.remove(&number) {
+        if self.moving.remove(&number).is_some() {
             self.say_end(Kind::Closed, number, end);
         }
     }
@@ -438,14 +503,15 @@ impl ExporterSession {
     /// Nobody came for what was handed over: its importer goes on with it, if that still waits.
     pub fn take_back(&mut self, now: Instant, number: u16, lease: u64, served: Box<dyn Served>) {
         match self.moving.remove(&number) {
-            true => self.say_opened(number, lease, served),
-            false => served.finish(now),
+            Some(open) => self.say_opened(number, Attached { open, lease, served }),
+            None => served.finish(now),
         }
     }
 
-    fn say_opened(&mut self, number: u16, epoch: u64, served: Box<dyn Served>) {
-        let opened = Opened { epoch, credit: served.credit(), info: served.description() };
-        self.attachments.insert(number, served);
+    fn say_opened(&mut self, number: u16, attached: Attached) {
+        let Attached { lease, served, .. } = &attached;
+        let opened = Opened { epoch: *lease, credit: served.credit(), info: served.description() };
+        self.attachments.insert(number, attached);
         self.say_at_length(Kind::Opened, number, opened.encode());
     }
 
@@ -462,7 +528,7 @@ impl ExporterSession {
     /// Devices are looked after: whose moment has come, who is ready, who is gone.
     pub fn handle_ready(&mut self, now: Instant) {
         let mut ended = Vec::new();
-        for (&number, served) in &mut self.attachments {
+        for (&number, Attached { served, .. }) in &mut self.attachments {
             with_pool(served, &mut self.pool, |served| served.handle_ready(now, &mut self.lane));
             if let Some(end) = served.poll_end() {
                 ended.push((number, end));
@@ -475,7 +541,7 @@ impl ExporterSession {
 
     /// Takes an attachment away: its device is unplugged, or somebody else may have it now.
     pub fn close(&mut self, now: Instant, number: u16, end: &End) {
-        if let Some(served) = self.attachments.remove(&number) {
+        if let Some(Attached { served, .. }) = self.attachments.remove(&number) {
             served.finish(now);
             self.say_end(Kind::Closed, number, end);
         }
@@ -488,13 +554,146 @@ impl ExporterSession {
 
     /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for.
     pub fn only_talks(&self) -> bool {
-        self.attachments.values().all(|served| served.is_idle())
+        self.attachments.values().all(|attached| attached.served.is_idle())
     }
 
     /// The session is over: every device is given back.
     pub fn finish(self, now: Instant) {
-        for served in self.attachments.into_values() {
+        for Attached { served, .. } in self.attachments.into_values() {
             served.finish(now);
+        }
+    }
+}
+
+impl ExporterSession {
+    /// Another process is to go on: what would wait for ever is taken back from the devices.
+    pub fn come_to_rest(&mut self, now: Instant) {
+        for Attached { served, .. } in self.attachments.values_mut() {
+            with_pool(served, &mut self.pool, |served| served.come_to_rest(now, &mut self.lane));
+        }
+    }
+
+    /// Whether no device has anything of the importer's, and none is on its way to an heir.
+    pub fn is_at_rest(&self) -> bool {
+        self.moving.is_empty()
+            && self.closing.is_empty()
+            && self.attachments.values().all(|attached| attached.served.is_at_rest())
+    }
+
+    /// Writes it down, at rest and with nothing heard since: for another process, whose devices are called what `name_of` says
+    /// of an attachment. This one may go on all the same, if the other does not.
+    ///
+    /// # Panics
+    /// If it is not at rest.
+    pub fn save(&mut self, now: Instant, mut name_of: impl FnMut(u16, &str) -> String, to: &mut Writer) {
+        assert!(self.is_at_rest(), "what a device has is nobody else's to end");
+        to.raw(&self.session.0);
+        for number in [self.link, self.their_incarnation, self.incarnation] {
+            to.u64(number);
+        }
+        let ms = |span: Duration| span.as_millis().try_into().unwrap_or(u64::MAX);
+        to.u64(ms(self.grace));
+        // Whoever is linked now is not when the other process begins.
+        to.u64(ms(self.lost_until.map_or(self.grace, |until| until - now)));
+        self.lane.save(now, to);
+        to.count(self.attachments.len());
+        for (&number, Attached { open, lease, served }) in &self.attachments {
+            to.u16(number);
+            to.bytes(&Open { name: name_of(number, &open.name), ..open.clone() }.encode());
+            to.u64(*lease);
+            let mut state = Writer::part();
+            let is_movable = served.save(&mut state).is_ok();
+            to.flag(is_movable);
+            if is_movable {
+                to.bytes(&state.into_bytes());
+            }
+        }
+        to.count(self.heirs.len());
+        for (&number, inherit) in &self.heirs {
+            to.u16(number);
+            to.bytes(&inherit.encode());
+        }
+    }
+
+    /// A session without a link that goes on where another was saved, and what it served: [`ExporterSession::serve`] does so again, or
+    /// [`ExporterSession::give_up`] says why not.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(now: Instant, limits: LaneLimits, from: &mut Reader<'_>) -> Result<(Self, Vec<Left>), Reject> {
+        let session = SessionId(from.take(16, "session")?.try_into().expect("sixteen bytes"));
+        let (link, their_incarnation) = (from.u64("link")?, from.u64("incarnation")?);
+        let incarnation = from.u64("incarnation")?;
+        let (grace, left) = (from.u64("grace")?, from.u64("time left")?);
+        if left > grace || grace > u32::MAX.into() {
+            return Err(Reject::new("time left", left, "no more than the grace"));
+        }
+        let lane = Lane::restore(limits, from)?;
+        let mut all: Vec<Left> = Vec::new();
+        for _ in 0..from.count("attachments", 2)? {
+            let number = from.u16("attachment")?;
+            if number == 0 || all.iter().any(|left| left.number == number) {
+                return Err(Reject::new("attachment", number.into(), "each has a number of its own, from 1"));
+            }
+            let (open, lease) = (Open::decode(from.bytes("open")?)?, from.u64("lease")?);
+            let state = if from.flag("movable")? { Some(from.bytes("state")?.to_vec()) } else { None };
+            all.push(Left { number, open, lease, state });
+        }
+        let mut heirs = BTreeMap::new();
+        for _ in 0..from.count("heirs", 2)? {
+            let (number, inherit) = (from.u16("heir")?, Inherit::decode(from.bytes("inherit")?)?);
+            let is_new = number > 0 && all.iter().all(|left| left.number != number);
+            if !is_new || heirs.insert(number, inherit).is_some() {
+                return Err(Reject::new("heir", number.into(), "each has a number of its own, from 1"));
+            }
+        }
+        if session == SessionId::NONE || all.len() + heirs.len() > ATTACHMENTS_MAX {
+            return Err(Reject::new(
+                "attachments",
+                all.len() as u64,
+                "a session has a name, and 512 attachments at most",
+            ));
+        }
+        let session = Self {
+            lane,
+            session,
+            link,
+            their_incarnation,
+            incarnation,
+            grace: Duration::from_millis(grace),
+            lost_until: Some(now + Duration::from_millis(left)),
+            attachments: BTreeMap::new(),
+            moving: BTreeMap::new(),
+            heirs,
+            closing: BTreeMap::new(),
+            is_ended: false,
+            pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
+        };
+        Ok((session, all))
+    }
+
+    /// Serves what another process served, whose device is here again as it was there.
+    pub fn serve(&mut self, now: Instant, Left { number, open, lease, .. }: Left, mut served: Box<dyn Served>) {
+        with_pool(&mut served, &mut self.pool, |served| served.go_on(now, &mut self.lane));
+        self.attachments.insert(number, Attached { open, lease, served });
+    }
+
+    /// Says why something is not served any more that another process served.
+    pub fn give_up(&mut self, number: u16, end: &End) {
+        self.say_end(Kind::Closed, number, end);
+    }
+
+    /// The other process does not go on, this one does.
+    pub fn go_on(&mut self, now: Instant) {
+        for Attached { served, .. } in self.attachments.values_mut() {
+            with_pool(served, &mut self.pool, |served| served.go_on(now, &mut self.lane));
+        }
+    }
+
+    /// Another process goes on: devices are let go of as they are.
+    pub fn leave(self, now: Instant) {
+        for Attached { served, .. } in self.attachments.into_values() {
+            served.leave(now);
         }
     }
 }

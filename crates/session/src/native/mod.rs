@@ -18,6 +18,7 @@
 //! |---|---|---|
 //! | the link | it waits; its frames are sent over the next link | the same |
 //! | the link, for longer than the grace | gone (attribute *network*) | lost (attribute *network*) |
+//! | the exporter's process, for another that goes on | it waits; what a device had of it is ended first | the same |
 //! | the exporter forgot the session | a protocol error (attribute *device*); the device is set up again | it is asked again |
 //! | the device | gone | gone |
 
@@ -38,7 +39,7 @@ pub use farbus_wire::native::{
 };
 
 pub use attachment::{Attachment, Heard};
-pub use exporter::{Bequest, ExporterSession, Inherited, Served, Services};
+pub use exporter::{Bequest, ExporterSession, Inherited, Left, Served, Services, Unmovable};
 pub use importer::{Attached, ImporterSession, Movable, Progress, State};
 pub use remote_block::RemoteBlock;
 pub use remote_observer::RemoteObserver;

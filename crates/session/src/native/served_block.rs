@@ -12,8 +12,9 @@ use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
 use farbus_wire::native::{Arrived, Flow, Kind, Lane, Message, Part, Urgency};
 
-use super::exporter::{Bequest, Served};
+use super::exporter::{Bequest, Served, Unmovable};
 use crate::Reject;
+use crate::snapshot::{Reader, Writer};
 
 /// Requests in flight: what a kernel's block layer keeps (Linux: `nr_requests` 128), doubled.
 const REQUESTS_MAX: u16 = 256;
@@ -241,6 +242,43 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
                 false
             }
         }
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.flights.values().all(|flight| flight.arriving.is_some())
+    }
+
+    fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
+        for _ in 0..from.count("writes that arrive", REQUEST_BYTES)? {
+            let (tag, is_timed) = (from.u16("tag")?, from.flag("timed")?);
+            let request = block::decode_request(BlockId(tag.into()), from.take(REQUEST_BYTES, "request")?)?;
+            let data = from.payload("data")?;
+            let cost = request.length.min(self.device.info().request_bytes_max);
+            let missing = request.length.checked_sub(data.len() as u32).filter(|missing| *missing > 0);
+            let missing = missing.filter(|_| request.op == BlockOp::Write);
+            let wrong = Reject::new("data", data.len() as u64, "a write that arrives is not all there");
+            let missing = missing.ok_or(wrong)?;
+            let data = if data.is_empty() { Vec::new() } else { vec![data] };
+            let arriving = Some(Box::new(Arriving { request, data, missing }));
+            self.bytes += u64::from(cost);
+            let flight = Flight { cost, arriving, is_timed, arrived: now, begun: now };
+            if self.flights.insert(tag, flight).is_some() || self.flights.len() > REQUESTS_MAX.into() {
+                return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
+            }
+        }
+        from.end("state")
+    }
+
+    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        to.count(self.flights.len());
+        for (&tag, flight) in &self.flights {
+            let Arriving { request, data, .. } = &**flight.arriving.as_ref().expect("it is at rest");
+            to.u16(tag);
+            to.flag(flight.is_timed);
+            to.raw(&block::request_part(request));
+            to.runs(data.iter().map(Payload::len).sum(), data.iter().flat_map(Payload::runs));
+        }
+        Ok(())
     }
 
     /// Requests that are with the device are the device's to end; nobody hears of it.

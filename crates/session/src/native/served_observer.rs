@@ -7,9 +7,10 @@ use farbus_model::{Instant, Readiness};
 use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::{Arrived, Flow, Head, Kind, Lane, Message, Urgency};
 
-use super::exporter::Served;
+use super::exporter::{Served, Unmovable};
 use crate::Reject;
 use crate::observe::Seat;
+use crate::snapshot::{Reader, Writer};
 
 /// A seat in a device's audience, and what its owner asked for.
 pub struct ServedObserver {
@@ -97,6 +98,22 @@ impl Served for ServedObserver {
 
     fn readiness(&self) -> Option<&Readiness> {
         Some(&self.readiness)
+    }
+
+    fn restore(&mut self, _now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
+        let (granted, tag) = (from.u32("grant")?, from.u16("tag")?);
+        if granted > OBSERVED_GRANT_MAX {
+            return Err(Reject::new("grant", granted.into(), "no more than a device may hold"));
+        }
+        (self.granted, self.tag) = (granted, tag);
+        from.end("state")
+    }
+
+    /// What nobody has sent by then is not seen.
+    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        to.u32(self.granted);
+        to.u16(self.tag);
+        Ok(())
     }
 
     fn poll_end(&mut self) -> Option<End> {

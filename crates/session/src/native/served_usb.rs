@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use farbus_model::urb::take_lost;
 use farbus_model::{
     BufferPool, Command, CommandError, Completions, Device, Direction, Done, EpAddr, Instant, Limits, Payload,
-    Readiness, Status, TransferType, Urb, UrbId,
+    Readiness, Status, TransferType, Urb, UrbFlags, UrbId,
 };
 use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
@@ -13,8 +13,9 @@ use farbus_wire::native::usb::{self, Description, Request};
 use farbus_wire::native::{Arrived, Flow, Kind, Lane, Message, Part, Urgency};
 use farbus_wire::usbip::DeviceRecord;
 
-use super::exporter::{Bequest, Served};
+use super::exporter::{Bequest, Served, Unmovable};
 use crate::Reject;
+use crate::snapshot::{Reader, Writer};
 
 /// Requests in flight: Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64; a receive-ahead many more.
 const REQUESTS_MAX: u16 = 1024;
@@ -29,6 +30,9 @@ pub struct ServedUsb<D> {
     /// By tag. Those with the device, and those whose data is still arriving.
     flights: BTreeMap<u16, Flight>,
     bytes: usize,
+    /// The place of the next request among all.
+    next_order: u64,
+    is_resting: bool,
     give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
     pass_on: Option<PassOn<D>>,
 }
@@ -44,6 +48,30 @@ struct Flight {
     begun: Instant,
     urgency: Urgency,
     flow: Flow,
+    /// Its place among all: what was taken back is asked again in the same order.
+    order: u64,
+    /// What an answer does not repeat of its request.
+    manner: Manner,
+    /// By its importer.
+    is_withdrawn: bool,
+    /// It ends when the device has something to say, whenever that is.
+    may_wait: bool,
+    /// It was taken back from the device, which had not begun it.
+    taken_back: Option<Urb>,
+}
+
+/// How a request is to be done.
+#[derive(Clone, Copy, Default)]
+struct Manner {
+    flags: UrbFlags,
+    interval: u32,
+    stream: u16,
+}
+
+impl Flight {
+    fn has_device(&self) -> bool {
+        self.arriving.is_none() && self.taken_back.is_none()
+    }
 }
 
 /// A request whose data is not all here.
@@ -73,6 +101,8 @@ impl<D: Device> ServedUsb<D> {
             done: Completions::new(BufferPool::new(limits.pool_bytes)),
             flights: BTreeMap::new(),
             bytes: 0,
+            next_order: 0,
+            is_resting: false,
             give_back: Some(Box::new(give_back)),
             pass_on: None,
         }
@@ -97,6 +127,12 @@ impl<D: Device> ServedUsb<D> {
                 (length, if urb.direction == Direction::Out { length } else { 0 }, urb.endpoint)
             }
         };
+        self.enter(now, tag, cost, endpoint, flags.timed)?;
+        let arriving = Arriving { request, data: Vec::new(), missing, is_cancelled: false };
+        self.take_in(now, tag, arriving, body, flags, lane)
+    }
+
+    fn enter(&mut self, now: Instant, tag: u16, cost: usize, endpoint: EpAddr, is_timed: bool) -> Result<(), Reject> {
         if self.flights.len() >= REQUESTS_MAX.into()
             || (self.bytes > 0 && self.bytes + cost > self.limits.payload_bytes_max)
         {
@@ -107,10 +143,25 @@ impl<D: Device> ServedUsb<D> {
         }
         self.bytes += cost;
         let (urgency, flow) = self.way_of(endpoint);
-        let is_timed = flags.timed;
-        self.flights.insert(tag, Flight { cost, arriving: None, is_timed, arrived: now, begun: now, urgency, flow });
-        let arriving = Arriving { request, data: Vec::new(), missing, is_cancelled: false };
-        self.take_in(now, tag, arriving, body, flags, lane)
+        let (order, manner) = (self.next_order, Manner::default());
+        self.next_order += 1;
+        let (arriving, is_withdrawn, may_wait, taken_back) = (None, false, false, None);
+        let flight = Flight {
+            cost,
+            arriving,
+            is_timed,
+            arrived: now,
+            begun: now,
+            urgency,
+            flow,
+            order,
+            manner,
+            is_withdrawn,
+            may_wait,
+            taken_back,
+        };
+        self.flights.insert(tag, flight);
+        Ok(())
     }
 
     /// Replies of one endpoint keep their order; those of bulk endpoints let all others pass.
@@ -168,6 +219,10 @@ impl<D: Device> ServedUsb<D> {
     }
 
     fn submit(&mut self, now: Instant, urb: Urb, is_cancelled: bool) {
+        if let Some(flight) = self.flights.get_mut(&(urb.id.0 as u16)) {
+            flight.manner = Manner { flags: urb.flags, interval: urb.interval, stream: urb.stream };
+            flight.may_wait = urb.direction == Direction::In && !urb.endpoint.is_control() && urb.iso.is_empty();
+        }
         let makes_sense = match urb.endpoint.is_control() {
             true => urb.setup.length == 0 || urb.setup.direction() == urb.direction,
             false => self.device.selection().endpoint(urb.endpoint).is_some(),
@@ -184,7 +239,10 @@ impl<D: Device> ServedUsb<D> {
         if let Some(flight) = self.flights.get_mut(&tag) {
             match &mut flight.arriving {
                 Some(arriving) => arriving.is_cancelled = true,
-                None => self.device.cancel(now, UrbId(tag.into()), &mut self.done),
+                None => {
+                    flight.is_withdrawn = true;
+                    self.device.cancel(now, UrbId(tag.into()), &mut self.done);
+                }
             }
             self.collect(now, lane);
         }
@@ -196,11 +254,32 @@ impl<D: Device> ServedUsb<D> {
         for lost in take_lost() {
             self.done.push(lost.launch().fail(Status::Cancelled));
         }
-        while let Some(done) = self.done.pop() {
+        while let Some(mut done) = self.done.pop() {
+            if self.is_resting && self.take_back(&mut done) {
+                continue;
+            }
             let part = usb::reply_part(&done);
             let Done { id, payload, .. } = done;
             self.reply(now, id.0 as u16, part, payload, lane);
         }
+    }
+
+    /// Whether this is a request that nothing came of yet: another process asks it again.
+    fn take_back(&mut self, done: &mut Done) -> bool {
+        let Some(flight) = self.flights.get_mut(&(done.id.0 as u16)) else { return false };
+        if done.status != Status::Cancelled || flight.is_withdrawn {
+            return false;
+        }
+        if done.actual > 0 || done.direction == Direction::Out {
+            // Part of it has happened: to ask again would do that twice.
+            done.status = Status::Protocol;
+            return false;
+        }
+        let Manner { flags, interval, stream } = flight.manner;
+        let mut urb = Urb::data_in(done.id, done.endpoint, done.length);
+        (urb.flags, urb.interval, urb.stream) = (flags, interval, stream);
+        flight.taken_back = Some(urb);
+        true
     }
 
     fn reply(&mut self, now: Instant, tag: u16, outcome: Option<Part>, payload: Payload, lane: &mut Lane) {
@@ -310,6 +389,109 @@ impl<D: Device> Served for ServedUsb<D> {
             return false;
         }
         pass_on(self.device, now, bequest)
+    }
+
+    /// A transfer that may wait for ever is one that waits for the device to say something.
+    fn come_to_rest(&mut self, now: Instant, lane: &mut Lane) {
+        self.is_resting = true;
+        let may_wait = |flight: &Flight| flight.has_device() && flight.may_wait;
+        let mut waiting: Vec<(u64, u16)> = self
+            .flights
+            .iter()
+            .filter(|(_, flight)| may_wait(flight))
+            .map(|(&tag, flight)| (flight.order, tag))
+            .collect();
+        // The last first: what comes meanwhile is the first one's.
+        waiting.sort_unstable();
+        for (_, tag) in waiting.into_iter().rev() {
+            self.device.cancel(now, UrbId(tag.into()), &mut self.done);
+        }
+        self.collect(now, lane);
+    }
+
+    fn is_at_rest(&self) -> bool {
+        !self.flights.values().any(Flight::has_device)
+    }
+
+    fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
+        let selection = from.selection(self.device.descriptors())?;
+        let state = from.bytes("device")?;
+        if !self.device.restore(&selection, state) {
+            return Err(Reject::new("device", state.len() as u64, "it is one that can have stood so"));
+        }
+        for _ in 0..from.count("requests", 4)? {
+            let (tag, is_timed, is_arriving) = (from.u16("tag")?, from.flag("timed")?, from.flag("arriving")?);
+            let urb = Urb { id: UrbId(tag.into()), ..from.urb()? };
+            self.enter(now, tag, urb.length as usize, urb.endpoint, is_timed)?;
+            let flight = self.flights.get_mut(&tag).expect("put there just now");
+            if !is_arriving {
+                let is_plain = urb.direction == Direction::In && urb.iso.is_empty() && !urb.endpoint.is_control();
+                if !is_plain {
+                    return Err(Reject::new("request", tag.into(), "what is taken back is IN, bulk or interrupt"));
+                }
+                flight.taken_back = Some(urb);
+                continue;
+            }
+            let (is_cancelled, data) = (from.flag("cancelled")?, from.payload("data")?);
+            let missing = (urb.length as usize).checked_sub(data.len()).filter(|missing| *missing > 0);
+            let missing = missing.filter(|_| urb.direction == Direction::Out);
+            let wrong = Reject::new("data", data.len() as u64, "a transfer that arrives is not all there");
+            let missing = missing.ok_or(wrong)?;
+            let data = if data.is_empty() { Vec::new() } else { vec![data] };
+            let request = Request::Transfer(urb);
+            flight.arriving = Some(Box::new(Arriving { request, data, missing, is_cancelled }));
+        }
+        from.end("state")
+    }
+
+    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        let state = self.device.save().ok_or(Unmovable)?;
+        to.selection(self.device.selection());
+        to.bytes(&state);
+        to.count(self.flights.len());
+        let mut flights: Vec<(&u16, &Flight)> = self.flights.iter().collect();
+        flights.sort_unstable_by_key(|(_, flight)| flight.order);
+        for (&tag, flight) in flights {
+            to.u16(tag);
+            to.flag(flight.is_timed);
+            to.flag(flight.arriving.is_some());
+            match (&flight.arriving, &flight.taken_back) {
+                (Some(arriving), _) => {
+                    let Arriving { request: Request::Transfer(urb), data, is_cancelled, .. } = &**arriving else {
+                        unreachable!("a reset arrives in one piece")
+                    };
+                    to.urb(urb);
+                    to.flag(*is_cancelled);
+                    to.runs(data.iter().map(Payload::len).sum(), data.iter().flat_map(Payload::runs));
+                }
+                (None, Some(urb)) => to.urb(urb),
+                (None, None) => unreachable!("it is at rest"),
+            }
+        }
+        Ok(())
+    }
+
+    fn go_on(&mut self, now: Instant, lane: &mut Lane) {
+        self.is_resting = false;
+        let mut taken: Vec<(u64, Urb)> = Vec::new();
+        for flight in self.flights.values_mut() {
+            if let Some(urb) = flight.taken_back.take() {
+                flight.begun = now;
+                taken.push((flight.order, urb));
+            }
+        }
+        taken.sort_unstable_by_key(|(order, _)| *order);
+        for (_, urb) in taken {
+            self.submit(now, urb, false);
+        }
+        self.collect(now, lane);
+    }
+
+    fn leave(mut self: Box<Self>, now: Instant) {
+        self.device.leave();
+        if let Some(give_back) = self.give_back.take() {
+            give_back(self.device, now);
+        }
     }
 
     fn finish(mut self: Box<Self>, now: Instant) {

@@ -8,7 +8,8 @@ use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
     Payload, StoreError,
 };
-use farbus_session::native::{Attached, RemoteBlock, Served, ServedBlock, Services, State};
+use farbus_session::native::{Attached, Left, RemoteBlock, Served, ServedBlock, Services, State};
+use farbus_session::snapshot::Reader;
 use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 
 use crate::random::Random;
@@ -97,18 +98,32 @@ struct Desk {
     epoch: u64,
 }
 
-impl Services for Desk {
-    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        assert_eq!((open.class, open.name.as_str()), (Class::BLOCK, "disk"));
+impl Desk {
+    fn serve(&mut self, number: u16) -> ServedBlock<SlowDisk> {
         let mut medium = self.medium.lock().unwrap();
-        if std::mem::replace(&mut medium.is_taken, true) {
-            return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
-        }
-        self.epoch += 1;
+        assert!(!std::mem::replace(&mut medium.is_taken, true), "it has one user");
         self.seed += 1;
         let disk = SlowDisk { medium: Arc::clone(&self.medium), queue: Vec::new(), random: Random::new(self.seed) };
         let give_back = |disk: SlowDisk, _| disk.medium.lock().unwrap().is_taken = false;
-        Ok((self.epoch, Box::new(ServedBlock::new(number, disk, medium.boot, give_back))))
+        ServedBlock::new(number, disk, medium.boot, give_back)
+    }
+
+    fn serve_again(&mut self, left: &Left) -> Box<dyn Served> {
+        let state = left.state.as_ref().expect("a disk can go on");
+        let mut served = self.serve(left.number);
+        served.restore(Instant::ZERO, &mut Reader::new(state)).unwrap();
+        Box::new(served)
+    }
+}
+
+impl Services for Desk {
+    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        assert_eq!((open.class, open.name.as_str()), (Class::BLOCK, "disk"));
+        if self.medium.lock().unwrap().is_taken {
+            return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
+        }
+        self.epoch += 1;
+        Ok((self.epoch, Box::new(self.serve(number))))
     }
 }
 
@@ -176,6 +191,11 @@ impl DiskWorld {
             10 if random.once_in(4) => self.world.cut(),
             11 if random.once_in(16) => self.crash(random),
             12 | 13 if !self.world.is_linked() => self.world.link(random, &mut self.done),
+            19 if random.once_in(4) => {
+                let desk = &mut self.desk;
+                let serve = |left: &Left| desk.serve_again(left);
+                self.world.exporter_moves_on(!random.once_in(4), serve);
+            }
             14..=18 => {
                 if let Some(session) = &mut self.world.exporter {
                     session.handle_ready(self.world.now);

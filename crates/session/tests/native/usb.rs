@@ -11,7 +11,8 @@ use farbus_model::{
     Setup, Speed, Status, Urb, UrbId,
 };
 use farbus_session::DeviceRecord;
-use farbus_session::native::{Attached, RemoteUsb, Served, ServedUsb, Services, State};
+use farbus_session::native::{Attached, Left, RemoteUsb, Served, ServedUsb, Services, State};
+use farbus_session::snapshot::Reader;
 use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 
 use crate::kernel::Kernel;
@@ -79,6 +80,15 @@ impl Device for Counting {
         self.inner.reset(now, done);
     }
 
+    fn save(&self) -> Option<Vec<u8>> {
+        assert!(self.queues.values().all(VecDeque::is_empty), "it is at rest");
+        self.inner.save()
+    }
+
+    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+        self.inner.restore(selection, state)
+    }
+
     fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
         let mut silicon = self.silicon.lock().unwrap();
         for (&endpoint, queue) in &mut self.queues {
@@ -115,18 +125,32 @@ struct Desk {
     seed: u64,
 }
 
-impl Services for Desk {
-    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        assert_eq!((open.class, open.name.as_str()), (Class::USB, "zero"));
-        if std::mem::replace(&mut self.silicon.lock().unwrap().is_taken, true) {
-            return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
-        }
+impl Desk {
+    fn serve(&mut self, number: u16) -> ServedUsb<Counting> {
+        assert!(!std::mem::replace(&mut self.silicon.lock().unwrap().is_taken, true), "it has one user");
         self.seed += 1;
         let inner = SourceSink::device(Speed::High, Fill::Zeros, false);
         let (silicon, random) = (Arc::clone(&self.silicon), Random::new(self.seed));
         let device = Counting { inner, silicon, queues: BTreeMap::new(), random };
         let give_back = |device: Counting, _| device.silicon.lock().unwrap().is_taken = false;
-        let served = ServedUsb::new(number, device, record(), Limits::DEFAULT, give_back);
+        ServedUsb::new(number, device, record(), Limits::DEFAULT, give_back)
+    }
+
+    fn serve_again(&mut self, left: &Left) -> Box<dyn Served> {
+        let state = left.state.as_ref().expect("a device can go on");
+        let mut served = self.serve(left.number);
+        served.restore(Instant::ZERO, &mut Reader::new(state)).unwrap();
+        Box::new(served)
+    }
+}
+
+impl Services for Desk {
+    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        assert_eq!((open.class, open.name.as_str()), (Class::USB, "zero"));
+        if self.silicon.lock().unwrap().is_taken {
+            return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
+        }
+        let served = self.serve(number);
         Ok((self.seed, Box::new(served)))
     }
 }
@@ -278,6 +302,12 @@ impl<S: Seat> UsbWorld<S> {
             21 => {
                 // Now and then the other process does not come up, and this one goes on.
                 S::move_on(&mut self.world, !random.once_in(4));
+            }
+            22 if random.once_in(4) => {
+                let resets = self.desk.silicon.lock().unwrap().resets;
+                let desk = &mut self.desk;
+                self.world.exporter_moves_on(!random.once_in(4), |left| desk.serve_again(left));
+                assert_eq!(self.desk.silicon.lock().unwrap().resets, resets, "the device knows nothing of it");
             }
             _ => self.world.shuffle(random, &mut self.desk, &mut self.done),
         }

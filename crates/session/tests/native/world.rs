@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_session::native::{Attached, ExporterSession, ImporterSession, Movable, Progress, Services};
+use farbus_session::native::{Attached, ExporterSession, ImporterSession, Left, Movable, Progress, Served, Services};
 use farbus_wire::native::control::Cause;
 use farbus_wire::native::{LaneLimits, Outcome, SessionId, Welcome};
 
@@ -114,6 +114,37 @@ impl<A: Attached> World<A> {
         self.cut();
         self.exporter = None;
         self.incarnation += 1;
+    }
+
+    /// The exporter's process is replaced by another, which serves again what `serve` makes of it; or would have been, if it is not
+    /// meant. Says whether there was one.
+    pub fn exporter_moves_on(&mut self, is_meant: bool, mut serve: impl FnMut(&Left) -> Box<dyn Served>) -> bool {
+        let Some(mut session) = self.exporter.take() else { return false };
+        session.come_to_rest(self.now);
+        for _ in 0..1000 {
+            session.handle_ready(self.now);
+        }
+        assert!(session.is_at_rest(), "whatever a device has ends");
+        let mut writer = Writer::new(KIND);
+        session.save(self.now, |_, name| name.to_owned(), &mut writer);
+        if !is_meant {
+            session.go_on(self.now);
+            self.exporter = Some(session);
+            return true;
+        }
+        session.leave(self.now);
+        let bytes = writer.into_bytes();
+        let mut reader = snapshot::open(&bytes, KIND).unwrap();
+        let (mut session, left) = ExporterSession::restore(self.now, LIMITS, &mut reader).unwrap();
+        reader.end("snapshot").unwrap();
+        for left in left {
+            let served = serve(&left);
+            session.serve(self.now, left, served);
+        }
+        self.exporter = Some(session);
+        // The old process's link ends with it.
+        self.cut();
+        true
     }
 
     /// Up to `most` bytes leave the importer.

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::super::Failure;
 use super::super::attach::{cut_off, explain, loss, over};
 use super::config::Attach;
-use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
+use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment, Plugged};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::meters::Meters;
@@ -44,7 +44,7 @@ pub struct Kept {
 /// How it does when another process is to take over.
 pub enum Going {
     /// It goes on there.
-    Along(Parter),
+    Along(Parter<Plugged>),
     /// It ends with this process, and is taken again by the next.
     Anew,
     /// The same, and somebody may be using it: how it is attached.
@@ -66,7 +66,8 @@ struct State {
     ender: Option<Ender>,
     meters: Option<Arc<Meters>>,
     gate: Option<Gate>,
-    parter: Option<Parter>,
+    port: Option<Port>,
+    parter: Option<Parter<Plugged>>,
     /// In a few words.
     how: &'static str,
     standing: Option<Standing>,
@@ -83,15 +84,23 @@ enum Word {
     Waiting,
     /// By its owner here, until the next reload.
     Detached,
+    /// With this machine.
+    Asleep,
 }
 
 impl Word {
+    /// Whether it is not to be taken for now.
+    fn is_let_go_of(self) -> bool {
+        matches!(self, Word::Detached | Word::Asleep)
+    }
+
     const fn as_str(self) -> &'static str {
         match self {
             Word::Connecting => "connecting",
             Word::Attached => "attached",
             Word::Waiting => "waiting",
             Word::Detached => "detached",
+            Word::Asleep => "asleep",
         }
     }
 }
@@ -165,7 +174,7 @@ impl Kept {
         match (&state.parter, state.word) {
             (Some(parter), Word::Attached) => Going::Along(parter.clone()),
             (None, Word::Attached) => Going::Torn(state.how),
-            (_, Word::Connecting | Word::Waiting | Word::Detached) => Going::Anew,
+            (_, Word::Connecting | Word::Waiting | Word::Detached | Word::Asleep) => Going::Anew,
         }
     }
 
@@ -209,10 +218,29 @@ impl Kept {
         self.shared.state().standing.clone()
     }
 
+    /// The port that it is plugged into, if it is.
+    pub fn port(&self) -> Option<Port> {
+        self.shared.state().port
+    }
+
+    /// Whether it is let go of while this machine sleeps.
+    pub fn is_asleep(&self) -> bool {
+        self.shared.state().word == Word::Asleep
+    }
+
     /// Lets go of the device until [`Kept::resume`].
     pub fn detach(&self) {
+        self.let_go(Word::Detached);
+    }
+
+    /// The same because this machine sleeps.
+    pub fn sleep(&self) {
+        self.let_go(Word::Asleep);
+    }
+
+    fn let_go(&self, word: Word) {
         let mut state = self.shared.state();
-        state.word = Word::Detached;
+        state.word = word;
         if let Some(ender) = &state.ender {
             ender.end();
         }
@@ -222,7 +250,7 @@ impl Kept {
     /// Takes it again if it was let go of.
     pub fn resume(&self) {
         let mut state = self.shared.state();
-        if state.word == Word::Detached {
+        if state.word.is_let_go_of() {
             state.word = Word::Connecting;
             self.shared.changed.notify_all();
         }
@@ -284,7 +312,7 @@ impl Shared {
     /// Waits while it is detached; says whether to go on.
     fn may_try(&self) -> bool {
         let state = self.state();
-        let waited = self.changed.wait_while(state, |state| state.word == Word::Detached && !state.is_ending);
+        let waited = self.changed.wait_while(state, |state| state.word.is_let_go_of() && !state.is_ending);
         let mut state = waited.expect("no attachment panics with its state open");
         state.word = Word::Connecting;
         !state.is_ending
@@ -322,9 +350,14 @@ impl Shared {
             Had::Nbd(attachment) => (attachment.standing(), Some(attachment.mode())),
             Had::Guests(attachment) => (attachment.standing(), None),
         };
+        let port = match &had {
+            Had::Kernel(attachment) => Some(attachment.port()),
+            Had::File(_) | Had::Nbd(_) | Had::Guests(_) => None,
+        };
         {
             let mut state = self.state();
-            if state.is_ending || state.word == Word::Detached {
+            state.port = port;
+            if state.is_ending || state.word.is_let_go_of() {
                 ender.end();
             } else {
                 state.word = Word::Attached;
@@ -347,7 +380,7 @@ impl Shared {
         {
             let mut state = self.state();
             (state.since, state.ender, state.meters, state.gate, state.parter) = (None, None, None, None, None);
-            (state.standing, state.mode) = (None, None);
+            (state.standing, state.mode, state.port) = (None, None, None);
             state.at.clear();
         }
         let target = &spec.target;
@@ -374,7 +407,7 @@ impl Shared {
     fn fail(&self, spec: &Attach, failure: &Failure) {
         let report = failure.report();
         let mut state = self.state();
-        if state.word != Word::Detached {
+        if !state.word.is_let_go_of() {
             state.word = Word::Waiting;
         }
         // The same trouble again is no news.

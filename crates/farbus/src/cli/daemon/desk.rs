@@ -20,7 +20,7 @@ use super::super::owner::ProcessStatus;
 use super::super::share::{self, What, listen_failure, offer};
 use super::attachment::{Going, Kept};
 use super::config::{Config, Shared};
-use super::handover::{self, Estate, Heir, Inherited, Leaving, Passed};
+use super::handover::{self, Estate, Heir, Inherited, Leaving, Passed, Taken};
 use crate::allow::Network;
 use crate::broker::{Broker, Hands, Successor};
 use crate::client::{Attribute, FailureReport, Target, name_of};
@@ -91,6 +91,8 @@ pub struct Tools {
     pub hotplug: Option<Hotplug>,
     /// Listeners that were passed.
     pub passed: Vec<Listener>,
+    /// USB devices that the process before this one had, by bus and number.
+    pub devices: Vec<(u32, u32)>,
 }
 
 /// A device of the configuration.
@@ -113,10 +115,11 @@ impl Desk {
     /// # Errors
     /// If the system has no more threads or descriptors.
     pub fn new(path: PathBuf, tools: Tools) -> std::io::Result<Self> {
-        let Tools { manager, broker, trust, nearby, hotplug, passed } = tools;
+        let Tools { manager, broker, trust, nearby, hotplug, passed, devices } = tools;
         let share = Arc::new(Share::default());
         let hands = Hands::Through(Arc::clone(&broker));
-        let real = Follower::start(Arc::clone(&share), usb::Shared::new(Arc::new(broker.line()?)), hotplug)?;
+        let real = usb::Shared::new(Arc::new(broker.line()?)).inheriting(&devices);
+        let real = Follower::start(Arc::clone(&share), real, hotplug)?;
         let has = Has {
             config: Config::default(),
             passed,
@@ -335,6 +338,8 @@ impl Desk {
                 Err(failure) => Answer::Failed(failure.report()),
             },
             Question::Restart { interrupt } => self.restart(interrupt),
+            Question::Sleep { held } => Answer::Ok(json!({ "asleep": self.sleep(&held) })),
+            Question::Wake => Answer::Ok(json!({ "awake": self.wake() })),
             Question::Detach { device: Some(device) } => self.detach(&device),
             Question::Detach { device: None } => Answer::Unknown,
             Question::Migrate { device, heir } => self.bequeath(&device, &heir),
@@ -347,6 +352,14 @@ impl Desk {
     /// Whom it asks for what it may not do.
     pub fn hands(&self) -> &Hands {
         &self.hands
+    }
+
+    /// Whether this process can go on with a session of the one before it.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn take_session(&self, saved: &[u8]) -> std::io::Result<()> {
+        self.share.inherit(saved, self.trust.as_ref())
     }
 
     /// What the process before this one had is this one's: attachments go on at once.
@@ -370,6 +383,7 @@ impl Desk {
 
     /// What of it the configuration does not name (any more) is let go of.
     pub fn settle(&self) {
+        self.share.take_up();
         let mut has = self.has();
         has.inherited.clear();
         has.detached.clear();
@@ -389,7 +403,7 @@ impl Desk {
             Going::Torn(how) => Some(format!("{name} is attached {how}")),
             Going::Along(_) | Going::Anew => None,
         });
-        let torn: Vec<String> = torn.collect();
+        let torn: Vec<String> = torn.chain(self.share.unmovable()).collect();
         if !torn.is_empty() && !interrupt {
             let what = "nobody can go on with that: whoever uses it would get errors";
             let next = "detach it first, or 'farbus daemon restart --interrupt'";
@@ -398,15 +412,16 @@ impl Desk {
         let failed = |error: std::io::Error| Failure::local(format!("this process goes on: {error}"));
         let Successor { pid, passage } = self.broker.successor().map_err(failed)?;
         let heir = Heir::new(passage);
-        let (kept, still) =
+        let (taken, still) =
             heir.wait().and_then(|()| self.pass_on(&has, &going, &heir, (pid, interrupt))).map_err(|error| {
                 heir.stay();
                 failed(error)
             })?;
-        info!(pid, ?kept, ?still, "another process goes on in this one's place");
+        info!(pid, ?taken, ?still, "another process goes on in this one's place");
         self.is_handed_over.store(true, Ordering::Release);
         let still_ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
-        Ok(json!({ "pid": pid, "kept": kept, "interrupted": torn, "still_ms": still_ms }))
+        let (kept, sessions) = (taken.targets, taken.sessions.len());
+        Ok(json!({ "pid": pid, "kept": kept, "sessions": sessions, "interrupted": torn, "still_ms": still_ms }))
     }
 
     /// Stops what is attached, passes it on, and lets go of it once it is there. Says what that was, and how long it was still until then.
@@ -416,7 +431,7 @@ impl Desk {
         going: &[(&String, Going)],
         heir: &Heir,
         (pid, interrupt): (u32, bool),
-    ) -> std::io::Result<(Vec<String>, Duration)> {
+    ) -> std::io::Result<(Taken, Duration)> {
         let began = Instant::now();
         // All of them come to rest together: nobody waits for the others.
         let asked: Vec<_> = going
@@ -426,12 +441,21 @@ impl Desk {
                 Going::Anew | Going::Torn(_) => None,
             })
             .collect();
+        let sessions = self.share.ask_sessions();
         let mut leaving = Vec::new();
         for (target, asked) in asked {
             let late = || std::io::Error::other(format!("{target} did not come to rest in time; try again"));
-            let (parted, port) = asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late)?;
-            leaving.push(Leaving { target: target.clone(), port, parted });
+            let parted = asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late)?;
+            leaving.push(Leaving { target: target.clone(), parted });
         }
+        let sessions = match interrupt {
+            true => sessions.into_iter().filter_map(|asked| asked.wait(handover::ANSWER_TIME_MAX)).collect(),
+            false => {
+                let late = || std::io::Error::other("a device that is shared did not come to rest in time; try again");
+                let all = sessions.into_iter().map(|asked| asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late));
+                all.collect::<std::io::Result<Vec<_>>>()?
+            }
+        };
         let mut listeners = Vec::new();
         for Listens { asked, place, is_secure } in &has.listeners {
             // A socket with a path goes with this process, and its importers come back to the next one's.
@@ -444,9 +468,9 @@ impl Desk {
         }
         let detached = has.attachments.iter().filter(|(_, kept)| kept.is_detached());
         let detached = detached.map(|(name, _)| name.clone()).collect();
-        let estate = Estate { listeners, leaving, detached };
+        let estate = Estate { listeners, leaving, sessions, detached };
         let taken = heir.pass(&estate)?;
-        let left = estate.leaving.iter().map(|leaving| &leaving.target).find(|target| !taken.contains(*target));
+        let left = estate.leaving.iter().map(|leaving| &leaving.target).find(|target| !taken.targets.contains(*target));
         if let Some(left) = left.filter(|_| !interrupt) {
             let what = format!("the program that is installed now cannot go on with {left}");
             return Err(std::io::Error::other(format!("{what}; its log says why\n  --interrupt begins it anew")));
@@ -456,11 +480,16 @@ impl Desk {
         self.manager.hand_over(pid);
         self.share.addresses().hand_over();
         for Leaving { target, parted, .. } in estate.leaving {
-            if taken.contains(&target) {
+            if taken.targets.contains(&target) {
                 parted.go();
             }
         }
-        Ok((taken.into_iter().collect(), began.elapsed()))
+        for (number, session) in estate.sessions.into_iter().enumerate() {
+            if taken.sessions.contains(&number) {
+                session.go();
+            }
+        }
+        Ok((taken, began.elapsed()))
     }
 
     /// Whether another process goes on in this one's place.
@@ -473,6 +502,23 @@ impl Desk {
         let asked = device.parse::<Target>().ok();
         let is_it = |target: &Target| device == target.device || asked.as_ref() == Some(target);
         self.has().attachments.values().find(|kept| is_it(&kept.spec().target)).map(ask)
+    }
+
+    /// What the kernel would not sleep with is let go of, but for these ports; says what.
+    fn sleep(&self, held: &BTreeMap<u32, String>) -> Vec<String> {
+        let has = self.has();
+        let is_free = |kept: &&Kept| kept.port().is_some_and(|port| !held.contains_key(&port.0));
+        let going: Vec<&Kept> = has.attachments.values().filter(is_free).collect();
+        going.iter().for_each(|kept| kept.sleep());
+        has.attachments.values().filter(|kept| kept.is_asleep()).map(|kept| kept.spec().target.to_string()).collect()
+    }
+
+    /// The same is taken again.
+    fn wake(&self) -> Vec<String> {
+        let has = self.has();
+        let asleep = has.attachments.values().filter(|kept| kept.is_asleep());
+        let woken = asleep.inspect(|kept| kept.resume());
+        woken.map(|kept| kept.spec().target.to_string()).collect()
     }
 
     fn detach(&self, device: &str) -> Answer {

@@ -3,9 +3,9 @@
 //! | the old one | the new one |
 //! |---|---|
 //! | has its half with rights start this program once more | begins as always, gives its rights away: `here` |
-//! | its attachments stop and are written down; passes them on, and the sockets that are listened at | reads all of it; says what it can go on with: `taken`, `ready` |
+//! | its attachments, and its users' sessions, stop and are written down; passes them on, and the sockets that are listened at | reads all of it; says what it can go on with: `taken`, `ready` |
 //! | `go`: from here on there is no way back | goes on with what is attached; its links are made anew |
-//! | ends its shares, makes disks durable, ends | once both halves of the old one have: takes the sockets, and shares |
+//! | lets go of its shares, ends | once both halves of the old one have: takes the sockets, shares, and goes on with sessions |
 //!
 //! Whatever goes wrong before `go`, or takes too long, ends the new one, and the old one goes on: its links were never cut.
 
@@ -24,6 +24,7 @@ use tracing::{info, warn};
 
 use super::attachment::Kept;
 use super::config::{Attach, Config};
+use crate::attach::Plugged;
 use crate::broker::Hands;
 use crate::parting::Parted;
 use crate::session_relay::Saved;
@@ -50,12 +51,16 @@ enum Word {
     Attachment { target: String, port: u32 },
     /// Old: its end of the kernel's socket.
     Socket,
+    /// Old: a session of a host that uses what is shared; its snapshot.
+    Session,
     /// Old: its owner has let go of it.
     Detached { target: String },
     /// Old: that was all.
     All,
     /// New: it can go on with that.
     Taken { target: String },
+    /// New: it can go on with that session.
+    TakenSession { number: usize },
     /// New: it can begin.
     Ready,
     /// Old: it has let go.
@@ -78,10 +83,17 @@ pub struct Passed {
 pub struct Leaving {
     /// Its name.
     pub target: String,
-    /// Where it is plugged in.
-    pub port: Port,
     /// It.
-    pub parted: Parted,
+    pub parted: Parted<Plugged>,
+}
+
+/// What the new process goes on with.
+#[derive(Debug, Default)]
+pub struct Taken {
+    /// Attachments, by their names.
+    pub targets: BTreeSet<String>,
+    /// Sessions, by their places among those that were passed on.
+    pub sessions: BTreeSet<usize>,
 }
 
 /// What the old one passes on.
@@ -90,6 +102,8 @@ pub struct Estate {
     pub listeners: Vec<Passed>,
     /// Attachments.
     pub leaving: Vec<Leaving>,
+    /// Sessions of those who use what is shared.
+    pub sessions: Vec<Parted<Vec<u8>>>,
     /// Those that its owner let go of.
     pub detached: Vec<String>,
 }
@@ -136,31 +150,36 @@ impl Heir {
         }
     }
 
-    /// Passes all on; the names of the attachments that go on there.
+    /// Passes all on; what goes on there.
     ///
     /// # Errors
     /// What the system says, or the other process.
-    pub fn pass(&self, estate: &Estate) -> io::Result<BTreeSet<String>> {
+    pub fn pass(&self, estate: &Estate) -> io::Result<Taken> {
         for Passed { asked, is_secure, listener } in &estate.listeners {
             let is_passed = listener.is_passed();
             let word = Word::Listener { asked: *asked, is_secure: *is_secure, is_passed };
             say(&self.passage, &word, Some(listener.as_fd()))?;
         }
-        for Leaving { target, port, parted } in &estate.leaving {
-            let snapshot = memory(&parted.saved.snapshot)?;
+        for Leaving { target, parted } in &estate.leaving {
+            let Plugged { saved, port } = &parted.saved;
+            let snapshot = memory(&saved.snapshot)?;
             let word = Word::Attachment { target: target.clone(), port: port.0 };
             say(&self.passage, &word, Some(snapshot.as_fd()))?;
-            say(&self.passage, &Word::Socket, Some(parted.saved.socket.as_fd()))?;
+            say(&self.passage, &Word::Socket, Some(saved.socket.as_fd()))?;
+        }
+        for session in &estate.sessions {
+            say(&self.passage, &Word::Session, Some(memory(&session.saved)?.as_fd()))?;
         }
         for target in &estate.detached {
             say(&self.passage, &Word::Detached { target: target.clone() }, None)?;
         }
         say(&self.passage, &Word::All, None)?;
         let until = Instant::now() + ANSWER_TIME_MAX;
-        let mut taken = BTreeSet::new();
+        let mut taken = Taken::default();
         loop {
             match hear(&self.passage, until)?.0 {
-                Word::Taken { target } => drop(taken.insert(target)),
+                Word::Taken { target } => drop(taken.targets.insert(target)),
+                Word::TakenSession { number } => drop(taken.sessions.insert(number)),
                 Word::Ready => return Ok(taken),
                 word => return Err(unexpected(&word)),
             }
@@ -216,6 +235,9 @@ pub struct Inherited {
     pub detached: BTreeSet<String>,
 }
 
+/// What this process is asked of a session: whether it can go on with it.
+pub type TakeSession<'a> = &'a dyn Fn(&[u8]) -> io::Result<()>;
+
 impl Forerunner {
     /// Over the passage that this process was started with.
     pub fn new(passage: Passage) -> Self {
@@ -227,10 +249,16 @@ impl Forerunner {
     ///
     /// # Errors
     /// It stays, has ended, or said what it should not: this process is not needed.
-    pub fn inherit(&self, config: &Config, hands: &Hands, ports: &[u32]) -> io::Result<Inherited> {
+    pub fn inherit(
+        &self,
+        config: &Config,
+        hands: &Hands,
+        ports: &[u32],
+        take_session: TakeSession<'_>,
+    ) -> io::Result<Inherited> {
         say(&self.passage, &Word::Here, None)?;
         let mut inherited = Inherited::default();
-        let mut count = 0;
+        let (mut count, mut sessions) = (0, 0);
         // The other one's attachments come to rest first.
         let until = Instant::now() + 2 * ANSWER_TIME_MAX;
         loop {
@@ -262,6 +290,13 @@ impl Forerunner {
                         }
                         Err(error) => warn!(target, error, "it is begun anew"),
                     }
+                }
+                (Word::Session, Some(memory)) => {
+                    match contents(memory).and_then(|saved| take_session(&saved)) {
+                        Ok(()) => say(&self.passage, &Word::TakenSession { number: sessions }, None)?,
+                        Err(error) => warn!(%error, "a session that uses what is shared begins anew"),
+                    }
+                    sessions += 1;
                 }
                 (Word::Detached { target }, _) => drop(inherited.detached.insert(target)),
                 (Word::All, _) => break,
@@ -306,16 +341,17 @@ mod tests {
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let asked = Some("127.0.0.1:0".parse().unwrap());
         let listeners = vec![Passed { asked, is_secure: true, listener }];
-        Estate { listeners, leaving: Vec::new(), detached: vec!["lab3:3240/disk".into()] }
+        let detached = vec!["lab3:3240/disk".into()];
+        Estate { listeners, leaving: Vec::new(), sessions: Vec::new(), detached }
     }
 
     #[test]
     fn what_is_listened_at_and_what_was_let_go_of_is_inherited_once_the_other_lets_go() {
         let (heir, forerunner) = both();
-        let new = thread::spawn(move || forerunner.inherit(&Config::default(), &Hands::Own, &[]));
+        let new = thread::spawn(move || forerunner.inherit(&Config::default(), &Hands::Own, &[], &|_| Ok(())));
         heir.wait().unwrap();
         let estate = estate();
-        assert!(heir.pass(&estate).unwrap().is_empty());
+        assert!(heir.pass(&estate).unwrap().targets.is_empty());
         heir.go().unwrap();
         let inherited = new.join().unwrap().unwrap();
         let [Passed { asked, is_secure: true, listener }] = &inherited.listeners[..] else { panic!("one socket") };
@@ -327,13 +363,15 @@ mod tests {
     #[test]
     fn nothing_is_inherited_from_one_that_stays_or_ends() {
         let (heir, forerunner) = both();
-        let new = thread::spawn(move || forerunner.inherit(&Config::default(), &Hands::Own, &[]).map(drop));
+        let new =
+            thread::spawn(move || forerunner.inherit(&Config::default(), &Hands::Own, &[], &|_| Ok(())).map(drop));
         heir.wait().unwrap();
         heir.pass(&estate()).unwrap();
         heir.stay();
         assert!(new.join().unwrap().is_err());
         let (heir, forerunner) = both();
-        let new = thread::spawn(move || forerunner.inherit(&Config::default(), &Hands::Own, &[]).map(drop));
+        let new =
+            thread::spawn(move || forerunner.inherit(&Config::default(), &Hands::Own, &[], &|_| Ok(())).map(drop));
         heir.wait().unwrap();
         drop(heir);
         assert_eq!(new.join().unwrap().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
@@ -349,7 +387,7 @@ mod tests {
         let text = "[[attach]]\ntarget = '127.0.0.1:9/disk'\nvia = 'kernel'";
         let config = Config::parse_file(std::path::Path::new("farbus.toml"), text).unwrap();
         let target = config.attachments[0].target.to_string();
-        let new = thread::spawn(move || forerunner.inherit(&config, &Hands::Own, &[3]));
+        let new = thread::spawn(move || forerunner.inherit(&config, &Hands::Own, &[3], &|_| Ok(())));
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let word = Word::Attachment { target, port: 3 };
         say(&ours, &word, Some(memory(b"no snapshot").unwrap().as_fd())).unwrap();

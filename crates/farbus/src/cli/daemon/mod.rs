@@ -7,6 +7,7 @@ mod handover;
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -28,7 +29,8 @@ use super::Failure;
 use super::attach::report_protection;
 use super::confined::{give_rights_away, start_broker};
 use super::output::say;
-use crate::broker::{Legacy, Mandate, legacy};
+use super::sleep;
+use crate::broker::{Inheritance, Legacy, Mandate, legacy};
 use crate::client::Attribute;
 use crate::control::{Answer, Door, Question, ask_all};
 use crate::nearby::Nearby;
@@ -79,6 +81,26 @@ pub struct Args {
 enum Verb {
     /// Let the running daemon read its configuration again.
     Reload,
+    /// Before this machine sleeps: let go of what its kernel would not sleep with, until 'wake'.
+    #[command(
+        after_help = "Linux does not suspend while anything is attached through its kernel (vhci_hcd). What nobody has mounted is let go of and\n\
+        taken again by 'wake'; a disk that is mounted stays, and so does this machine: 3 is returned, with what is mounted.\n\
+        packaging/systemd/farbus-sleep in /usr/lib/systemd/system-sleep does both by itself. Attachments via fuse, nbd and redir\n\
+        sleep as they are.\n\n\
+        Examples:\n  farbus daemon sleep && systemctl suspend\n  farbus daemon wake"
+    )]
+    Sleep {
+        /// Print what was let go of as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// After this machine slept: take again what 'sleep' let go of.
+    #[command(after_help = "Examples:\n  farbus daemon wake\n  farbus daemon wake --json")]
+    Wake {
+        /// Print what is taken again as JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Let the program that is installed now go on in place of the running daemon: what is attached stays attached.
     #[command(
         after_help = "After an upgrade. A new process is started, takes over what is attached through the kernel and what is\n\
@@ -102,6 +124,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     match args.verb {
         Some(Verb::Reload) => return reload(),
         Some(Verb::Restart { interrupt, json }) => return restart(interrupt, json),
+        Some(Verb::Sleep { json }) => return sleep::sleep(json),
+        Some(Verb::Wake { json }) => return sleep::wake(json),
         None => {}
     }
     let config = Config::read(&args.config).map_err(Failure::local)?;
@@ -139,7 +163,8 @@ fn restart(interrupt: bool, json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     let kept = done["kept"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    say(format!("process {} goes on, with [{}] attached", done["pid"], kept.collect::<Vec<_>>().join(", ")));
+    let (kept, sessions) = (kept.collect::<Vec<_>>().join(", "), &done["sessions"]);
+    say(format!("process {} goes on, with [{kept}] attached, and with {sessions} sessions of its users", done["pid"]));
     Ok(())
 }
 
@@ -189,12 +214,17 @@ fn serve(args: Args, config: &Config) -> Result<(), Failure> {
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     let mandate = Mandate {
         remove: vec![door.path().to_owned()],
-        ports: legacy.as_ref().map(|(_, legacy)| legacy.ports.clone()).unwrap_or_default(),
+        ports: legacy.as_ref().map(|inheritance| inheritance.legacy.ports.clone()).unwrap_or_default(),
         successor,
         config: Some(path.canonicalize().map_err(Failure::local)?),
         ..Mandate::default()
     };
     let broker = Arc::new(start_broker(&mandate)?);
+    if let Some(inheritance) = &legacy {
+        for (&(bus, device), node) in inheritance.legacy.devices.iter().zip(&inheritance.nodes) {
+            broker.inherit_usb(bus, device, node.as_fd()).map_err(Failure::local)?;
+        }
+    }
     let trust = match config.secure.is_empty() && !Trust::is_there() {
         true => None,
         false => Some(Trust::open()?),
@@ -206,13 +236,16 @@ fn serve(args: Args, config: &Config) -> Result<(), Failure> {
         nearby: Nearby::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok(),
         hotplug: Hotplug::new().inspect_err(|error| info!(%error, "what is plugged in is seen a little later")).ok(),
         passed: activation::listeners().map_err(Failure::local)?.into_iter().map(Listener::passed).collect(),
+        devices: legacy.as_ref().map(|inheritance| inheritance.legacy.devices.clone()).unwrap_or_default(),
     };
     if !no_sandbox {
         let state = tools.trust.as_ref().map(|trust| trust.folder().path().to_owned());
         give_rights_away(&Needs { readable: vec!["/sys".into()], state, ..Needs::default() })?;
     }
     let desk = Arc::new(Desk::new(path, tools).map_err(Failure::local)?);
-    if let Some((passage, legacy)) = legacy {
+    if let Some(Inheritance { passage, legacy, nodes }) = legacy {
+        // Our other half has them.
+        drop(nodes);
         take_over(&desk, passage, &legacy)?;
     }
     let result = desk.read().and_then(|config| desk.apply(config));
@@ -259,7 +292,7 @@ fn serve(args: Args, config: &Config) -> Result<(), Failure> {
 fn take_over(desk: &Desk, passage: Passage, legacy: &Legacy) -> Result<(), Failure> {
     let forerunner = Forerunner::new(passage);
     let config = desk.read()?;
-    let inherited = forerunner.inherit(&config, desk.hands(), &legacy.ports);
+    let inherited = forerunner.inherit(&config, desk.hands(), &legacy.ports, &|saved| desk.take_session(saved));
     desk.inherit(inherited.map_err(|error| Failure::local(format!("not needed: {error}")))?);
     forerunner.wait_for_end();
     Ok(())

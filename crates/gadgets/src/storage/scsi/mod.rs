@@ -17,13 +17,16 @@ mod limits;
 mod mode;
 mod provisioning;
 mod reports;
+mod transfer;
 
 use self::command::{Command, Demand, List, Power, Report};
 use self::inquiry::Identity;
 pub(super) use self::limits::BUFFER_BYTES;
-use super::medium::{Extent, Medium, Span};
+use self::transfer::{Then, Transfer};
+use super::medium::{Extent, Medium};
 use super::options::Options;
 use super::sense::Sense;
+use crate::saved::{Loader, Saver};
 
 /// What the device means to do for a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,34 +42,6 @@ pub(super) enum Plan {
 /// The command failed; REQUEST SENSE tells why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CheckCondition;
-
-/// The data of the command that was begun.
-#[derive(Clone, Copy, Debug)]
-enum Transfer {
-    None,
-    /// What the buffer holds from here on.
-    Reply {
-        at: usize,
-    },
-    Read {
-        offset: u64,
-    },
-    Write {
-        offset: u64,
-        durable: bool,
-    },
-    Compare {
-        offset: u64,
-    },
-    /// Into the buffer, all of it, and then this.
-    Gather(Then),
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Then {
-    Apply(List),
-    WriteSame { span: Span, unmap: bool },
-}
 
 /// Whether the medium can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -488,6 +463,69 @@ impl Unit {
     /// Before good status for something written: durable if the host wants it or there is no cache.
     fn settle(&mut self, durable: bool) -> Result<(), Sense> {
         if durable || !self.write_cache { self.medium.flush() } else { Ok(()) }
+    }
+
+    pub fn save(&self, to: &mut Saver) {
+        to.u8(match self.state {
+            State::Ready => 0,
+            State::Stopped => 1,
+            State::Ejected => 2,
+        });
+        to.flag(self.prevented);
+        to.flag(self.write_cache);
+        self.sense.save(to);
+        for news in [self.deferred, self.attention] {
+            to.flag(news.is_some());
+            news.unwrap_or(Sense::NONE).save(to);
+        }
+        self.transfer.save(to);
+        // What was compared is of no use any more.
+        to.bytes(if self.transfer.uses_buffer() { &self.buffer } else { &[] });
+    }
+
+    pub fn restore(&mut self, from: &mut Loader<'_>) -> Option<()> {
+        self.state = match from.u8()? {
+            0 => State::Ready,
+            1 => State::Stopped,
+            2 => State::Ejected,
+            _ => return None,
+        };
+        (self.prevented, self.write_cache) = (from.flag()?, from.flag()?);
+        self.sense = Sense::restore(from)?;
+        for news in [&mut self.deferred, &mut self.attention] {
+            let (is_there, sense) = (from.flag()?, Sense::restore(from)?);
+            *news = is_there.then_some(sense);
+        }
+        self.transfer = Transfer::restore(from)?;
+        self.buffer.clear();
+        self.buffer.extend_from_slice(from.bytes().filter(|bytes| bytes.len() <= BUFFER_BYTES)?);
+        self.medium.assume_written();
+        Some(())
+    }
+
+    /// Whether the command that was begun is one that still moves this.
+    pub fn has_begun(&self, plan: Plan) -> bool {
+        let lies_inside = |offset: u64, len: u64| {
+            let end = offset.checked_add(len);
+            end.is_some_and(|end| end <= self.medium.sectors() * u64::from(self.medium.sector_bytes()))
+        };
+        let left = self.buffer.len() as u64;
+        match (plan, self.transfer) {
+            (Plan::Done, _) => true,
+            (Plan::Send(bytes), Transfer::Reply { at }) => left.checked_sub(at as u64) == Some(bytes),
+            (Plan::Send(bytes), Transfer::Read { offset }) => lies_inside(offset, bytes),
+            (Plan::Take(bytes), Transfer::Write { offset, .. } | Transfer::Compare { offset }) => {
+                lies_inside(offset, bytes)
+            }
+            (Plan::Take(bytes), Transfer::Gather(then)) => {
+                let is_inside = match then {
+                    Then::WriteSame { span, .. } => lies_inside(span.offset, span.len),
+                    Then::Apply(_) => true,
+                };
+                is_inside && left.saturating_add(bytes) <= BUFFER_BYTES as u64
+            }
+            (Plan::Send(_) | Plan::Take(_), _) => false,
+        }
     }
 
     /// What the unit holds on to, for tests of the bound.

@@ -60,6 +60,8 @@ pub struct Host {
     pub done: Completions,
     next_id: u64,
     pub tag: u32,
+    /// Makes the disk anew: another process goes on with it before each request, if that waits for no other.
+    remake: Option<Box<dyn Fn() -> Emulated<Storage>>>,
 }
 
 impl Host {
@@ -73,7 +75,24 @@ impl Host {
 
     pub fn unconfigured(store: impl BlockStore + 'static, options: Options) -> Self {
         let device = Storage::device(Box::new(store), options).unwrap();
-        Self { device, done: Completions::new(BufferPool::new(1 << 20)), next_id: 1, tag: 0x1000 }
+        Self { device, done: Completions::new(BufferPool::new(1 << 20)), next_id: 1, tag: 0x1000, remake: None }
+    }
+
+    /// The same, and each request meets another process that goes on with the disk.
+    pub fn moving(store: impl BlockStore + Clone + 'static, options: Options) -> Self {
+        let mut host = Self::new(store.clone(), options.clone());
+        host.remake = Some(Box::new(move || Storage::device(Box::new(store.clone()), options.clone()).unwrap()));
+        host
+    }
+
+    fn move_on(&mut self) {
+        let Some(state) = self.device.save() else { return };
+        if let Some(remake) = &self.remake {
+            let mut next = remake();
+            assert!(next.restore(self.device.selection(), &state), "it can go on");
+            assert!(!remake().restore(self.device.selection(), &state[..state.len() - 1]), "not without its end");
+            self.device = next;
+        }
     }
 
     pub fn configure(&mut self) {
@@ -81,6 +100,7 @@ impl Host {
     }
 
     pub fn urb_id(&mut self) -> UrbId {
+        self.move_on();
         self.next_id += 1;
         UrbId(self.next_id)
     }

@@ -6,6 +6,7 @@ mod durability;
 mod events;
 mod fuzz;
 mod host;
+mod moved;
 mod pieces;
 mod property;
 mod sizes;

@@ -47,9 +47,18 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn each_of_the_thirteen_cases_ends_as_the_specification_says_and_the_next_command_works() {
+    each_case_ends_well(Host::new);
+}
+
+#[test]
+fn so_it_does_where_each_request_meets_another_process() {
+    each_case_ends_well(Host::moving);
+}
+
+fn each_case_ends_well(host: fn(Disk, Options) -> Host) {
     for case in cases() {
         let disk = Disk::new(64 * 512);
-        let mut host = Host::new(disk.clone(), Options::default());
+        let mut host = host(disk.clone(), Options::default());
         let reply = host.command(&case.cdb, case.host);
         assert_eq!((reply.status, reply.residue, reply.data.len(), reply.stalls.as_slice()), case.end, "{}", case.name);
         let expected = [pattern(7, case.written * 512), vec![0; (64 - case.written) * 512]].concat();

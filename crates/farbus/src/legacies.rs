@@ -1,0 +1,142 @@
+//! What a session of the exporter is in another process's words: who has it, and where it stands.
+
+use std::net::IpAddr;
+
+use farbus_io::trust::Fingerprint;
+use farbus_model::Instant;
+use farbus_session::Reject;
+use farbus_session::native::{ExporterSession, LaneLimits, Left};
+use farbus_session::snapshot::{self, Reader, Writer};
+
+/// Kind of its snapshots.
+const SNAPSHOT_KIND: u16 = 2;
+
+/// Whoever has a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// As people write it.
+    pub peer: String,
+    /// How it was let in.
+    pub credentials: Credentials,
+}
+
+/// How somebody was let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Credentials {
+    /// As a paired host.
+    Host {
+        /// Its key.
+        fingerprint: Fingerprint,
+        /// What it is called here.
+        name: String,
+        /// Where it came from.
+        address: String,
+    },
+    /// At a Unix socket, as this user of this machine.
+    User(u32),
+    /// From there, as anybody.
+    Address(IpAddr),
+}
+
+/// How credentials are told apart.
+mod by {
+    pub const HOST: u16 = 0;
+    pub const USER: u16 = 1;
+    pub const ADDRESS: u16 = 2;
+}
+
+/// A session that another process began.
+pub struct Legacy {
+    /// Whose it is.
+    pub owner: Owner,
+    /// It, serving nothing yet.
+    pub session: ExporterSession,
+    /// What it served.
+    pub left: Vec<Left>,
+}
+
+/// Writes a session down that is at rest; its devices are called what `name_of` says.
+pub fn save(
+    owner: &Owner,
+    session: &mut ExporterSession,
+    now: Instant,
+    name_of: impl FnMut(u16, &str) -> String,
+) -> Vec<u8> {
+    let mut to = Writer::new(SNAPSHOT_KIND);
+    to.bytes(owner.peer.as_bytes());
+    match &owner.credentials {
+        Credentials::Host { fingerprint, name, address } => {
+            to.u16(by::HOST);
+            to.raw(fingerprint.as_bytes());
+            to.bytes(name.as_bytes());
+            to.bytes(address.as_bytes());
+        }
+        Credentials::User(user) => {
+            to.u16(by::USER);
+            to.u32(*user);
+        }
+        Credentials::Address(address) => {
+            to.u16(by::ADDRESS);
+            to.bytes(address.to_string().as_bytes());
+        }
+    }
+    session.save(now, name_of, &mut to);
+    to.into_bytes()
+}
+
+/// As another process wrote it down.
+///
+/// # Errors
+/// [`Reject`]: none can have stood so.
+pub fn restore(now: Instant, bytes: &[u8]) -> Result<Legacy, Reject> {
+    let mut from = snapshot::open(bytes, SNAPSHOT_KIND)?;
+    let peer = text(&mut from, "peer")?;
+    let credentials = match from.u16("credentials")? {
+        by::HOST => {
+            let key: [u8; 32] = from.take(32, "key")?.try_into().expect("32 bytes");
+            let fingerprint = Fingerprint::from_bytes(key);
+            Credentials::Host { fingerprint, name: text(&mut from, "name")?, address: text(&mut from, "address")? }
+        }
+        by::USER => Credentials::User(from.u32("user")?),
+        by::ADDRESS => {
+            let address = text(&mut from, "address")?;
+            let wrong = Reject::new("address", address.len() as u64, "it is one");
+            Credentials::Address(address.parse().map_err(|_| wrong)?)
+        }
+        other => return Err(Reject::new("credentials", other.into(), "nobody is let in so")),
+    };
+    let (session, left) = ExporterSession::restore(now, LaneLimits::DEFAULT, &mut from)?;
+    from.end("snapshot")?;
+    Ok(Legacy { owner: Owner { peer, credentials }, session, left })
+}
+
+fn text(from: &mut Reader<'_>, field: &'static str) -> Result<String, Reject> {
+    let bytes = from.bytes(field)?;
+    String::from_utf8(bytes.to_vec()).map_err(|_| Reject::new(field, bytes.len() as u64, "it is text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farbus_session::native::hello::{Hello, Options, SessionId, Standing};
+    use std::time::Duration;
+
+    #[test]
+    fn a_session_has_its_owner_in_another_process_and_not_without_its_end() {
+        let standing = Standing { session: SessionId::NONE, lane: 0, link: 1, received: 0, incarnation: 7 };
+        let hello = Hello::new(standing, Options::default());
+        let grace = Duration::from_secs(20);
+        let begun = ExporterSession::begin(&hello, SessionId([3; 16]), 9, grace, LaneLimits::DEFAULT);
+        let (mut session, _) = begun.unwrap_or_else(|_| panic!("it begins"));
+        let fingerprint = Fingerprint::from_bytes([5; 32]);
+        let host = Credentials::Host { fingerprint, name: "desk".into(), address: "192.0.2.7:9".into() };
+        for credentials in [host, Credentials::User(1000), Credentials::Address("::1".parse().unwrap())] {
+            let owner = Owner { peer: "desk (192.0.2.7)".into(), credentials };
+            let bytes = save(&owner, &mut session, Instant::ZERO, |_, name| name.to_owned());
+            let legacy = restore(Instant::ZERO, &bytes).unwrap();
+            assert_eq!((legacy.owner, legacy.session.id()), (owner, SessionId([3; 16])));
+            assert!(legacy.left.is_empty() && !legacy.session.is_linked());
+            assert!((0..bytes.len()).all(|end| restore(Instant::ZERO, &bytes[..end]).is_err()));
+        }
+    }
+}
