@@ -5,7 +5,6 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 
 use farbus_io::link::{Clock, Wake, Watched};
-use farbus_io::trust::Fingerprint;
 use farbus_model::{BlockDevice, Device, Instant, Limits};
 use farbus_session::block::make_durable;
 use farbus_session::claims::Mode;
@@ -15,15 +14,15 @@ use farbus_session::registry::{BlockRefusal, ClaimedBlock};
 use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
 use tracing::{info, warn};
 
-use crate::guest::Guest;
+use crate::crowd::Visitor;
 use crate::sessions::{Face, Fate, House, Opened};
 use crate::shared::{Legacy, Offer, STACK_BYTES, Session, Shared};
 
 impl House for Shared {
     type Caller = Session;
 
-    fn key(caller: &Session) -> Option<Fingerprint> {
-        caller.guest.as_ref().map(Guest::fingerprint)
+    fn owner(caller: &Session) -> Option<Visitor> {
+        Some(caller.visitor).filter(|visitor| visitor.is_known())
     }
 
     fn clock(&self) -> Clock {

@@ -319,8 +319,8 @@ fn who_acknowledges_what_was_not_sent_is_refused() {
     assert_eq!(lane.handle_linked(1, &mut pool).unwrap_err().field, "received");
     lane.handle_linked(0, &mut pool).unwrap();
     lane.send(Message::control(Kind::Open, 1, 0, Part::from(vec![7; 100])));
-    let first = lane.poll_transmit(Instant::ZERO)[0].len();
-    lane.handle_transmitted(first);
+    let half = lane.poll_transmit(Instant::ZERO)[0].len() / 2;
+    lane.handle_transmitted(half);
     let ack =
         |count: u64| [&Head { length: 8, ..Head::new(Kind::Ack, 0, 0) }.to_bytes()[..], &count.to_le_bytes()].concat();
     let hear = |lane: &mut Lane, bytes: &[u8]| {

@@ -57,6 +57,8 @@ enum Said {
     Luggage(&'static [u8]),
     Opened(u16, Opened, Description),
     End(Kind, End),
+    Grant(u32),
+    Event(usb::Event),
     UsbRequest(Urb, TransferType),
     UsbReset(u16),
     /// The transfer, and how it ended.
@@ -100,12 +102,14 @@ impl Said {
             Said::Bare(kind, attachment, tag) => Message::control(*kind, *attachment, *tag, Part::empty()),
             Said::Open(open) => Message::control(Kind::Open, DISK, 0, open.encode().into()),
             Said::Inherit(inherit) => Message::control(Kind::Inherit, STICK, 0, inherit.encode().into()),
-            Said::Close(close) => Message::control(Kind::Close, STICK, 0, close.encode().into()),
             Said::Luggage(luggage) => Message::control(Kind::Luggage, STICK, 0, luggage.to_vec().into()),
             Said::Opened(attachment, opened, _) => {
                 Message::control(Kind::Opened, *attachment, 0, opened.encode().into())
             }
             Said::End(kind, end) => Message::control(*kind, DISK, 0, end.encode().into()),
+            Said::Close(close) => Message::control(Kind::Close, DISK, 0, close.encode().into()),
+            Said::Grant(events) => Message::control(Kind::Grant, STICK, 0, events.to_le_bytes().to_vec().into()),
+            Said::Event(event) => message(Kind::Event, STICK, 0, event.part(), event.data.clone()),
             Said::UsbRequest(urb, kind) => {
                 message(Kind::Request, STICK, urb.id.0 as u16, usb::request_part(urb, *kind), urb.payload.clone())
             }
@@ -167,7 +171,6 @@ impl Said {
                 assert_eq!(Inherit::decode(&body).as_ref(), Ok(inherit));
                 refused_short(&body, |bytes| Inherit::decode(bytes).is_err());
             }
-            Said::Close(close) => assert_eq!(Close::decode(&body).as_ref(), Ok(close)),
             Said::Luggage(luggage) => assert_eq!(body, *luggage),
             Said::Opened(_, opened, device) => {
                 assert_eq!(Opened::decode(&body).as_ref(), Ok(opened));
@@ -186,6 +189,9 @@ impl Said {
                 assert_eq!(End::decode(&body).as_ref(), Ok(end));
                 refused_short(&body, |bytes| End::decode(bytes).is_err());
             }
+            Said::Close(close) => assert_eq!(Close::decode(&body).as_ref(), Ok(close)),
+            Said::Grant(events) => assert_eq!(body, events.to_le_bytes()),
+            Said::Event(event) => assert_eq!(usb::Event::decode(body.into()).as_ref(), Ok(event)),
             Said::UsbRequest(urb, _) => {
                 let (Request::Transfer(mut again), part) = usb::decode_request(urb.id, &body).unwrap() else {
                     panic!("a transfer")
@@ -381,10 +387,12 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("opened_usb", Said::Opened(STICK, opened(1, 1024, 4 << 20, stick.encode()), Description::Usb(stick))),
         ("refused", Said::End(Kind::Refused, busy)),
         ("close", Said::Bare(Kind::Close, DISK, 0)),
+        ("close_with_heir", Said::Close(Close::to(std::array::from_fn(|at| 0xc0 + at as u8), Vec::new()))),
         ("hand_over", Said::Close(Close::to([0xa5; 32], FROZEN.to_vec()))),
         ("inherit", Said::Inherit(inherit)),
         ("luggage", Said::Luggage(FROZEN)),
         ("closed", Said::End(Kind::Closed, unplugged)),
+        ("grant", Said::Grant(256)),
         ("cancel", Said::Bare(Kind::Cancel, STICK, 8)),
     ]
 }
@@ -411,6 +419,24 @@ fn transfers() -> Vec<(&'static str, Said)> {
     let stalled = bulk.clone().launch().done(Status::Stall, 3, vec![1, 2, 3].into());
     let mut came = iso_in.iso.clone();
     (came[0].actual, came[1].actual, came[2].status) = (1024, 2, Status::Crc);
+    let pressed = usb::Event {
+        endpoint: endpoint(0x81),
+        kind: TransferType::Interrupt,
+        status: Status::Ok,
+        missed: 2,
+        moment_ns: 100_000_000,
+        packets: vec![],
+        data: vec![2, 0, 4, 0, 0, 0, 0, 0].into(),
+    };
+    let heard = usb::Event {
+        endpoint: endpoint(0x84),
+        kind: TransferType::Isochronous,
+        missed: 0,
+        moment_ns: 100_000_001,
+        packets: vec![(4, Status::Ok), (0, Status::Crc)],
+        data: vec![0x77; 4].into(),
+        ..pressed.clone()
+    };
     let mut received = iso_in.clone().launch().done_iso(came, vec![0x77; 1026].into());
     received.start_frame = 298;
     vec![
@@ -425,6 +451,8 @@ fn transfers() -> Vec<(&'static str, Said)> {
         ("usb_isochronous_in_reply", Said::UsbReply(iso_in, Box::new(received))),
         ("usb_isochronous_out", Said::UsbRequest(iso_out, TransferType::Isochronous)),
         ("usb_reset", Said::UsbReset(11)),
+        ("usb_event", Said::Event(pressed)),
+        ("usb_event_isochronous", Said::Event(heard)),
     ]
 }
 

@@ -80,8 +80,16 @@ impl<'l> Cluster<'l> {
         let guest = self.lab.boot(&Boot {
             script: include_str!("../../guest/redir-hosts.sh"),
             modules: &[
-                "virtio_mmio", "virtio_net", "xhci_pci", "usb_storage", "sd_mod", "crc32c_generic", "ext4", "usbhid",
-                "hid_generic", "evdev",
+                "virtio_mmio",
+                "virtio_net",
+                "xhci_pci",
+                "usb_storage",
+                "sd_mod",
+                "crc32c_generic",
+                "ext4",
+                "usbhid",
+                "hid_generic",
+                "evdev",
             ],
             client: Client::Redir,
             variables: &[("UNTIL", (40 + 15 * self.moves).to_string())],

@@ -28,5 +28,6 @@ mod restart;
 mod rights;
 mod sessions;
 mod siege;
+mod sockets;
 mod swap;
 mod trust;
