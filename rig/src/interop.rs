@@ -61,6 +61,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("daemon-exporter-upgrade", DAEMON, Peer("`farbus daemon`, by a rule for real devices")),
     ("daemon-sleep", DAEMON, Peer("`farbus daemon`, by a rule for real devices")),
     ("nbd-kernel", Peer("Linux `nbd` + `nbd-client`"), Peer("`farbus attach --via nbd` over `farbus share`")),
+    ("nbd-boot", Peer("QEMU `nbd` block driver"), Peer("`farbus attach --via nbd` over `farbus share`, paired")),
     ("redir-storage", FARBUS_REDIR, SHARE),
     ("redir-keyboard", FARBUS_REDIR, SHARE),
     ("redir-zero", FARBUS_REDIR, SHARE),

@@ -102,7 +102,6 @@ impl Said {
             Said::Bare(kind, attachment, tag) => Message::control(*kind, *attachment, *tag, Part::empty()),
             Said::Open(open) => Message::control(Kind::Open, DISK, 0, open.encode().into()),
             Said::Inherit(inherit) => Message::control(Kind::Inherit, STICK, 0, inherit.encode().into()),
-            Said::Close(close) => Message::control(Kind::Close, STICK, 0, close.encode().into()),
             Said::Luggage(luggage) => Message::control(Kind::Luggage, STICK, 0, luggage.to_vec().into()),
             Said::Opened(attachment, opened, _) => {
                 Message::control(Kind::Opened, *attachment, 0, opened.encode().into())
@@ -171,7 +170,6 @@ impl Said {
                 assert_eq!(Inherit::decode(&body).as_ref(), Ok(inherit));
                 refused_short(&body, |bytes| Inherit::decode(bytes).is_err());
             }
-            Said::Close(close) => assert_eq!(Close::decode(&body).as_ref(), Ok(close)),
             Said::Luggage(luggage) => assert_eq!(body, *luggage),
             Said::Opened(_, opened, device) => {
                 assert_eq!(Opened::decode(&body).as_ref(), Ok(opened));

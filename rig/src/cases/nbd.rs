@@ -1,15 +1,22 @@
 //! A remote disk by NBD is a disk to an unmodified kernel.
 
-use super::case::Case;
+use super::case::{Case, expect};
 use super::storage::{image_with_tree, judge_guests_tree, note};
-use crate::Result;
 use crate::lab::{Boot, Client, Lab};
+use crate::{Error, Result, disk, tool};
 
-pub(super) const CASES: &[Case] = &[Case {
-    name: "nbd-kernel",
-    purpose: "the kernel's nbd over two connections: FUA and discard are known, ext4 mounts, trees written on either side check out on the other, fsck is clean",
-    run: kernel,
-}];
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "nbd-boot",
+        purpose: "a guest's root file system is a remote disk that QEMU has by `farbus attach --via nbd`: programs run from it, what they write is durable at the exporter, fsck is clean",
+        run: boot,
+    },
+    Case {
+        name: "nbd-kernel",
+        purpose: "the kernel's nbd over two connections: FUA and discard are known, ext4 mounts, trees written on either side check out on the other, fsck is clean",
+        run: kernel,
+    },
+];
 
 const MODULES: &[&str] = &["virtio_mmio", "virtio_net", "nbd", "crc32c_generic", "ext4"];
 
@@ -29,4 +36,41 @@ fn kernel(lab: &Lab) -> Result<String> {
     share.still_runs()?;
     judge_guests_tree(lab, &image)?;
     Ok(note(&report.output))
+}
+
+fn boot(lab: &Lab) -> Result<String> {
+    let (folder, image) = (lab.scratch("root"), lab.scratch("disk"));
+    let [bin, tree] = ["bin", "tree"].map(|part| folder.join(part));
+    for part in [&bin, &tree] {
+        std::fs::create_dir_all(part).map_err(Error::io(format!("create {}", part.display())))?;
+    }
+    let busybox = tool::which("busybox").ok_or_else(|| Error::Skip("no busybox".into()))?;
+    std::fs::copy(&busybox, bin.join("busybox")).map_err(Error::io("copy busybox"))?;
+    disk::few_files(&tree)?;
+    disk::ext4(&image, 64 << 20, &folder)?;
+    let (exporter, host) = (lab.host("lab3")?, lab.host("desk")?);
+    exporter.pair(&host)?;
+    let mut share = exporter.share(&[format!("disk:{}", image.display())])?;
+    let socket = lab.scratch("nbd.sock");
+    let attached = host.attach(&["lab3/disk", "--address", &share.address, "--via", "nbd"], &socket, "attach")?;
+    let drive = format!("file=nbd+unix:///?socket={},format=raw,if=none,id=far,discard=unmap", socket.display());
+    let hardware = ["-drive", &drive, "-device", "virtio-blk-device,drive=far"].map(str::to_owned).to_vec();
+    let mut guest = lab.boot(&Boot {
+        script: include_str!("../../guest/nbd-boot.sh"),
+        modules: &["virtio_mmio", "virtio_net", "virtio_blk", "crc32c_generic", "ext4"],
+        client: Client::Redir,
+        hardware,
+        ..Boot::default()
+    })?;
+    let seconds = guest.await_word("ran")?;
+    guest.finish()?;
+    attached.detach()?;
+    share.still_runs()?;
+    disk::fsck(&image)?;
+    let out = lab.scratch("extracted");
+    disk::extract(&image, "/guest", &out)?;
+    let sum = std::fs::read_to_string(out.join("guest").join("SUM")).map_err(Error::io("read what the guest wrote"))?;
+    let holds = sum.starts_with(&disk::sha256(&out.join("guest").join("noise"))?);
+    expect(holds, || format!("what the guest wrote is not what is on the disk: {sum}"))?;
+    Ok(format!("its programs took {seconds} s"))
 }

@@ -13,6 +13,7 @@ const MODULES: &[&str] = &[
     // the machine
     "virtio_mmio",
     "virtio_net",
+    "virtio_blk",
     "loop",
     "fuse",
     "nbd",
