@@ -6,7 +6,6 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Wake, Watched};
-use farbus_io::trust::Fingerprint;
 use farbus_model::{BlockDevice, Device, Instant, Limits};
 use farbus_session::block::make_durable;
 use farbus_session::claims::Mode;
@@ -17,7 +16,6 @@ use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
 use tracing::{info, warn};
 
 use crate::crowd::Visitor;
-use crate::guest::Guest;
 use crate::legacies::{Credentials, Owner};
 use crate::sessions::{Face, House, Opened};
 use crate::shared::{Legacy, Offer, STACK_BYTES, Session, Shared};
@@ -28,8 +26,8 @@ const HEIR_TIME_MAX: Duration = Duration::from_secs(20);
 impl House for Shared {
     type Caller = Session;
 
-    fn key(caller: &Session) -> Option<Fingerprint> {
-        caller.guest.as_ref().map(Guest::fingerprint)
+    fn owner(caller: &Session) -> Option<Visitor> {
+        Some(caller.visitor).filter(|visitor| visitor.is_known())
     }
 
     fn clock(&self) -> Clock {
@@ -71,13 +69,14 @@ impl House for Shared {
         }
     }
 
-    fn owner(caller: &Session) -> Owner {
+    fn identity(caller: &Session) -> Owner {
         let credentials = match (&caller.guest, caller.visitor) {
             (Some(guest), _) => {
                 let (name, address) = guest.identity();
                 Credentials::Host { fingerprint: guest.fingerprint(), name: name.into(), address: address.into() }
             }
             (None, Visitor::Address(address)) => Credentials::Address(address),
+            (None, Visitor::User(user)) => Credentials::User(user),
             (None, Visitor::Host(_)) => unreachable!("a paired host is a guest"),
         };
         Owner { peer: caller.peer.clone(), credentials }

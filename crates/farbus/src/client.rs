@@ -17,6 +17,7 @@ use farbus_session::native::{Attached, RemoteObserver, RemoteUsb, control as nat
 use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 
+use crate::address::LOCAL;
 pub use crate::address::address_of;
 use crate::broker::Hands;
 use crate::device_port::DevicePort;
@@ -110,6 +111,13 @@ impl ClientError {
 impl fmt::Display for ClientError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            ClientError::Link(error) if error.address.starts_with(LOCAL) => {
+                let why = match error.source.kind() {
+                    io::ErrorKind::PermissionDenied => "it is for others: its owner says to whom it is open",
+                    _ => "nobody shares there: 'farbus share … --listen unix:PATH' does",
+                };
+                write!(f, "{error}\n  {why}")
+            }
             ClientError::Link(error) => {
                 write!(
                     f,
@@ -164,10 +172,10 @@ impl From<KnownHostError> for ClientError {
     }
 }
 
-/// A device on a host: `HOST[:PORT]/DEVICE`.
+/// A device on a host: `HOST[:PORT]/DEVICE`, or at a socket of this machine: `unix:PATH/DEVICE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// `HOST:PORT`.
+    /// `HOST:PORT`, `unix:PATH`.
     pub address: String,
     /// Name or bus id.
     pub device: String,
@@ -177,11 +185,15 @@ impl FromStr for Target {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once('/') {
-            Some((host, device)) if !host.is_empty() && !device.is_empty() => {
+        // A path has slashes of its own, a device's name has none.
+        let parts = if text.starts_with(LOCAL) { text.rsplit_once('/') } else { text.split_once('/') };
+        match parts {
+            Some((host, device)) if !host.is_empty() && host != LOCAL && !device.is_empty() => {
                 Ok(Self { address: address_of(host), device: device.to_owned() })
             }
-            _ => Err(format!("'{text}' is not HOST[:PORT]/DEVICE, such as lab3/disk or 10.0.0.7:3240/1-1")),
+            _ => Err(format!(
+                "'{text}' is not HOST[:PORT]/DEVICE, such as lab3/disk or 10.0.0.7:3240/1-1, nor unix:PATH/DEVICE"
+            )),
         }
     }
 }
@@ -416,8 +428,8 @@ impl Client {
     }
 
     /// Takes a device in a session, which outlives its links for as long as [`Client::outlive`] said, else `usual`. `None` if no
-    /// session is wanted: unless somebody said otherwise there is one with paired hosts alone, because others may not speak our
-    /// protocol.
+    /// session is wanted: unless somebody said otherwise there is one with paired hosts and at sockets of this machine alone, because
+    /// others may not speak our protocol.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -445,8 +457,12 @@ impl Client {
 
     /// How long a session with this host is to outlive its link; zero is none at all.
     pub(crate) fn grace_for(&self, address: &str, usual: Duration) -> Result<Duration, ClientError> {
-        let unsaid = || Ok(if self.known(address)?.is_some() { usual } else { Duration::ZERO });
-        self.grace.map_or_else(unsaid, Ok)
+        if let Some(grace) = self.grace {
+            return Ok(grace);
+        }
+        // Whoever shares at a socket is a farbus.
+        let has_sessions = address.starts_with(LOCAL) || self.known(address)?.is_some();
+        Ok(if has_sessions { usual } else { Duration::ZERO })
     }
 
     /// Begins a session for one device: whether its exporter gave it is [`Linked::end`]'s to say.
@@ -672,7 +688,8 @@ mod tests {
         assert_eq!(read("10.0.0.7:99/1-1"), Ok(("10.0.0.7:99".into(), "1-1".into())));
         assert_eq!(read("::1/zero"), Ok(("[::1]:3240".into(), "zero".into())));
         assert_eq!(read("[::1]:5/zero"), Ok(("[::1]:5".into(), "zero".into())));
-        assert!(read("lab3").is_err());
+        assert_eq!(read("unix:/run/x.sock/disk"), Ok(("unix:/run/x.sock".into(), "disk".into())));
+        assert!(read("lab3").is_err() && read("unix:/disk").is_err() && read("unix:disk").is_err());
     }
 
     #[test]

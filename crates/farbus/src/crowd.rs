@@ -8,6 +8,8 @@ use std::time::Duration;
 use farbus_io::trust::{Fingerprint, subscriber};
 use farbus_model::Instant;
 
+use crate::place::Origin;
+
 /// Connections at once. One device takes one; the rest are lists and strangers.
 const SESSIONS_MAX: usize = 512;
 /// Of these, connections beyond their peer's share that are heard at once, to be told that they are refused. Others are closed
@@ -21,6 +23,8 @@ const TOLD_EVERY: Duration = Duration::from_secs(10);
 pub enum Visitor {
     /// A paired host's, wherever it comes from.
     Host(Fingerprint),
+    /// A program's of this machine, of the user with this number.
+    User(u32),
     /// Somebody's at this address (of IPv6: in this network of 64 bits).
     Address(IpAddr),
 }
@@ -61,6 +65,19 @@ impl Visitor {
     /// From this address.
     pub fn from(address: IpAddr) -> Self {
         Visitor::Address(subscriber(address))
+    }
+
+    /// Somebody without a key, who came from there.
+    pub fn without_key(from: Origin) -> Self {
+        match from {
+            Origin::Address(address) => Self::from(address.ip()),
+            Origin::User(user) => Visitor::User(user),
+        }
+    }
+
+    /// Whether it is certain who it is, by its key or by the kernel's word.
+    pub fn is_known(self) -> bool {
+        !matches!(self, Visitor::Address(_))
     }
 }
 

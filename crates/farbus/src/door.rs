@@ -15,6 +15,7 @@ use tracing::warn;
 
 use crate::guest::Guest;
 use crate::listening::Listening;
+use crate::place::Origin;
 use crate::trust::Trust;
 
 /// A session's stack, and the handshake's before it: signatures in a debug build take the most.
@@ -53,7 +54,9 @@ impl<H: Household> Door<H> {
         let is_over = || self.household.is_closing() || listening.is_closed();
         while !is_over() {
             match listening.accept() {
-                Ok(connection) => self.let_in(connection),
+                Ok((link, Origin::Address(from))) => self.let_in(Connection { link, from }),
+                // Paired hosts come from elsewhere: for this machine's programs there is a plain socket.
+                Ok((_, Origin::User(_))) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) if is_over() => return,
                 Err(error) => {

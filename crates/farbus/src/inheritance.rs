@@ -32,6 +32,7 @@ impl Shared {
                 let trust = trust.ok_or_else(|| wrong("paired hosts are not served any more".into()))?;
                 (Some(Guest::new(trust.clone(), fingerprint, name, address)), Visitor::Host(fingerprint))
             }
+            Credentials::User(user) => (None, Visitor::User(user)),
             Credentials::Address(address) => (None, Visitor::from(address)),
         };
         let (number, caller) = self.enter_session(None, peer, guest, visitor)?;

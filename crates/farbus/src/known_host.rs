@@ -5,7 +5,7 @@ use std::io;
 use farbus_io::link::Link;
 use farbus_io::trust::{Accepts, Fingerprint, Folder, HandshakeError, Peer, Peers, Protocol, Secured, StateError};
 
-use crate::address::{DEFAULT_PORT, SECURE_PORT, address_with_port};
+use crate::address::{DEFAULT_PORT, LOCAL, SECURE_PORT, address_with_port};
 use crate::trust::Trust;
 
 /// Why there is no link to a paired host.
@@ -47,6 +47,9 @@ impl KnownHost {
     /// # Errors
     /// [`KnownHostError::Local`] if the list of paired hosts cannot be read: then no name is known not to be paired.
     pub fn find(address: &str) -> Result<Option<Self>, KnownHostError> {
+        if address.starts_with(LOCAL) {
+            return Ok(None);
+        }
         let Ok(folder) = Folder::of_user() else { return Ok(None) };
         let local = |error: StateError| KnownHostError::Local(error.to_string());
         let (name, port) = address.rsplit_once(':').unwrap_or((address, ""));

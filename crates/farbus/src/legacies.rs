@@ -10,6 +10,10 @@ use farbus_session::snapshot::{self, Reader, Writer};
 
 /// Kind of its snapshots.
 const SNAPSHOT_KIND: u16 = 2;
+/// Kinds of [`Credentials`].
+const HOST: u8 = 0;
+const USER: u8 = 1;
+const ADDRESS: u8 = 2;
 
 /// Whoever has a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +36,8 @@ pub enum Credentials {
         /// Where it came from.
         address: String,
     },
+    /// As a program of this machine, of the user with this number.
+    User(u32),
     /// From there, as anybody.
     Address(IpAddr),
 }
@@ -57,13 +63,17 @@ pub fn save(
     to.bytes(owner.peer.as_bytes());
     match &owner.credentials {
         Credentials::Host { fingerprint, name, address } => {
-            to.flag(true);
+            to.u8(HOST);
             to.raw(fingerprint.as_bytes());
             to.bytes(name.as_bytes());
             to.bytes(address.as_bytes());
         }
+        Credentials::User(user) => {
+            to.u8(USER);
+            to.u32(*user);
+        }
         Credentials::Address(address) => {
-            to.flag(false);
+            to.u8(ADDRESS);
             to.bytes(address.to_string().as_bytes());
         }
     }
@@ -78,14 +88,19 @@ pub fn save(
 pub fn restore(now: Instant, bytes: &[u8]) -> Result<Legacy, Reject> {
     let mut from = snapshot::open(bytes, SNAPSHOT_KIND)?;
     let peer = text(&mut from, "peer")?;
-    let credentials = if from.flag("paired")? {
-        let key: [u8; 32] = from.take(32, "key")?.try_into().expect("32 bytes");
-        let fingerprint = Fingerprint::from_bytes(key);
-        Credentials::Host { fingerprint, name: text(&mut from, "name")?, address: text(&mut from, "address")? }
-    } else {
-        let address = text(&mut from, "address")?;
-        let wrong = Reject::new("address", address.len() as u64, "it is one");
-        Credentials::Address(address.parse().map_err(|_| wrong)?)
+    let credentials = match from.u8("credentials")? {
+        HOST => {
+            let key: [u8; 32] = from.take(32, "key")?.try_into().expect("32 bytes");
+            let fingerprint = Fingerprint::from_bytes(key);
+            Credentials::Host { fingerprint, name: text(&mut from, "name")?, address: text(&mut from, "address")? }
+        }
+        USER => Credentials::User(from.u32("user")?),
+        ADDRESS => {
+            let address = text(&mut from, "address")?;
+            let wrong = Reject::new("address", address.len() as u64, "it is one");
+            Credentials::Address(address.parse().map_err(|_| wrong)?)
+        }
+        other => return Err(Reject::new("credentials", other.into(), "a host, a user or an address")),
     };
     let (session, left) = ExporterSession::restore(now, LaneLimits::DEFAULT, &mut from)?;
     from.end("snapshot")?;
@@ -112,7 +127,7 @@ mod tests {
         let (mut session, _) = begun.unwrap_or_else(|_| panic!("it begins"));
         let fingerprint = Fingerprint::from_bytes([5; 32]);
         let host = Credentials::Host { fingerprint, name: "desk".into(), address: "192.0.2.7:9".into() };
-        for credentials in [host, Credentials::Address("::1".parse().unwrap())] {
+        for credentials in [host, Credentials::User(1000), Credentials::Address("::1".parse().unwrap())] {
             let owner = Owner { peer: "desk (192.0.2.7)".into(), credentials };
             let bytes = save(&owner, &mut session, Instant::ZERO, |_, name| name.to_owned());
             let legacy = restore(Instant::ZERO, &bytes).unwrap();

@@ -1,44 +1,39 @@
 //! A socket that is listened at, and who may connect there.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use farbus_io::link::{Connection, Interest, Listener, Wake, wait};
+use farbus_io::link::{Interest, Link, Listener, Wake, wait};
 
 use crate::allow::Network;
+use crate::place::{Entrance, Origin, Place};
 
-/// One address that is listened at.
+/// One place that is listened at.
 pub struct Listening {
-    listener: Listener,
-    address: SocketAddr,
-    /// Who may connect; `None` is everybody.
+    entrance: Entrance,
+    place: Place,
+    /// From which addresses others may connect; `None` is everybody. Who may connect to a socket its mode says.
     allowed: Mutex<Option<Vec<Network>>>,
     is_closed: AtomicBool,
     wake: Wake,
 }
 
 impl Listening {
-    /// Listens on a socket, for those who are `allowed` (`None`: everybody).
+    /// Listens at an entrance that never waits, for those who are `allowed` (`None`: everybody).
     ///
     /// # Errors
     /// What the system says of the socket.
-    pub fn new(listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<Self> {
-        let address = listener.address()?;
+    pub fn new(entrance: Entrance, allowed: Option<Vec<Network>>) -> io::Result<Self> {
+        let place = entrance.place()?;
         let (allowed, is_closed, wake) = (Mutex::new(allowed), AtomicBool::new(false), Wake::new()?);
-        Ok(Self { listener, address, allowed, is_closed, wake })
+        Ok(Self { entrance, place, allowed, is_closed, wake })
     }
 
     /// Where it is.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// The socket.
-    pub fn listener(&self) -> &Listener {
-        &self.listener
+    pub fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Whether nobody is let in any more.
@@ -46,10 +41,12 @@ impl Listening {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Whether this address may connect.
-    pub fn admits(&self, address: IpAddr) -> bool {
+    /// Whether who comes from there may connect.
+    pub fn admits(&self, from: Origin) -> bool {
+        // Whoever could connect to a socket has shown by that that it may.
+        let Origin::Address(address) = from else { return true };
         let allowed = self.allowed.lock().expect("no listener panics");
-        allowed.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(address)))
+        allowed.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(address.ip())))
     }
 
     /// Who may connect from now on.
@@ -61,15 +58,15 @@ impl Listening {
     ///
     /// # Errors
     /// What the system says: [`io::ErrorKind::WouldBlock`] if it was for nothing.
-    pub fn accept(&self) -> io::Result<Connection> {
-        let mut interests = [Interest::new(self.listener.as_fd(), false), Interest::new(self.wake.as_fd(), false)];
+    pub fn accept(&self) -> io::Result<(Link, Origin)> {
+        let mut interests = [Interest::new(self.entrance.as_fd(), false), Interest::new(self.wake.as_fd(), false)];
         // Whatever is wrong with the socket, the next call says.
         let _ = wait(&mut interests, None);
         if self.is_closed() {
             // What comes now is for whoever the socket was handed over to.
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        self.listener.accept()
+        self.entrance.accept()?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
     /// Lets nobody in any more here; another process does, at the same socket.
@@ -81,12 +78,12 @@ impl Listening {
     /// Lets nobody in any more.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
-        self.listener.shut_down();
+        self.entrance.shut_down();
         self.wake.wake();
     }
 }
 
-/// All addresses that are listened at.
+/// All places that are listened at.
 #[derive(Default)]
 pub struct Addresses(Mutex<Vec<Arc<Listening>>>);
 
@@ -100,16 +97,16 @@ impl Addresses {
         self.all().push(listening);
     }
 
-    /// Who may connect to `address` from now on; connections that are there stay. `None`: everybody.
-    pub fn allow(&self, address: SocketAddr, allowed: Option<Vec<Network>>) {
-        for listening in self.all().iter().filter(|listening| listening.address() == address) {
+    /// Who may connect to `place` from now on; connections that are there stay. `None`: everybody.
+    pub fn allow(&self, place: &Place, allowed: Option<Vec<Network>>) {
+        for listening in self.all().iter().filter(|listening| listening.place() == place) {
             listening.allow(allowed.clone());
         }
     }
 
-    /// Listens at `address` no more; connections that came through it stay.
-    pub fn close(&self, address: SocketAddr) {
-        let is_it = |listening: &mut Arc<Listening>| listening.address() == address;
+    /// Listens at `place` no more; connections that came through it stay.
+    pub fn close(&self, place: &Place) {
+        let is_it = |listening: &mut Arc<Listening>| listening.place() == place;
         self.all().extract_if(.., is_it).for_each(|listening| listening.close());
     }
 
@@ -118,14 +115,17 @@ impl Addresses {
         self.all().drain(..).for_each(|listening| listening.close());
     }
 
-    /// Another handle on the socket that is listened at, for another process.
+    /// Another handle on the socket that is listened at, for another process. `None` of one with a path, which goes with its process.
     ///
     /// # Errors
     /// `NotFound` if nobody listens there; if the system has no more descriptors.
-    pub fn listener(&self, address: SocketAddr) -> io::Result<Listener> {
+    pub fn listener(&self, place: &Place) -> io::Result<Option<Listener>> {
         let all = self.all();
-        let listening = all.iter().find(|listening| listening.address() == address);
-        listening.ok_or(io::ErrorKind::NotFound)?.listener().try_clone()
+        let listening = all.iter().find(|listening| listening.place() == place);
+        match &listening.ok_or(io::ErrorKind::NotFound)?.entrance {
+            Entrance::Tcp(listener) => listener.try_clone().map(Some),
+            Entrance::Local(_) => Ok(None),
+        }
     }
 
     /// Lets nobody in any more, at sockets that another process has: whoever comes is its guest.

@@ -13,6 +13,7 @@ use crate::address::DEFAULT_PORT;
 use crate::client::{Attribute, Client, FailureReport};
 use crate::control::{Answer, Question, ask_all};
 use crate::listed::Listed;
+use crate::place::Place;
 use crate::trust::Trust;
 
 /// How long announcements are waited for: a host that has answered somebody else this moment may answer again a second
@@ -46,17 +47,18 @@ struct Candidate {
 pub fn all() -> Vec<Neighbour> {
     let ours = own();
     let paired = paired();
-    let mut hosts: Vec<Candidate> = ours.iter().map(|at| candidate(own_target(*at), at, false)).collect();
-    let default = SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT));
+    let mut hosts: Vec<Candidate> = ours.iter().map(|at| candidate(own_target(at), &at.as_host(), false)).collect();
+    let default = Place::Address(SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)));
     if !ours.contains(&default) {
-        hosts.push(candidate(own_target(default), &default, true));
+        hosts.push(candidate(own_target(&default), &default, true));
     }
     let found = discovery::browse(&[Kind::Plain], BROWSE_TIME, discovery::PORT);
     let found = found.inspect_err(|error| debug!(%error, "nobody else is looked for")).unwrap_or_default();
     hosts.extend(paired.iter().map(|name| candidate(name.clone(), name, false)));
     for host in found.into_iter().filter(|host| !paired.contains(&host.name)) {
         let Some(address) = host.addresses.first() else { continue };
-        if !(ours.iter().any(|own| own.port() == address.port()) && is_ours(*address)) {
+        let has_port = |own: &Place| matches!(own, Place::Address(own) if own.port() == address.port());
+        if !(ours.iter().any(has_port) && is_ours(*address)) {
             hosts.push(candidate(host.name, address, false));
         }
     }
@@ -106,23 +108,28 @@ fn ask(hosts: Vec<Candidate>) -> Vec<Neighbour> {
 }
 
 /// Where this user's own shares listen.
-fn own() -> Vec<SocketAddr> {
+fn own() -> Vec<Place> {
     let Ok(answers) = ask_all(&Question::Status) else { return Vec::new() };
     let addresses = answers.into_iter().filter_map(|(_, answer)| match answer {
         Answer::Ok(process) if process["role"] != "attach" => process["address"].as_str()?.parse().ok(),
         _ => None,
     });
-    let reachable = |mut address: SocketAddr| {
-        if address.ip().is_unspecified() {
+    let reachable = |mut place: Place| {
+        if let Place::Address(address) = &mut place
+            && address.ip().is_unspecified()
+        {
             address.set_ip([127, 0, 0, 1].into());
         }
-        address
+        place
     };
     addresses.map(reachable).collect()
 }
 
-fn own_target(address: SocketAddr) -> String {
-    if address.port() == DEFAULT_PORT { address.ip().to_string() } else { address.to_string() }
+fn own_target(place: &Place) -> String {
+    match place {
+        Place::Address(address) if address.port() == DEFAULT_PORT => address.ip().to_string(),
+        place => place.as_host(),
+    }
 }
 
 /// Whether an address is this machine's: then something can be bound to it.

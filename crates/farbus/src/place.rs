@@ -5,10 +5,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::str::FromStr;
 
-use farbus_io::link::{Link, Listener, LocalListener};
+use farbus_io::link::{Connection, Link, Listener, LocalConnection, LocalListener, MODE_BITS, OWNER_ALONE};
 use serde::{Deserialize, Serialize};
 
+use crate::address::LOCAL;
 use crate::control::folder;
 
 /// What such programs speak. In none of these has anybody to prove who he is, and nothing is encrypted.
@@ -41,7 +43,7 @@ impl Protocol {
             Protocol::Nbd => "NBD",
             Protocol::Usbredir => "usbredir",
         };
-        (!address.ip().to_canonical().is_loopback()).then(|| {
+        (!place.is_local()).then(|| {
             format!(
                 "{address} is not this machine alone. {name} has no password and no encryption here:\n  \
                  whoever reaches this address can use what is there, read all of it and change it."
@@ -87,10 +89,45 @@ impl Place {
     /// # Errors
     /// What stands against it, with what to do.
     pub fn listen(&self) -> io::Result<Entrance> {
+        self.listen_for(SocketMode::default())
+    }
+
+    /// The same; at a socket those may connect whom a file of this mode would let write.
+    ///
+    /// # Errors
+    /// As [`Place::listen`].
+    pub fn listen_for(&self, mode: SocketMode) -> io::Result<Entrance> {
         match self {
-            Place::Socket(path) => Ok(Entrance::Local(LocalListener::bind(path)?)),
+            Place::Socket(path) => Ok(Entrance::Local(LocalListener::bind_for(path, mode.0)?)),
             Place::Address(address) => Entrance::tcp(*address)
                 .map_err(|error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}"))),
+        }
+    }
+
+    /// As a host is written that others use devices of: `unix:PATH`, or an address.
+    pub fn as_host(&self) -> String {
+        match self {
+            Place::Socket(path) => format!("{LOCAL}{}", path.display()),
+            Place::Address(address) => address.to_string(),
+        }
+    }
+
+    /// Whether this machine alone reaches it.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Place::Socket(_) => true,
+            Place::Address(address) => address.ip().to_canonical().is_loopback(),
+        }
+    }
+
+    /// A link over a connection to it, whoever made that.
+    ///
+    /// # Errors
+    /// If the socket refuses an option.
+    pub fn link_over(&self, connection: OwnedFd) -> io::Result<Link> {
+        match self {
+            Place::Socket(_) => Ok(Link::over_local(connection, &self.as_host())),
+            Place::Address(address) => Link::over_tcp(connection, *address),
         }
     }
 
@@ -108,6 +145,62 @@ impl fmt::Display for Place {
         match self {
             Place::Socket(path) => path.display().fmt(f),
             Place::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix(LOCAL) {
+            Some("") => Err(format!("'{text}' names no socket: {LOCAL}/PATH does")),
+            // Absolute: whoever is told the path may be elsewhere.
+            Some(path) => std::path::absolute(path).map(Place::Socket).map_err(|error| error.to_string()),
+            None => text.parse().map(Place::Address).map_err(|_| format!("'{text}' is no address")),
+        }
+    }
+}
+
+/// Who may connect to a socket, as a file's mode says it: its owner unless somebody says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketMode(u32);
+
+impl Default for SocketMode {
+    fn default() -> Self {
+        Self(OWNER_ALONE)
+    }
+}
+
+impl FromStr for SocketMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mode = u32::from_str_radix(text, 8)
+            .ok()
+            .filter(|mode| mode & !MODE_BITS == 0 && mode & OWNER_ALONE == OWNER_ALONE);
+        mode.map(Self).ok_or_else(|| {
+            format!(
+                "'{text}' is no mode of a socket: 600 is its owner, 660 its group too, 666 every user of this machine"
+            )
+        })
+    }
+}
+
+/// Whence somebody came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// From an address.
+    Address(SocketAddr),
+    /// From this machine, as a program of the user with this number.
+    User(u32),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Address(address) => address.fmt(f),
+            Origin::User(user) => write!(f, "user {user}"),
         }
     }
 }
@@ -155,12 +248,39 @@ impl Entrance {
         })
     }
 
+    /// Whoever waits for somebody waits elsewhere from now on. A place that we listen at ourselves is so already.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn never_wait(&self) -> io::Result<()> {
+        match self {
+            Entrance::Local(_) => Ok(()),
+            Entrance::Tcp(listener) => listener.never_wait(),
+        }
+    }
+
+    /// Lets nobody in any more; whoever waits for somebody wakes up. A socket that was passed is left as it is.
+    pub(crate) fn shut_down(&self) {
+        match self {
+            Entrance::Local(listener) => listener.shut_down(),
+            Entrance::Tcp(listener) => listener.shut_down(),
+        }
+    }
+
     /// Whoever has come; `None` if nobody has.
     pub(crate) fn try_accept(&self) -> io::Result<Option<Link>> {
+        Ok(self.accept()?.map(|(link, _)| link))
+    }
+
+    /// Whoever has come, and whence; `None` if nobody has.
+    pub(crate) fn accept(&self) -> io::Result<Option<(Link, Origin)>> {
         match self {
-            Entrance::Local(listener) => listener.try_accept(),
+            Entrance::Local(listener) => {
+                let arrived = listener.try_accept()?;
+                Ok(arrived.map(|LocalConnection { link, user }| (link, Origin::User(user))))
+            }
             Entrance::Tcp(listener) => match listener.accept() {
-                Ok(connection) => Ok(Some(connection.link)),
+                Ok(Connection { link, from }) => Ok(Some((link, Origin::Address(from)))),
                 // Nobody is there, or is no more.
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {
                     Ok(None)
@@ -196,6 +316,20 @@ mod tests {
         let path = |protocol: Protocol| protocol.default_place("hub/1,1").path().unwrap().clone();
         assert_eq!(path(Protocol::Nbd), folder().join("nbd-hub_1_1.sock"));
         assert_eq!(path(Protocol::Usbredir), folder().join("redir-hub_1_1.sock"));
+    }
+
+    #[test]
+    fn a_place_is_read_as_it_is_written() {
+        for text in ["unix:/run/farbus/share.sock", "[::1]:3240", "10.0.0.7:99"] {
+            assert_eq!(text.parse::<Place>().map(|place| place.as_host()), Ok(text.to_owned()));
+        }
+        let relative: Place = "unix:share.sock".parse().unwrap();
+        assert!(relative.path().unwrap().is_absolute(), "{relative}");
+        assert!("unix:".parse::<Place>().is_err() && "lab3".parse::<Place>().is_err());
+        assert_eq!("0660".parse(), Ok(SocketMode(0o660)));
+        for wrong in ["", "777", "060", "8", "rw", "1660"] {
+            assert!(wrong.parse::<SocketMode>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

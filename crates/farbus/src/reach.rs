@@ -5,11 +5,12 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use farbus_io::discovery::{self, Kind};
-use farbus_io::link::{Link, LinkError};
+use farbus_io::link::{Link, LinkError, dial_local};
 use serde::{Deserialize, Serialize};
 
 use crate::address::DEFAULT_PORT;
 use crate::known_host::KnownHost;
+use crate::place::Place;
 
 /// How long a host that announces itself is looked for.
 const FIND_TIME_MAX: Duration = Duration::from_secs(3);
@@ -24,13 +25,25 @@ pub enum Sought {
     Key(String),
 }
 
-/// Connects to `host` (`HOST:PORT`): to a paired host where that was seen last or announces itself now, to another where its name
-/// says. `nearby` finds the address of one that no name service knows. Whether a paired host is who it says is found out later,
-/// in its handshake: a false address leads nowhere.
+/// Connects to `host` (`HOST:PORT`, or `unix:PATH` on this machine): to a paired host where that was seen last or announces itself
+/// now, to another where its name says. `nearby` finds the address of one that no name service knows. Whether a paired host is who it
+/// says is found out later, in its handshake: a false address leads nowhere.
 ///
 /// # Errors
 /// [`LinkError`].
 pub fn dial(
+    host: &str,
+    time_max: Duration,
+    nearby: fn(&Sought) -> Option<SocketAddr>,
+) -> Result<(OwnedFd, Place), LinkError> {
+    if let Ok(Place::Socket(path)) = host.parse() {
+        return dial_local(&path, time_max).map(|connection| (connection, Place::Socket(path)));
+    }
+    let (connection, peer) = dial_address(host, time_max, nearby)?;
+    Ok((connection, Place::Address(peer)))
+}
+
+fn dial_address(
     host: &str,
     time_max: Duration,
     nearby: fn(&Sought) -> Option<SocketAddr>,

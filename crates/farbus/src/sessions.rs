@@ -6,13 +6,11 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Gathering, Link, Wake};
-use farbus_io::trust::Fingerprint;
 use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{Cause, End, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
@@ -24,6 +22,8 @@ use farbus_session::snapshot::Reader;
 use farbus_session::{DeviceRecord, Ending, Reject};
 use tracing::{debug, info, warn};
 
+use crate::cable::Cable;
+use crate::crowd::Visitor;
 use crate::engine::{Mailbox, span_until};
 use crate::greeting;
 use crate::legacies::{self, Owner};
@@ -33,8 +33,6 @@ use crate::parting::{Asked, Asker, Parter, Verdict};
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 /// The longest that a session outlives its link: what people call a short absence. An importer may ask for less.
 pub const GRACE_MAX: Duration = Duration::from_secs(120);
-/// Receives in a row before others have their turn.
-const RECEIVES_MAX: usize = 16;
 /// How long what its devices do may take before what waits for ever is taken back, when another process is to go on.
 const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
 /// How long it may take to come to rest then: less than whoever asks waits.
@@ -125,8 +123,8 @@ pub trait House: Send + Sync + 'static {
     /// What one session may hold.
     fn limits(&self) -> Limits;
 
-    /// The key of a caller; none where it came without one.
-    fn key(caller: &Self::Caller) -> Option<Fingerprint>;
+    /// Whose a caller's session is; none where nobody knows who it is.
+    fn owner(caller: &Self::Caller) -> Option<Visitor>;
 
     /// Opens a device for `caller`, who is called `peer` now.
     ///
@@ -135,7 +133,7 @@ pub trait House: Send + Sync + 'static {
     fn open(self: &Arc<Self>, caller: &Self::Caller, peer: &str, open: &Open) -> Result<Opened, End>;
 
     /// Whose a session is, for another process.
-    fn owner(caller: &Self::Caller) -> Owner;
+    fn identity(caller: &Self::Caller) -> Owner;
 
     /// The name in the lists of a device that was opened by this one.
     fn name_of(&self, opened_as: &str) -> String;
@@ -167,14 +165,14 @@ pub struct Sessions {
 /// Links on their way to a session's thread.
 struct Inbox {
     /// None: whoever knows its name may have it, over a link without encryption.
-    owner: Option<Fingerprint>,
+    owner: Option<Visitor>,
     links: Mutex<Vec<(Link, Hello)>>,
     wake: Arc<Wake>,
     parter: Parter<Vec<u8>>,
 }
 
 impl Inbox {
-    fn new(owner: Option<Fingerprint>) -> io::Result<Arc<Self>> {
+    fn new(owner: Option<Visitor>) -> io::Result<Arc<Self>> {
         let wake = Arc::new(Wake::new()?);
         let (links, parter) = (Mutex::default(), Parter::new(Arc::clone(&wake)));
         Ok(Arc::new(Self { owner, links, wake, parter }))
@@ -205,7 +203,7 @@ impl Sessions {
     pub fn serve<H: House>(&self, house: &Arc<H>, link: Link, caller: &Arc<H::Caller>) -> io::Result<()> {
         let hello = greeting::hear_hello(&link, GREETING_TIME_MAX)?;
         if hello.standing.session != SessionId::NONE {
-            return self.hand_over(link, hello, H::key(caller));
+            return self.hand_over(link, hello, H::owner(caller));
         }
         let id = SessionId(random());
         let limits = LaneLimits::DEFAULT;
@@ -214,7 +212,7 @@ impl Sessions {
             Ok(begun) => begun,
             Err(refusal) => return greeting::welcome(&link, &refusal, GREETING_TIME_MAX),
         };
-        let inbox = Inbox::new(H::key(caller))?;
+        let inbox = Inbox::new(H::owner(caller))?;
         self.table().insert(id, Arc::clone(&inbox));
         let greeted = greeting::welcome(&link, &welcome, GREETING_TIME_MAX);
         let peer = link.peer().to_owned();
@@ -239,7 +237,7 @@ impl Sessions {
         session: ExporterSession,
         left: Vec<Left>,
     ) -> io::Result<Pending<H>> {
-        let inbox = Inbox::new(H::key(&caller))?;
+        let inbox = Inbox::new(H::owner(&caller))?;
         match self.table().entry(session.id()) {
             Entry::Vacant(entry) => drop(entry.insert(Arc::clone(&inbox))),
             Entry::Occupied(_) => return Err(io::Error::other("two sessions have one name")),
@@ -253,7 +251,7 @@ impl Sessions {
     /// If the system has no more descriptors.
     pub fn go_on<H: House>(&self, house: &Arc<H>, pending: Pending<H>) -> io::Result<()> {
         let Pending { caller, inbox, session, left } = pending;
-        let (id, peer) = (session.id(), H::owner(&caller).peer);
+        let (id, peer) = (session.id(), H::identity(&caller).peer);
         let served = Engine::new(house, session, None, &caller, peer, &inbox).and_then(|mut engine| {
             engine.take_up(left)?;
             engine.run();
@@ -264,9 +262,9 @@ impl Sessions {
     }
 
     /// The session's thread is told; one that is not there, or another host's, is not known.
-    fn hand_over(&self, link: Link, hello: Hello, key: Option<Fingerprint>) -> io::Result<()> {
+    fn hand_over(&self, link: Link, hello: Hello, owner: Option<Visitor>) -> io::Result<()> {
         let inbox = self.table().get(&hello.standing.session).cloned();
-        match inbox.filter(|inbox| inbox.owner == key) {
+        match inbox.filter(|inbox| inbox.owner == owner) {
             Some(inbox) => {
                 inbox.links.lock().unwrap_or_else(PoisonError::into_inner).push((link, hello));
                 inbox.wake.wake();
@@ -284,14 +282,11 @@ impl Sessions {
 struct Engine<'a, H: House> {
     house: &'a Arc<H>,
     session: ExporterSession,
-    link: Option<Link>,
-    /// Whether the link takes no more for now.
-    is_blocked: bool,
+    cable: Cable,
     caller: &'a Arc<H::Caller>,
     peer: String,
     tenants: BTreeMap<u16, Arc<dyn Tenant>>,
     inbox: &'a Inbox,
-    all: Gathering,
     clock: Clock,
 }
 
@@ -317,9 +312,11 @@ impl<'a, H: House> Engine<'a, H> {
         inbox: &'a Inbox,
     ) -> io::Result<Self> {
         let clock = house.clock();
-        let all = Gathering::new()?;
-        let tenants = BTreeMap::new();
-        let engine = Self { house, session, link, is_blocked: false, caller, peer, tenants, inbox, all, clock };
+        let mut cable = Cable::new()?;
+        if let Some(link) = link {
+            cable.put(link)?;
+        }
+        let mut engine = Self { house, session, cable, caller, peer, tenants: BTreeMap::new(), inbox, clock };
         engine.watch_all()?;
         Ok(engine)
     }
@@ -354,9 +351,7 @@ impl<'a, H: House> Engine<'a, H> {
             Last::HandedOver => self.session.leave(now),
             Last::Ended | Last::Over | Last::CutOff => self.session.finish(now),
         }
-        if let Some(link) = &self.link {
-            link.shut_down();
-        }
+        self.cable.cut();
     }
 
     /// Does what can be done, sends what can be sent, waits for what comes next.
@@ -382,7 +377,6 @@ impl<'a, H: House> Engine<'a, H> {
         if self.session.attachments() != before || self.tenants.len() != before {
             let session = &self.session;
             self.tenants.retain(|&number, _| session.is_attached(number));
-            self.all = Gathering::new()?;
             self.watch_all()?;
         }
         self.flush();
@@ -393,17 +387,14 @@ impl<'a, H: House> Engine<'a, H> {
         if self.session.is_over(now) {
             return Ok(Some(Last::Over));
         }
-        let has_received = self.link.as_ref().is_some_and(Link::has_received);
-        let span = match has_received {
-            true => Some(Duration::ZERO),
-            false => self.session.poll_timeout().map(|at| span_until(at, self.clock.now())),
-        };
-        self.all.wait(span).map(|()| None)
+        let span = self.session.poll_timeout().map(|at| span_until(at, now));
+        let only_talk = self.session.only_talks();
+        self.cable.wait(self.session.lane_mut(), span, only_talk).map(|()| None)
     }
 
     /// Another process is to go on: nothing more is heard, what devices do is ended, and the rest is written down.
     fn part(&mut self, asker: Asker<Vec<u8>>) -> io::Result<Option<Last>> {
-        let (house, owner) = (self.house, H::owner(self.caller));
+        let (house, owner) = (self.house, H::identity(self.caller));
         let verdict = match self.come_to_rest()? {
             // Whoever asked hears nothing, and gives up.
             false => Verdict::Stay,
@@ -473,23 +464,17 @@ impl<'a, H: House> Engine<'a, H> {
                 }
             }
         }
-        self.all = Gathering::new()?;
         self.watch_all()
     }
 
-    fn watch_all(&self) -> io::Result<()> {
-        self.all.watch(self.inbox.wake.as_fd(), false)?;
-        self.all.watch(self.caller.mailbox().as_fd(), false)?;
+    fn watch_all(&mut self) -> io::Result<()> {
+        self.cable.watch_anew()?;
+        self.cable.watch(&self.inbox.wake)?;
+        self.cable.watch(self.caller.mailbox())?;
         for tenant in self.tenants.values() {
-            self.all.watch(tenant.mailbox().as_fd(), false)?;
+            self.cable.watch(tenant.mailbox())?;
         }
-        for readiness in self.session.readiness() {
-            self.all.watch_device(readiness)?;
-        }
-        match &self.link {
-            Some(link) => self.all.watch(link.as_fd(), self.is_blocked),
-            None => Ok(()),
-        }
+        self.session.readiness().try_for_each(|readiness| self.cable.watch_device(readiness))
     }
 
     /// Links that were handed over: the latest is ours.
@@ -500,14 +485,11 @@ impl<'a, H: House> Engine<'a, H> {
             let welcome = self.session.resume(&hello);
             if welcome.outcome == Outcome::Resumed {
                 // The old one, if it was not known to be lost, is.
-                self.drop_link();
+                self.cable.cut();
                 info!(peer = self.peer, link = hello.standing.link, "the session goes on over a new link");
             }
             match greeting::welcome(&link, &welcome, GREETING_TIME_MAX) {
-                Ok(()) if welcome.outcome == Outcome::Resumed => {
-                    self.all.watch(link.as_fd(), false)?;
-                    self.link = Some(link);
-                }
+                Ok(()) if welcome.outcome == Outcome::Resumed => self.cable.put(link)?,
                 Ok(()) => {}
                 Err(error) => {
                     debug!(peer = self.peer, %error, "a link was lost in its greeting");
@@ -518,17 +500,9 @@ impl<'a, H: House> Engine<'a, H> {
         Ok(())
     }
 
-    fn drop_link(&mut self) {
-        if let Some(link) = self.link.take() {
-            self.all.forget(link.as_fd());
-            link.shut_down();
-        }
-        self.is_blocked = false;
-    }
-
     fn lose(&mut self, is_closed: bool, why: &str) {
         let now = self.clock.now();
-        self.drop_link();
+        self.cable.cut();
         if is_closed {
             self.session.handle_closed(now);
         } else {
@@ -541,62 +515,38 @@ impl<'a, H: House> Engine<'a, H> {
 
     /// Whether the importer kept to the protocol.
     fn receive(&mut self) -> bool {
-        for _ in 0..RECEIVES_MAX {
-            let Some(link) = &self.link else { return true };
-            let space = self.session.receive_space();
-            let room = space.len();
-            match link.try_receive(space) {
-                Ok(None) => return true,
-                Ok(Some(0)) => self.lose(true, "the peer closed it"),
-                Ok(Some(count)) => {
-                    self.session.handle_received(count);
-                    let (now, house) = (self.clock.now(), self.house);
-                    let mut opening =
-                        Opening { house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
-                    if let Err(reject) = self.session.advance(now, &mut opening) {
-                        warn!(peer = self.peer, %reject, "the session was cut off");
-                        return false;
-                    }
-                    if count < room {
-                        // It had no more just now: to ask again would only cost.
-                        return true;
-                    }
+        match self.cable.receive(self.session.lane_mut()) {
+            Ok(None) => {}
+            Ok(Some(0)) => self.lose(true, "the peer closed it"),
+            Ok(Some(_)) => {
+                if let Err(reject) = self.advance() {
+                    warn!(peer = self.peer, %reject, "the session was cut off");
+                    return false;
                 }
-                Err(error) => {
-                    let is_closed =
-                        matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof);
-                    self.lose(is_closed, &error.to_string());
-                }
+            }
+            Err(error) => {
+                let is_closed = matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof);
+                self.lose(is_closed, &error.to_string());
             }
         }
         true
     }
 
-    fn flush(&mut self) {
-        while let Some(link) = &self.link {
-            let now = self.clock.now();
-            let sent = match self.session.has_transmit() {
-                true => link.try_send(&self.session.poll_transmit(now)),
-                false => break,
-            };
-            match sent {
-                Ok(Some(count)) => self.session.handle_transmitted(count),
-                Ok(None) => return self.set_blocked(true),
-                Err(error) => return self.lose(false, &error.to_string()),
+    fn advance(&mut self) -> Result<(), Reject> {
+        loop {
+            let (now, house) = (self.clock.now(), self.house);
+            let mut opening = Opening { house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
+            if !self.session.advance(now, &mut opening)? {
+                return Ok(());
             }
-        }
-        match self.link.as_ref().map(Link::try_flush) {
-            Some(Ok(is_out)) => self.set_blocked(!is_out),
-            Some(Err(error)) => self.lose(false, &error.to_string()),
-            None => {}
+            if !self.cable.is_blocked() {
+                self.flush();
+            }
         }
     }
 
-    fn set_blocked(&mut self, is_blocked: bool) {
-        if std::mem::replace(&mut self.is_blocked, is_blocked) != is_blocked
-            && let Some(link) = &self.link
-            && let Err(error) = self.all.watch(link.as_fd(), is_blocked)
-        {
+    fn flush(&mut self) {
+        if let Err(error) = self.cable.send(self.session.lane_mut(), self.clock) {
             self.lose(false, &error.to_string());
         }
     }

@@ -20,6 +20,7 @@ pub use crate::device_status::{DeviceStatus, PastStatus, UserStatus, WaitingStat
 use crate::door::Door;
 use crate::listening::{Addresses, Listening};
 use crate::parting::Asked;
+use crate::place::{Entrance, Place};
 pub use crate::share_error::ShareError;
 use crate::shared::{STACK_BYTES, Shared};
 use crate::swap::Swaps;
@@ -82,18 +83,28 @@ impl Share {
     /// What the system says of the socket, or of a thread more.
     pub fn listen_on(&self, listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<SocketAddr> {
         listener.never_wait()?;
-        let listening = Arc::new(Listening::new(listener, allowed)?);
-        let address = listening.address();
+        let address = listener.address()?;
+        self.listen_at(Entrance::Tcp(listener), allowed)?;
+        Ok(address)
+    }
+
+    /// Serves USB/IP, and sessions without keys, at an entrance that never waits: an address, or a Unix socket; says where.
+    ///
+    /// # Errors
+    /// What the system says of the socket, or of a thread more.
+    pub fn listen_at(&self, entrance: Entrance, allowed: Option<Vec<Network>>) -> io::Result<Place> {
+        let listening = Arc::new(Listening::new(entrance, allowed)?);
+        let place = listening.place().clone();
         let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&listening));
         thread::Builder::new()
             .name("listen".into())
             .stack_size(STACK_BYTES)
             .spawn(move || shared.accept_all(&for_thread))?;
         self.shared.listeners.add(listening);
-        Ok(address)
+        Ok(place)
     }
 
-    /// The addresses that are listened at.
+    /// The places that are listened at.
     pub fn addresses(&self) -> &Addresses {
         &self.shared.listeners
     }
@@ -137,7 +148,7 @@ impl Share {
     /// If the system has no more threads or descriptors.
     pub fn listen_secure_on(&self, listener: Listener, trust: Trust) -> io::Result<()> {
         listener.never_wait()?;
-        let listening = Arc::new(Listening::new(listener, None)?);
+        let listening = Arc::new(Listening::new(Entrance::Tcp(listener), None)?);
         let for_shutdown = Arc::clone(&listening);
         let spawn = |name: &str| thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
         let (for_recheck, shared) = (trust.clone(), Arc::clone(&self.shared));

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farbus_io::link::{Clock, Connection, Link};
+use farbus_io::link::{Clock, Link};
 use farbus_io::trust::Protocol;
 use farbus_model::{BufferPool, Command, Completions, Device, Instant, Limits};
 use farbus_session::claims::Mode;
@@ -27,6 +27,7 @@ use crate::greeting;
 use crate::guest::Guest;
 use crate::listening::{Addresses, Listening};
 use crate::meters::{Calls, Meters};
+use crate::place::Origin;
 use crate::questions::{Answer, Lines, Question};
 use crate::sessions::{Pending, Sessions, Tenant};
 use crate::share_error::ShareError;
@@ -219,12 +220,11 @@ impl Shared {
         while !self.is_stopping() && !listening.is_closed() {
             match listening.accept() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Ok(connection) if !listening.admits(connection.from.ip()) => {
-                    warn!(from = %connection.from, at = %listening.address(), "not on the list of those allowed here");
+                Ok((_, from)) if !listening.admits(from) => {
+                    warn!(%from, at = %listening.place(), "not on the list of those allowed here");
                 }
-                Ok(connection) => {
-                    let from = connection.from;
-                    if let Err(error) = self.begin_session(connection)
+                Ok((link, from)) => {
+                    if let Err(error) = self.begin_session(link, from)
                         && self.crowd.is_due(self.clock.now())
                     {
                         warn!(%from, %error, "the connection was turned away; others for 10 s are not mentioned");
@@ -240,10 +240,9 @@ impl Shared {
         }
     }
 
-    fn begin_session(self: &Arc<Self>, connection: Connection) -> io::Result<()> {
-        let link = connection.link.try_clone()?;
-        let (of_its_own, peer) = (Some(connection.link), link.peer().to_owned());
-        let (number, session) = self.enter_session(of_its_own, peer, None, Visitor::from(connection.from.ip()))?;
+    fn begin_session(self: &Arc<Self>, link: Link, from: Origin) -> io::Result<()> {
+        let (of_its_own, peer) = (Some(link.try_clone()?), link.peer().to_owned());
+        let (number, session) = self.enter_session(of_its_own, peer, None, Visitor::without_key(from))?;
         let shared = Arc::clone(self);
         let spawned = thread::Builder::new()
             .name(format!("session-{number}"))

@@ -12,7 +12,7 @@ use farbus_model::{
     Status, StoreError, TransferType, Urb, UrbFlags, UrbId,
 };
 use farbus_wire::native::block;
-use farbus_wire::native::control::{Cause, Class, Credit, End, Mode, Open, Opened};
+use farbus_wire::native::control::{Cause, Class, Close, Credit, End, Mode, Open, Opened};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES, RESIDENCE_BYTES, Residence};
 use farbus_wire::native::usb::{self, Request};
 use farbus_wire::native::{
@@ -43,6 +43,9 @@ enum Said {
     Open(Open),
     Opened(u16, Opened, Description),
     End(Kind, End),
+    Close(Close),
+    Grant(u32),
+    Event(usb::Event),
     UsbRequest(Urb, TransferType),
     UsbReset(u16),
     /// The transfer, and how it ended.
@@ -89,6 +92,9 @@ impl Said {
                 Message::control(Kind::Opened, *attachment, 0, opened.encode().into())
             }
             Said::End(kind, end) => Message::control(*kind, DISK, 0, end.encode().into()),
+            Said::Close(close) => Message::control(Kind::Close, DISK, 0, close.encode().into()),
+            Said::Grant(events) => Message::control(Kind::Grant, STICK, 0, events.to_le_bytes().to_vec().into()),
+            Said::Event(event) => message(Kind::Event, STICK, 0, event.part(), event.data.clone()),
             Said::UsbRequest(urb, kind) => {
                 message(Kind::Request, STICK, urb.id.0 as u16, usb::request_part(urb, *kind), urb.payload.clone())
             }
@@ -163,6 +169,9 @@ impl Said {
                 assert_eq!(End::decode(&body).as_ref(), Ok(end));
                 refused_short(&body, |bytes| End::decode(bytes).is_err());
             }
+            Said::Close(close) => assert_eq!(Close::decode(&body).as_ref(), Ok(close)),
+            Said::Grant(events) => assert_eq!(body, events.to_le_bytes()),
+            Said::Event(event) => assert_eq!(usb::Event::decode(body.into()).as_ref(), Ok(event)),
             Said::UsbRequest(urb, _) => {
                 let (Request::Transfer(mut again), part) = usb::decode_request(urb.id, &body).unwrap() else {
                     panic!("a transfer")
@@ -355,7 +364,9 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("opened_usb", Said::Opened(STICK, opened(1, 1024, 4 << 20, stick.encode()), Description::Usb(stick))),
         ("refused", Said::End(Kind::Refused, busy)),
         ("close", Said::Bare(Kind::Close, DISK, 0)),
+        ("close_with_heir", Said::Close(Close { heir: Some(std::array::from_fn(|at| 0xc0 + at as u8)) })),
         ("closed", Said::End(Kind::Closed, unplugged)),
+        ("grant", Said::Grant(256)),
         ("cancel", Said::Bare(Kind::Cancel, STICK, 8)),
     ]
 }
@@ -382,6 +393,24 @@ fn transfers() -> Vec<(&'static str, Said)> {
     let stalled = bulk.clone().launch().done(Status::Stall, 3, vec![1, 2, 3].into());
     let mut came = iso_in.iso.clone();
     (came[0].actual, came[1].actual, came[2].status) = (1024, 2, Status::Crc);
+    let pressed = usb::Event {
+        endpoint: endpoint(0x81),
+        kind: TransferType::Interrupt,
+        status: Status::Ok,
+        missed: 2,
+        moment_ns: 100_000_000,
+        packets: vec![],
+        data: vec![2, 0, 4, 0, 0, 0, 0, 0].into(),
+    };
+    let heard = usb::Event {
+        endpoint: endpoint(0x84),
+        kind: TransferType::Isochronous,
+        missed: 0,
+        moment_ns: 100_000_001,
+        packets: vec![(4, Status::Ok), (0, Status::Crc)],
+        data: vec![0x77; 4].into(),
+        ..pressed.clone()
+    };
     let mut received = iso_in.clone().launch().done_iso(came, vec![0x77; 1026].into());
     received.start_frame = 298;
     vec![
@@ -396,6 +425,8 @@ fn transfers() -> Vec<(&'static str, Said)> {
         ("usb_isochronous_in_reply", Said::UsbReply(iso_in, Box::new(received))),
         ("usb_isochronous_out", Said::UsbRequest(iso_out, TransferType::Isochronous)),
         ("usb_reset", Said::UsbReset(11)),
+        ("usb_event", Said::Event(pressed)),
+        ("usb_event_isochronous", Said::Event(heard)),
     ]
 }
 

@@ -42,7 +42,7 @@ impl Hands {
         }
     }
 
-    /// Connects to `host` (`HOST:PORT`, or the name of a paired host with any port).
+    /// Connects to `host` (`HOST:PORT`, the name of a paired host with any port, or `unix:PATH`).
     ///
     /// # Errors
     /// [`LinkError`].
@@ -52,11 +52,11 @@ impl Hands {
             Hands::Own => reach::dial(host, time_max, reach::announced)?,
             Hands::Through(broker) => {
                 let question = Question::Connect { host: host.to_owned(), time_max_ms: in_ms(time_max) };
-                let (peer, fd) = broker.ask(&question, None).map_err(failed)?;
+                let (peer, fd) = broker.ask::<Place>(&question, None).map_err(failed)?;
                 (fd.ok_or_else(|| failed(io::Error::other("no connection came along")))?, peer)
             }
         };
-        Link::over_tcp(fd, peer).map_err(failed)
+        peer.link_over(fd).map_err(failed)
     }
 
     /// Listens for programs at `place`; a socket's path is removed at the latest when this process has ended.

@@ -1,13 +1,11 @@
 //! The confined half's end.
 
 use std::io::{self, Read, Seek};
-use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-use farbus_io::link::Listener;
 use farbus_io::store::FileStore;
 use farbus_io::sys::passing::Passage;
 use rustix::process::{getgid, getuid};
@@ -64,12 +62,12 @@ impl Broker {
         Ok(text)
     }
 
-    /// Listens at an address.
+    /// Listens for importers.
     ///
     /// # Errors
     /// What the system or the mandate says against it.
-    pub fn listen(&self, address: SocketAddr) -> io::Result<Listener> {
-        Ok(Listener::over(self.ask_for_descriptor(&Question::Listen { address })?))
+    pub fn listen(&self, place: &Place) -> io::Result<Entrance> {
+        Ok(Entrance::passed(self.ask_for_descriptor(&Question::Listen { place: place.clone() })?, place))
     }
 
     /// Listens for programs.

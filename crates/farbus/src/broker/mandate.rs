@@ -1,13 +1,12 @@
 //! What one half may have done by the other.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use farbus_io::usb::Selector;
 use serde::{Deserialize, Serialize};
 
-use crate::place::Place;
+use crate::place::{Place, SocketMode};
 use crate::wanted::Wanted;
 
 /// What the confined half may have done for it. Everything else is refused.
@@ -34,9 +33,12 @@ pub struct Mandate {
     pub successor: Vec<String>,
     /// The file that says the rest, and may be read again.
     pub config: Option<PathBuf>,
-    /// Where may be listened. Only a file says this, and the next.
+    /// Where may be listened. Only a file says this, and the next two.
     #[serde(skip)]
-    pub listen: Vec<SocketAddr>,
+    pub listen: Vec<Place>,
+    /// Who may connect at sockets among these, as a file's mode says it.
+    #[serde(skip)]
+    pub socket_mode: SocketMode,
     /// Which USB devices may be opened besides.
     #[serde(skip)]
     pub wanted: Wanted,

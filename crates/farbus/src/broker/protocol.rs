@@ -1,7 +1,6 @@
 //! What the two halves say to each other: JSON, a message each way, and a descriptor with it.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use crate::place::Place;
 pub(super) enum Question {
     Line,
     Config,
-    Listen { address: SocketAddr },
+    Listen { place: Place },
     ListenAt { place: Place },
     OpenImage { path: PathBuf, read_only: bool },
     OpenUsb { bus: u32, device: u32 },

@@ -29,7 +29,7 @@ use super::protocol::{Answer, Kind, Legacy, MountedAt, Question, to_json};
 use super::successor;
 use super::taken::Taken;
 use crate::control::{Question as OwnerQuestion, ask_all};
-use crate::place::Place;
+use crate::place::{Place, SocketMode};
 use crate::reach;
 use crate::swap::journal;
 
@@ -139,8 +139,13 @@ impl Rights {
         match question {
             Question::Line => self.line(),
             Question::Config => self.config(),
-            Question::Listen { address } => {
-                self.hold(opened(&self.mandate).listen.contains(&address), || format!("{address} is not listened at"))?;
+            Question::Listen { place } => {
+                let is_meant = opened(&self.mandate).listen.contains(&place);
+                self.hold(is_meant, || format!("{place} is not listened at"))?;
+                let Place::Address(address) = place else {
+                    let mode = opened(&self.mandate).socket_mode;
+                    return self.listen_at(place, mode);
+                };
                 // Every address, on a machine where the new family is switched off, is those of the old one.
                 let old = |_| match address.ip() == Ipv6Addr::UNSPECIFIED {
                     true => TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())),
@@ -151,11 +156,7 @@ impl Rights {
             Question::ListenAt { place } => {
                 let is_meant = opened(&self.mandate).places.contains(&place);
                 self.hold(is_meant, || format!("{place} is not listened at"))?;
-                let entrance = place.listen()?.into_descriptor()?;
-                if let Place::Socket(path) = place {
-                    opened(&self.sockets).insert(path);
-                }
-                passed(entrance)
+                self.listen_at(place, SocketMode::default())
             }
             Question::OpenImage { path, read_only } => {
                 let is_meant = opened(&self.mandate).images.contains(&(path.clone(), read_only));
@@ -219,6 +220,14 @@ impl Rights {
 
     fn hold(&self, is_meant: bool, what: impl FnOnce() -> String) -> io::Result<()> {
         if is_meant { Ok(()) } else { Err(refused(what())) }
+    }
+
+    fn listen_at(&self, place: Place, mode: SocketMode) -> Reply {
+        let entrance = place.listen_for(mode)?.into_descriptor()?;
+        if let Place::Socket(path) = place {
+            opened(&self.sockets).insert(path);
+        }
+        passed(entrance)
     }
 
     fn line(self: &Arc<Self>) -> Reply {
@@ -359,7 +368,8 @@ mod tests {
     fn what_is_not_in_the_mandate_is_refused() {
         let everything = [
             Question::Config,
-            Question::Listen { address: "127.0.0.1:0".parse().unwrap() },
+            Question::Listen { place: "127.0.0.1:0".parse().unwrap() },
+            Question::Listen { place: "unix:/run/docker.sock".parse().unwrap() },
             Question::ListenAt { place: Place::Socket("/run/docker.sock".into()) },
             Question::ListenAt { place: Place::Address("0.0.0.0:0".parse().unwrap()) },
             Question::OpenImage { path: "/etc/shadow".into(), read_only: true },

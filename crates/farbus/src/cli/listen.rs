@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
 use super::Failure;
-use crate::address::address_with_port;
+use crate::address::{LOCAL, address_with_port};
 use crate::place::{Place, Protocol};
 
 /// `ADDR[:PORT]` to listen at.
@@ -13,6 +13,14 @@ pub fn listen_address(text: &str, port: u16) -> Result<SocketAddr, Failure> {
     with_port.parse().map_err(|_| {
         Failure::local(format!("'{text}' is no address to listen at: try 127.0.0.1, 0.0.0.0:{port} or [::1]:{port}"))
     })
+}
+
+/// Where this machine's programs or others are to find what is shared: `ADDR[:PORT]`, or `unix:PATH`.
+pub fn listen_place(text: &str, port: u16) -> Result<Place, Failure> {
+    match text.starts_with(LOCAL) {
+        true => text.parse().map_err(Failure::local),
+        false => listen_address(text, port).map(Place::Address),
+    }
 }
 
 /// Where programs that speak `protocol` are to find `device`: at `--socket`, or `--listen`, or where it is by default.

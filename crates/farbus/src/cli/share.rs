@@ -23,7 +23,7 @@ use signal_hook::iterator::Signals;
 
 use super::Failure;
 use super::confined::{give_rights_away, start_broker};
-use super::listen::{everywhere, listen_address};
+use super::listen::{everywhere, listen_address, listen_place};
 use super::output::say;
 use super::owner::ProcessStatus;
 use crate::address::SECURE_PORT;
@@ -31,6 +31,7 @@ use crate::block::BlockSpec;
 use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
+use crate::place::{Entrance, Place, SocketMode};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
 use crate::trust::Trust;
 use crate::usb;
@@ -52,7 +53,9 @@ use crate::usb;
     farbus share --list                          which USB devices could be shared, and why not\n  \
     farbus share usb:1-1.4 usb:046d:c52b\n  \
     farbus share disk:backup.img --secure        reachable by paired hosts: see 'farbus pair' and 'farbus allow'\n  \
-    farbus share zero --listen 0.0.0.0:3240      reachable by everybody: see the warning it prints\n\n\
+    farbus share zero --listen 0.0.0.0:3240      reachable by everybody: see the warning it prints\n  \
+    farbus share zero --listen unix:/run/zero.sock --socket-mode 660\n  \
+    \x20                                     at a socket, for its owner and group: containers, sandboxes\n\n\
     Linux uses it with:  usbip attach -r HOST -b 1-1   or:  farbus attach HOST/disk")]
 pub struct Args {
     /// What to offer; several at once.
@@ -64,9 +67,12 @@ pub struct Args {
     /// With --list: for programs.
     #[arg(long, requires = "list", conflicts_with = "what")]
     json: bool,
-    /// Address to listen at without encryption, 'none' for nowhere; the default is this machine alone.
-    #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1")]
-    listen: String,
+    /// Where to listen without encryption, 'none' for nowhere; may be given more than once. The default is this machine alone.
+    #[arg(long, value_name = "ADDR[:PORT]|unix:PATH", default_value = "127.0.0.1")]
+    listen: Vec<String>,
+    /// Who may connect at a unix:PATH, as a file's mode: 600 its owner, 660 its group too, 666 every user of this machine.
+    #[arg(long, value_name = "MODE", default_value = "600")]
+    socket_mode: SocketMode,
     /// Listen for paired hosts too, encrypted; everywhere, unless an address is given. Each may use what 'farbus allow' says.
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "")]
     secure: Option<String>,
@@ -169,8 +175,12 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     let share = Arc::new(Share::default());
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    let told = args.listen.iter().filter(|told| *told != "none");
+    let plain = told.map(|told| bind_plain(told, args.socket_mode)).collect::<Result<Vec<_>, _>>()?;
+    let paths = plain.iter().filter_map(|(_, place)| place.path().cloned());
+    let remove = paths.chain([door.path().to_owned()]).collect();
     let usb: Vec<String> = args.what.iter().filter_map(What::usb).map(Selector::to_string).collect();
-    let mandate = Mandate { remove: vec![door.path().to_owned()], usb, ..Mandate::default() };
+    let mandate = Mandate { remove, usb, ..Mandate::default() };
     let has_usb = !mandate.usb.is_empty();
     let broker = if has_usb || !args.no_sandbox { Some(Arc::new(start_broker(&mandate)?)) } else { None };
     let mut real = broker.clone().filter(|_| has_usb).map(usb::Shared::new);
@@ -193,10 +203,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     // Signals are caught before anybody can know where we listen.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let plain = if args.listen == "none" { None } else { Some(bind_plain(&args.listen)?) };
     let secure = args.secure.as_deref().map(bind_secure).transpose()?;
-    let Some(address) = plain.as_ref().map(|(_, address)| *address).or(secure.as_ref().map(|secure| secure.address))
-    else {
+    let addresses = plain.iter().map(|(_, place)| place.as_host());
+    let Some(address) = addresses.chain(secure.as_ref().map(|secure| secure.address.to_string())).next() else {
         return Err(Failure::local("nobody could reach these devices: give --secure, or another --listen than 'none'"));
     };
     // All that needs rights is open: they are given away before the first thread that may hear a stranger.
@@ -209,10 +218,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
         give_rights_away(&Needs { readable, state, ..Needs::default() })?;
     }
     let for_door = Arc::clone(&share);
-    door.open(knocks, move |question| answer(&for_door, address, question)).map_err(Failure::local)?;
-    if let Some((listener, address)) = plain {
-        share.listen_on(listener, None).map_err(Failure::local)?;
-        say(format!("listening on {address}   (Ctrl-C ends)"));
+    door.open(knocks, move |question| answer(&for_door, &address, question)).map_err(Failure::local)?;
+    for (entrance, place) in plain {
+        share.listen_at(entrance, None).map_err(Failure::local)?;
+        say(format!("listening on {}   (Ctrl-C ends)", place.as_host()));
     }
     if let Some(Secure { listener, address, trust }) = secure {
         share.listen_secure_on(listener, trust).map_err(Failure::local)?;
@@ -233,15 +242,19 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-fn bind_plain(told: &str) -> Result<(Listener, SocketAddr), Failure> {
-    let (listener, address) = bind(listen_address(told, DEFAULT_PORT)?)?;
-    if !address.ip().is_loopback() {
+fn bind_plain(told: &str, mode: SocketMode) -> Result<(Entrance, Place), Failure> {
+    let asked = listen_place(told, DEFAULT_PORT)?;
+    let entrance = asked.listen_for(mode).map_err(|error| listen_failure(&asked, &error))?;
+    let place = entrance.place().map_err(Failure::local)?;
+    if let Place::Address(address) = place
+        && !place.is_local()
+    {
         eprintln!(
             "farbus: warning: {address} is not this machine alone. USB/IP has no password and no encryption:\n  \
              whoever reaches this address can use these devices and read what they say."
         );
     }
-    Ok((listener, address))
+    Ok((entrance, place))
 }
 
 /// Where paired hosts come to.
@@ -266,7 +279,7 @@ fn bind_secure(told: &str) -> Result<Secure, Failure> {
 }
 
 fn bind(address: SocketAddr) -> Result<(Listener, SocketAddr), Failure> {
-    let listener = Listener::bind(address).map_err(|error| listen_failure(address, &error))?;
+    let listener = Listener::bind(address).map_err(|error| listen_failure(&Place::Address(address), &error))?;
     let address = listener.address().map_err(Failure::local)?;
     Ok((listener, address))
 }
@@ -338,22 +351,24 @@ fn usb_face(export: Arc<BlockExport>, options: Options) -> Renew {
     })
 }
 
-pub fn listen_failure(address: SocketAddr, error: &std::io::Error) -> Failure {
-    let hint = match error.kind() {
-        std::io::ErrorKind::AddrInUse => {
+pub fn listen_failure(place: &Place, error: &std::io::Error) -> Failure {
+    let hint = match (place, error.kind()) {
+        // What is wrong with a path says itself what to do.
+        (Place::Socket(_), _) => return Failure::local(error),
+        (Place::Address(_), std::io::ErrorKind::AddrInUse) => {
             "\n  another share or usbipd is there: see 'farbus status', or choose --listen (--secure) ADDR:PORT"
         }
         _ => "",
     };
-    Failure::local(format!("cannot listen at {address}: {error}{hint}"))
+    Failure::local(format!("cannot listen at {place}: {error}{hint}"))
 }
 
 /// Answers what is asked of shared devices.
-pub fn answer(share: &Share, address: SocketAddr, question: Question) -> Answer {
+pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
     let (device, command) = match question {
         Question::Status => {
             let devices = share.status();
-            return ProcessStatus { pid: std::process::id(), role: "share", address: address.to_string(), devices }
+            return ProcessStatus { pid: std::process::id(), role: "share", address: address.to_owned(), devices }
                 .answer();
         }
         Question::Version

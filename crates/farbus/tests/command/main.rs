@@ -27,5 +27,6 @@ mod rights;
 mod sessions;
 mod siege;
 mod sleep;
+mod sockets;
 mod swap;
 mod trust;

@@ -1,21 +1,27 @@
-//! Where programs of this machine arrive: a Unix socket with a path, for its owner alone.
+//! Where programs of this machine arrive: a Unix socket with a path, for its owner alone unless somebody says otherwise.
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use rustix::fs::Mode;
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, shutdown,
+    socket_with, sockopt,
 };
 
-use super::stream::Link;
+use super::stream::{Link, LinkError};
+use crate::sys::peer::Credentials;
 
-/// Who may connect: its owner.
-const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+/// Who may connect, as a file's mode: its owner.
+pub const OWNER_ALONE: u32 = 0o600;
+/// The bits of a mode that say who may connect (unix(7)): writing is connecting.
+pub const MODE_BITS: u32 = 0o666;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
@@ -60,15 +66,41 @@ impl From<LocalError> for io::Error {
     }
 }
 
+/// A program that has arrived, and whose it is, by the kernel's word.
+#[derive(Debug)]
+pub struct LocalConnection {
+    /// The link to it.
+    pub link: Link,
+    /// The number of its user, as it was when it connected (`SO_PEERCRED`, unix(7)).
+    pub user: u32,
+}
+
+/// Programs that have arrived so far at all sockets of this process: a process may connect twice, and each link is told apart.
+static ARRIVALS: AtomicU64 = AtomicU64::new(0);
+
 impl LocalListener {
     /// Listens at `path`, where its owner alone may connect. A socket there that nobody listens at any more is replaced.
     ///
     /// # Errors
     /// [`LocalError`], which says what to do.
     pub fn bind(path: &Path) -> Result<Self, LocalError> {
+        Self::bind_for(path, OWNER_ALONE)
+    }
+
+    /// The same for those whom a file of this mode would let write.
+    ///
+    /// # Errors
+    /// [`LocalError`], which says what to do.
+    pub fn bind_for(path: &Path, mode: u32) -> Result<Self, LocalError> {
         let failed = |source| LocalError { path: path.to_owned(), source };
-        let socket = bind_socket(path).map_err(failed)?;
+        let socket = bind_socket(path, Mode::from_raw_mode(mode & MODE_BITS)).map_err(failed)?;
         Ok(Self { socket, path: path.to_owned(), is_passed_on: false })
+    }
+
+    /// Lets nobody in any more; whoever waits for somebody wakes up.
+    pub fn shut_down(&self) {
+        // A socket that is down already is what was asked for.
+        let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
     /// A socket that another process has bound to `path`.
@@ -94,16 +126,39 @@ impl LocalListener {
     ///
     /// # Errors
     /// What the system says: running out of descriptors among it.
-    pub fn try_accept(&self) -> io::Result<Option<Link>> {
+    pub fn try_accept(&self) -> io::Result<Option<LocalConnection>> {
         match accept_with(&self.socket, SocketFlags::CLOEXEC) {
-            Ok(fd) => Ok(Some(Link::over_local(fd, &self.path.display().to_string()))),
+            Ok(fd) => {
+                let who = Credentials::of(&fd)?;
+                let (user, arrival) = (who.user(), ARRIVALS.fetch_add(1, Ordering::Relaxed) + 1);
+                let process = who.process().map(|process| format!("process {process}, ")).unwrap_or_default();
+                let peer = format!("user {user} ({process}connection {arrival})");
+                Ok(Some(LocalConnection { link: Link::over_local(fd, &peer), user }))
+            }
             Err(Errno::WOULDBLOCK | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
     }
 }
 
-fn bind_socket(path: &Path) -> io::Result<OwnedFd> {
+/// Connects to the socket at `path`.
+///
+/// # Errors
+/// [`LinkError`]: nobody listens there, or not to this user.
+pub fn dial(path: &Path, time_max: Duration) -> Result<OwnedFd, LinkError> {
+    let connected = || -> io::Result<OwnedFd> {
+        let address = SocketAddrUnix::new(path).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // Whoever listens may have no time just now: that is what is waited for.
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(time_max))?;
+        connect(&socket, &address)?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None)?;
+        Ok(socket)
+    };
+    connected().map_err(|source| LinkError { address: format!("unix:{}", path.display()), source })
+}
+
+fn bind_socket(path: &Path, mode: Mode) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => return Err(io::ErrorKind::AlreadyExists.into()),
@@ -113,11 +168,23 @@ fn bind_socket(path: &Path) -> io::Result<OwnedFd> {
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Before it has a name: at no moment may others connect (unix(7); Linux makes the file with this mode).
-    rustix::fs::fchmod(&socket, MODE)?;
+    // Before it has a name: at no moment may others connect (unix(7); Linux makes the file with this mode, less the umask).
+    rustix::fs::fchmod(&socket, mode)?;
     bind(&socket, &address)?;
+    if mode != Mode::from_raw_mode(OWNER_ALONE) {
+        set_mode(path, mode)?;
+    }
     listen(&socket, BACKLOG)?;
     Ok(socket)
+}
+
+/// Whatever the umask says: somebody has asked for it. What somebody may have put in the socket's place meanwhile is left alone.
+fn set_mode(path: &Path, mode: Mode) -> io::Result<()> {
+    let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    Ok(rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?)
 }
 
 /// Whether nobody listens there any more. Only a refusal says so (unix(7)): who has no time for us, or no right, may well hear others.
@@ -161,6 +228,25 @@ mod tests {
         assert!(refused.to_string().contains("another program listens there"), "{refused}");
         drop((listener, stream));
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn who_connects_is_known_and_a_mode_lets_others_in() {
+        let path = std::env::temp_dir().join(format!("farbus-mode-{}.sock", std::process::id()));
+        let listener = LocalListener::bind_for(&path, 0o7660).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o660);
+        let _streams = [dial(&path, Duration::from_secs(5)).unwrap(), dial(&path, Duration::from_secs(5)).unwrap()];
+        let arrive = || listener.try_accept().unwrap().expect("somebody has come");
+        let (one, two) = (arrive(), arrive());
+        let user = rustix::process::getuid().as_raw();
+        assert_eq!((one.user, two.user), (user, user));
+        let begin = format!("user {user} (process {}, connection ", std::process::id());
+        assert!(one.link.peer().starts_with(&begin) && one.link.peer() != two.link.peer(), "{}", one.link.peer());
+        listener.shut_down();
+        assert!(listener.try_accept().is_err(), "it is over");
+        drop(listener);
+        let error = dial(&path, Duration::from_secs(5)).unwrap_err();
+        assert_eq!((error.source.kind(), error.address.starts_with("unix:/")), (io::ErrorKind::NotFound, true));
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub mod confine;
 pub mod errno;
 pub mod lease;
 pub mod passing;
+pub mod peer;
 pub mod unread;
 pub mod usbfs;
 pub mod vhci;

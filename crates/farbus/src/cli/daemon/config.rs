@@ -14,14 +14,14 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::super::attach::{Via, default_folder};
-use super::super::listen::{everywhere, listen_address, place_said};
+use super::super::listen::{everywhere, listen_address, listen_place, place_said};
 use super::super::share::What;
 use crate::address::{DEFAULT_PORT, SECURE_PORT};
 use crate::allow::Network;
 use crate::broker::Mandate;
 use crate::client::Target;
 use crate::opened_disk::DiskMode;
-use crate::place::{Place, Protocol};
+use crate::place::{Place, Protocol, SocketMode};
 use crate::sessions::GRACE_MAX;
 use crate::wanted::Wanted;
 
@@ -29,7 +29,9 @@ use crate::wanted::Wanted;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// Where plain USB/IP is served.
-    pub listen: Vec<SocketAddr>,
+    pub listen: Vec<Place>,
+    /// Who may connect at sockets among these.
+    pub socket_mode: SocketMode,
     /// Who may connect there besides this machine.
     pub allow: Vec<Network>,
     /// Where paired hosts are served.
@@ -125,6 +127,7 @@ struct File {
 #[serde(default, deny_unknown_fields)]
 struct Plain {
     listen: Option<Vec<Spanned<String>>>,
+    socket_mode: Option<Spanned<String>>,
     allow: Vec<Spanned<String>>,
     announce: Option<bool>,
 }
@@ -220,7 +223,8 @@ impl Config {
             plugs: via(&[Via::Kernel, Via::Auto]).next().is_some(),
             mounts: via(&[Via::Fuse, Via::Auto]).map(Attach::folder).collect(),
             places: self.attachments.iter().filter_map(Attach::place).cloned().collect(),
-            listen: self.listen.iter().chain(&self.secure).copied().collect(),
+            listen: self.listen.iter().cloned().chain(self.secure.iter().copied().map(Place::Address)).collect(),
+            socket_mode: self.socket_mode,
             wanted: self.wanted(),
             ..Mandate::default()
         }
@@ -230,6 +234,7 @@ impl Config {
     pub fn parse(text: &str) -> Result<Self, Wrong> {
         let file: File = toml::from_str(text).map_err(|error| (error.span(), error.message().to_owned()))?;
         let announce = file.plain.announce.unwrap_or(true);
+        let socket_mode = file.plain.socket_mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
         let (listen, allow) = plain_from(file.plain)?;
         let announce_secure = file.secure.as_ref().is_some_and(|secure| secure.announce.unwrap_or(true));
         let secure = file.secure.map(|secure| secure_from(secure, &listen)).transpose()?.unwrap_or_default();
@@ -252,7 +257,18 @@ impl Config {
         });
         let attachments = attachments.collect::<Result<_, _>>()?;
         let observable = file.observable;
-        Ok(Self { listen, allow, secure, announce, announce_secure, observable, shares, rules, attachments })
+        Ok(Self {
+            listen,
+            socket_mode,
+            allow,
+            secure,
+            announce,
+            announce_secure,
+            observable,
+            shares,
+            rules,
+            attachments,
+        })
     }
 }
 
@@ -264,36 +280,41 @@ fn place_of(text: &str, at: usize) -> (usize, usize, String) {
     (before.matches('\n').count() + 1, before[start..].chars().count() + 1, line.to_owned())
 }
 
-fn plain_from(plain: Plain) -> Result<(Vec<SocketAddr>, Vec<Network>), Wrong> {
+fn plain_from(plain: Plain) -> Result<(Vec<Place>, Vec<Network>), Wrong> {
     let allow = plain.allow.iter().map(parsed).collect::<Result<Vec<Network>, _>>()?;
-    let Some(words) = plain.listen else { return Ok((vec![parsed_address("127.0.0.1", None)?], allow)) };
+    let Some(words) = plain.listen else { return Ok((vec![parsed_place("127.0.0.1", None)?], allow)) };
     let mut listen = Vec::new();
     for word in words {
-        let address = parsed_address(word.get_ref(), Some(word.span()))?;
-        if !address.ip().is_loopback() && allow.is_empty() {
+        let place = parsed_place(word.get_ref(), Some(word.span()))?;
+        if !place.is_local() && allow.is_empty() {
             let message = format!(
-                "{address} is not this machine alone, and plain USB/IP has no password and no encryption: say who may \
+                "{place} is not this machine alone, and plain USB/IP has no password and no encryption: say who may \
                  connect, such as allow = [\"192.0.2.0/24\"]"
             );
             return Err((Some(word.span()), message));
         }
-        // Port 0 takes a free one each time.
-        if address.port() != 0 && listen.contains(&address) {
-            return Err((Some(word.span()), format!("{address} is listened at already")));
+        if is_one(&place) && listen.contains(&place) {
+            return Err((Some(word.span()), format!("{place} is listened at already")));
         }
-        listen.push(address);
+        listen.push(place);
     }
     Ok((listen, allow))
 }
 
+/// Port 0 takes a free one each time.
+fn is_one(place: &Place) -> bool {
+    !matches!(place, Place::Address(address) if address.port() == 0)
+}
+
 /// Everywhere, unless it says where.
-fn secure_from(secure: Secure, plain: &[SocketAddr]) -> Result<Vec<SocketAddr>, Wrong> {
+fn secure_from(secure: Secure, plain: &[Place]) -> Result<Vec<SocketAddr>, Wrong> {
     let Some(words) = secure.listen else { return Ok(everywhere(SECURE_PORT)[..1].to_vec()) };
     let mut listen = Vec::new();
     for word in words {
         let address = listen_address(word.get_ref(), SECURE_PORT);
         let address = address.map_err(|failure| (Some(word.span()), failure.to_string()))?;
-        if address.port() != 0 && (plain.contains(&address) || listen.contains(&address)) {
+        let place = Place::Address(address);
+        if is_one(&place) && (plain.contains(&place) || listen.contains(&address)) {
             return Err((Some(word.span()), format!("{address} is listened at already")));
         }
         listen.push(address);
@@ -301,8 +322,8 @@ fn secure_from(secure: Secure, plain: &[SocketAddr]) -> Result<Vec<SocketAddr>, 
     Ok(listen)
 }
 
-fn parsed_address(text: &str, span: Option<Range<usize>>) -> Result<SocketAddr, Wrong> {
-    listen_address(text, DEFAULT_PORT).map_err(|failure| (span, failure.to_string()))
+fn parsed_place(text: &str, span: Option<Range<usize>>) -> Result<Place, Wrong> {
+    listen_place(text, DEFAULT_PORT).map_err(|failure| (span, failure.to_string()))
 }
 
 fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<Shared, Wrong> {
@@ -435,6 +456,11 @@ mod tests {
         assert!(config.shares.is_empty() && config.rules.is_empty() && config.attachments.is_empty());
         let none = Config::parse("plain.listen = []").unwrap();
         assert!(none.listen.is_empty());
+        let local = Config::parse("plain = {listen=['unix:/run/s.sock'], socket_mode='660'}").unwrap();
+        assert_eq!(
+            (&local.listen, local.mandate().socket_mode),
+            (&vec!["unix:/run/s.sock".parse().unwrap()], "660".parse().unwrap())
+        );
     }
 
     #[test]
@@ -531,6 +557,8 @@ mod tests {
         let cases = [
             ("[plain]\nlisten = [\"127.0.0.1\", \"0.0.0.0\"]", "2:24", "allow = "),
             ("[plain]\nlisten = [\"lab3\"]", "2:11", "no address to listen at"),
+            ("[plain]\nlisten = [\"unix:/s\", \"unix:/s\"]", "2:22", "already"),
+            ("[plain]\nsocket_mode = \"777\"", "2:15", "660 its group too"),
             ("[plain]\nallow = [\"10.0.0.1/8\"]", "2:10", "which address is meant"),
             ("[[share]]\n\nwhat = \"tape\"", "3:8", "disk:PATH"),
             ("[[share]]\nwhat = \"disk:x,rw\"", "2:8", "offset=BYTES"),

@@ -26,6 +26,7 @@ use crate::broker::{Broker, Hands, Successor};
 use crate::client::{Attribute, FailureReport, Target, name_of};
 use crate::control::{Answer, Question};
 use crate::nearby::Nearby;
+use crate::place::{Entrance, Place};
 use crate::redir::Gate;
 use crate::share::Share;
 use crate::trust::Trust;
@@ -53,8 +54,8 @@ pub struct Desk {
 /// A socket that is listened at.
 struct Listens {
     /// As the configuration says it; port 0 takes a free one.
-    asked: SocketAddr,
-    address: SocketAddr,
+    asked: Place,
+    place: Place,
     is_secure: bool,
 }
 
@@ -159,8 +160,8 @@ impl Desk {
     }
 
     /// Where it listens, and whether for paired hosts.
-    pub fn addresses(&self) -> Vec<(SocketAddr, bool)> {
-        self.has().listeners.iter().map(|listens| (listens.address, listens.is_secure)).collect()
+    pub fn places(&self) -> Vec<(Place, bool)> {
+        self.has().listeners.iter().map(|listens| (listens.place.clone(), listens.is_secure)).collect()
     }
 
     /// Reads the configuration again. What stays in it is not touched: sessions go on.
@@ -212,54 +213,61 @@ impl Desk {
             let what = "it began without [secure], and has given away what it needs for that\n  restart it";
             return Err(Failure::local(format!("cannot serve paired hosts: {what}")));
         }
-        let plain = config.listen.iter().map(|address| (*address, false));
-        let wanted: Vec<(SocketAddr, bool)> = plain.chain(config.secure.iter().map(|at| (*at, true))).collect();
-        let mut fresh: Vec<(SocketAddr, bool, Listener)> = Vec::new();
-        for &(asked, is_secure) in &wanted {
-            if !has.listeners.iter().any(|listens| (listens.asked, listens.is_secure) == (asked, is_secure)) {
-                fresh.push((asked, is_secure, self.listener_at(has, asked, is_secure)?));
+        let plain = config.listen.iter().map(|place| (place.clone(), false));
+        let secure = config.secure.iter().map(|address| (Place::Address(*address), true));
+        let wanted: Vec<(Place, bool)> = plain.chain(secure).collect();
+        let mut fresh: Vec<(Place, bool, Entrance)> = Vec::new();
+        for (asked, is_secure) in &wanted {
+            if !has.listeners.iter().any(|listens| (&listens.asked, &listens.is_secure) == (asked, is_secure)) {
+                fresh.push((asked.clone(), *is_secure, self.entrance_at(has, asked, *is_secure)?));
             }
         }
-        has.listeners.retain(|&Listens { asked, address, is_secure }| {
-            let stays = wanted.contains(&(asked, is_secure));
+        has.listeners.retain(|Listens { asked, place, is_secure }| {
+            let stays = wanted.iter().any(|(wanted, secure)| (wanted, secure) == (asked, is_secure));
             match stays {
-                true if is_secure => {}
-                true => self.share.addresses().allow(address, allowed_at(address, &config.allow)),
+                true if *is_secure => {}
+                true => self.share.addresses().allow(place, allowed_at(place, &config.allow)),
                 false => {
-                    self.share.addresses().close(address);
-                    changes.removed.push(address.to_string());
+                    self.share.addresses().close(place);
+                    changes.removed.push(place.as_host());
                 }
             }
             stays
         });
-        for (asked, is_secure, listener) in fresh {
-            let address =
-                self.begin(listener, is_secure, &config.allow).map_err(|error| listen_failure(asked, &error))?;
-            has.listeners.push(Listens { asked, address, is_secure });
-            changes.added.push(address.to_string());
+        for (asked, is_secure, entrance) in fresh {
+            let begun = self.begin(entrance, is_secure, &config.allow);
+            let place = begun.map_err(|error| listen_failure(&asked, &error))?;
+            changes.added.push(place.as_host());
+            has.listeners.push(Listens { asked, place, is_secure });
         }
         Ok(())
     }
 
-    fn begin(&self, listener: Listener, is_secure: bool, allow: &[Network]) -> std::io::Result<SocketAddr> {
-        let address = listener.address()?;
-        match self.trust.as_ref().filter(|_| is_secure) {
-            Some(trust) => self.share.listen_secure_on(listener, trust.clone()).map(|()| address),
-            None => self.share.listen_on(listener, allowed_at(address, allow)),
+    fn begin(&self, entrance: Entrance, is_secure: bool, allow: &[Network]) -> std::io::Result<Place> {
+        let place = entrance.place()?;
+        match (self.trust.as_ref().filter(|_| is_secure), entrance) {
+            (Some(trust), Entrance::Tcp(listener)) => {
+                self.share.listen_secure_on(listener, trust.clone()).map(|()| place)
+            }
+            (_, entrance) => {
+                entrance.never_wait()?;
+                self.share.listen_at(entrance, allowed_at(&place, allow))
+            }
         }
     }
 
-    fn listener_at(&self, has: &mut Has, address: SocketAddr, is_secure: bool) -> Result<Listener, Failure> {
-        let is_it = |passed: &Passed| (passed.asked, passed.is_secure) == (Some(address), is_secure);
-        if let Some(at) = has.inherited.iter().position(is_it) {
-            return Ok(has.inherited.swap_remove(at).listener);
+    fn entrance_at(&self, has: &mut Has, place: &Place, is_secure: bool) -> Result<Entrance, Failure> {
+        if let Place::Address(address) = *place {
+            let is_it = |passed: &Passed| (passed.asked, passed.is_secure) == (Some(address), is_secure);
+            if let Some(at) = has.inherited.iter().position(is_it) {
+                return Ok(Entrance::Tcp(has.inherited.swap_remove(at).listener));
+            }
+            let is_it = |listener: &Listener| listener.address().is_ok_and(|passed| passed == address);
+            if let Some(at) = has.passed.iter().position(is_it) {
+                return Ok(Entrance::Tcp(has.passed.swap_remove(at)));
+            }
         }
-        let passed = &mut has.passed;
-        let at = passed.iter().position(|listener| listener.address().is_ok_and(|passed| passed == address));
-        match at {
-            Some(at) => Ok(passed.swap_remove(at)),
-            None => self.broker.listen(address).map_err(|error| listen_failure(address, &error)),
-        }
+        self.broker.listen(place).map_err(|error| listen_failure(place, &error))
     }
 
     fn offer_all(&self, has: &mut Has, shares: &[Shared], changes: &mut Changes) {
@@ -337,7 +345,7 @@ impl Desk {
             Question::Migrate { device, heir } => self.bequeath(&device, &heir),
             Question::Hold { device } => self.with_gate(&device, Gate::hold),
             Question::Resume { device } => self.with_gate(&device, Gate::go_on),
-            other => share::answer(&self.share, SocketAddr::from(([127, 0, 0, 1], 0)), other),
+            other => share::answer(&self.share, "", other),
         }
     }
 
@@ -449,12 +457,11 @@ impl Desk {
             }
         };
         let mut listeners = Vec::new();
-        for &Listens { asked, address, is_secure } in &has.listeners {
-            listeners.push(Passed {
-                asked: Some(asked),
-                is_secure,
-                listener: self.share.addresses().listener(address)?,
-            });
+        for Listens { asked, place, is_secure } in &has.listeners {
+            // A socket with a path goes with this process, and its importers come back to the next one's.
+            if let (Place::Address(asked), Some(listener)) = (asked, self.share.addresses().listener(place)?) {
+                listeners.push(Passed { asked: Some(*asked), is_secure: *is_secure, listener });
+            }
         }
         for listener in &has.passed {
             listeners.push(Passed { asked: None, is_secure: false, listener: listener.try_clone()? });
@@ -553,7 +560,7 @@ impl Desk {
         }
         // The plain one, if there is one: what asks this machine for a list asks there.
         let first = has.listeners.iter().min_by_key(|listens| listens.is_secure);
-        let address = first.map(|listens| listens.address.to_string()).unwrap_or_default();
+        let address = first.map(|listens| listens.place.as_host()).unwrap_or_default();
         ProcessStatus { pid: std::process::id(), role: "daemon", address, devices }.answer()
     }
 
@@ -629,7 +636,11 @@ impl Desk {
 /// What is announced: each port once, with its addresses.
 fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&str>) -> Vec<Announcement> {
     let mut wanted: Vec<Announcement> = Vec::new();
-    for Listens { address, is_secure, .. } in listeners.iter().filter(|listens| !listens.address.ip().is_loopback()) {
+    for Listens { place, is_secure, .. } in listeners {
+        let Place::Address(address) = place else { continue };
+        if place.is_local() {
+            continue;
+        }
         let (kind, is_wished) = match is_secure {
             true => (Kind::Secure, config.announce_secure),
             false => (Kind::Plain, config.announce),
@@ -655,10 +666,10 @@ fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&st
     wanted
 }
 
-/// Who may connect at an address: everybody on the loopback, which is this machine alone.
-fn allowed_at(address: SocketAddr, allow: &[Network]) -> Option<Vec<Network>> {
+/// Who may connect at a place: everybody on the loopback, which is this machine alone.
+fn allowed_at(place: &Place, allow: &[Network]) -> Option<Vec<Network>> {
     let ourselves = OURSELVES.iter().map(|text| text.parse().expect("a constant that a test reads"));
-    (!address.ip().is_loopback()).then(|| ourselves.chain(allow.iter().copied()).collect())
+    (!place.is_local()).then(|| ourselves.chain(allow.iter().copied()).collect())
 }
 
 #[cfg(test)]
@@ -668,10 +679,15 @@ mod tests {
     #[test]
     fn what_is_not_for_this_machine_alone_is_announced_as_what_it_is() {
         let listens = |address: &str, is_secure| {
-            let address = address.parse().unwrap();
-            Listens { asked: address, address, is_secure }
+            let place: Place = address.parse().unwrap();
+            Listens { asked: place.clone(), place, is_secure }
         };
-        let all = [listens("127.0.0.1:3240", false), listens("10.0.0.1:3240", false), listens("[::]:3241", true)];
+        let all = [
+            listens("127.0.0.1:3240", false),
+            listens("unix:/run/farbus/share.sock", false),
+            listens("10.0.0.1:3240", false),
+            listens("[::]:3241", true),
+        ];
         let config = Config { announce: true, announce_secure: true, ..Config::default() };
         let told = announcements(&all, &config, Some("sha256:ab"));
         assert_eq!(
@@ -687,8 +703,8 @@ mod tests {
     #[test]
     fn the_loopback_is_open_and_another_address_is_for_its_list_and_ourselves() {
         let allow = ["10.0.0.0/8".parse().unwrap()];
-        assert_eq!(allowed_at("127.0.0.1:3240".parse().unwrap(), &allow), None);
-        let allowed = allowed_at("0.0.0.0:3240".parse().unwrap(), &allow).unwrap();
+        assert_eq!(allowed_at(&"127.0.0.1:3240".parse().unwrap(), &allow), None);
+        let allowed = allowed_at(&"0.0.0.0:3240".parse().unwrap(), &allow).unwrap();
         let admits = |address: &str| allowed.iter().any(|network| network.contains(address.parse().unwrap()));
         assert!(admits("127.0.0.1") && admits("::1") && admits("10.1.1.1") && !admits("192.0.2.1"));
     }

@@ -260,9 +260,9 @@ fn serve(args: Args, config: &Config) -> Result<(), Failure> {
     for address in desk.unused() {
         warn!(%address, "a socket was passed that the configuration does not name: nobody answers there");
     }
-    for (address, is_secure) in desk.addresses() {
+    for (place, is_secure) in desk.places() {
         let to_whom = if is_secure { " for paired hosts, encrypted" } else { "" };
-        say(format!("listening on {address}{to_whom}   (Ctrl-C ends)"));
+        say(format!("listening on {}{to_whom}   (Ctrl-C ends)", place.as_host()));
     }
     desk.manager().ready(&desk.summary());
     let handle = signals.handle();

@@ -1,0 +1,185 @@
+//! Sharing at a Unix socket: plain USB/IP and sessions, for whom its mode lets in.
+
+use std::fs;
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use farbus::client::Client;
+use farbus::device_port::DevicePort;
+use farbus::host::RemoteDisk;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::harness::{House, PATIENCE, Running, Share, finish, has, wait_until};
+
+/// `farbus share WHAT… --listen unix:PATH`, and the path.
+fn share_at_socket(house: &House, what: &[&str]) -> (Share, PathBuf) {
+    let path = house.path("share.sock");
+    let listen = format!("unix:{}", path.display());
+    let arguments = [&["share"], what, &["--listen", &listen]].concat();
+    let share = Share::follow(Running::start(house.command(&arguments)));
+    assert_eq!(share.address, listen);
+    (share, path)
+}
+
+fn read(disk: &mut RemoteDisk<DevicePort>, offset: u64, bytes: usize) -> Vec<u8> {
+    let read = disk.read(offset, bytes).unwrap();
+    read.into_payload().into_vec()
+}
+
+#[test]
+fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
+    let house = House::new();
+    let disk = format!("disk:{}", house.image("local.img", 1 << 20).display());
+    let (mut share, path) = share_at_socket(&house, &["zero", &disk]);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+
+    let listed = house.json(&["list", &share.address, "--json"]);
+    let names: Vec<_> = listed.as_array().unwrap().iter().map(|device| device["name"].clone()).collect();
+    assert_eq!(names, ["zero", "disk"], "{listed}");
+    let here = house.run(&["list"]);
+    assert!(here.stdout.contains(&share.target("disk")), "among this machine's own: {here:?}");
+
+    // A session: the disk is a block device, and NBD shows it.
+    let socket = house.path("far.sock");
+    let arguments = ["attach", &share.target("disk"), "--via", "nbd", "--socket", socket.to_str().unwrap()];
+    let mut attach = Running::start(house.command(&arguments));
+    attach.wait_for_line("attached");
+    let device = house.json(&["status", "--json"]).as_array().unwrap().iter().find(|it| it["role"] == "share").cloned();
+    let device = device.expect("it shares")["devices"][1].clone();
+    let user = format!("user {} (process ", rustix::process::getuid().as_raw());
+    assert!(device["user"].as_str().unwrap_or_default().starts_with(&user), "{device}");
+    assert_eq!(device["mode"], "exclusive");
+    let second = house.run(&["attach", &share.target("disk"), "--via", "nbd"]);
+    assert_eq!(second.code, Some(3), "{second:?}");
+    attach.signal(Signal::INT);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+
+    // Plain USB/IP, as any of its programs would speak it.
+    let mut client = Client::default();
+    client.outlive(Duration::ZERO);
+    let mut plain = client.open_disk(&share.library_target("disk")).unwrap();
+    plain.write(512, vec![7; 512].into()).unwrap();
+    drop(plain);
+    // Sessions unless somebody says otherwise.
+    let mut disk = Client::default().open_disk(&share.library_target("disk")).unwrap();
+    assert_eq!(read(&mut disk, 512, 512), [7; 512]);
+    drop(disk);
+
+    share.process.signal(Signal::INT);
+    assert_eq!(share.process.wait_for_end(PATIENCE), Some(0), "{}", share.process.log());
+    wait_until(PATIENCE, "the path is gone", || !path.exists());
+    let nobody = house.run(&["attach", &share.target("disk"), "--via", "nbd"]);
+    assert_eq!(nobody.code, Some(5), "{nobody:?}");
+    assert!(nobody.stderr.contains("--listen unix:PATH"), "{nobody:?}");
+}
+
+#[test]
+fn who_may_connect_a_mode_says() {
+    if !has("a second user", rustix::process::geteuid().is_root()) {
+        return;
+    }
+    const NOBODY: u32 = 65534;
+    let house = House::new();
+    let (share, path) = share_at_socket(&house, &["zero"]);
+    let list_as_nobody = |at: &str| {
+        let mut command = house.command(&["list", at]);
+        command.uid(NOBODY).gid(NOBODY);
+        finish(command, PATIENCE)
+    };
+    let refused = list_as_nobody(&share.address);
+    assert_eq!(refused.code, Some(5), "{refused:?}");
+    assert!(refused.stderr.contains("it is for others"), "{refused:?}");
+    let busy = house.run(&["share", "zero", "--listen", &share.address]);
+    assert!(busy.stderr.contains("another program listens there"), "{busy:?}");
+    assert!(path.exists(), "it is the other's");
+
+    let open = format!("unix:{}", house.path("open.sock").display());
+    let both = ["share", "zero", "--listen", &open, "--listen", "127.0.0.1:0", "--socket-mode", "666"];
+    let share = Running::start(house.command(&both));
+    share.wait_for_line("listening on unix:");
+    share.wait_for_line("listening on 127.0.0.1:");
+    let listed = list_as_nobody(&open);
+    assert_eq!(listed.code, Some(0), "{listed:?}");
+    let wrong = house.run(&["share", "zero", "--listen", &open, "--socket-mode", "777"]);
+    assert!(wrong.code == Some(2) && wrong.stderr.contains("660 its group too"), "{wrong:?}");
+}
+
+/// Stands before a socket, and cuts.
+struct Cutter(Arc<Mutex<Vec<UnixStream>>>);
+
+impl Cutter {
+    fn before(to: &Path, at: &Path) -> Self {
+        let (listener, open, to) = (UnixListener::bind(at).unwrap(), Arc::<Mutex<Vec<_>>>::default(), to.to_owned());
+        let for_thread = Arc::clone(&open);
+        thread::spawn(move || {
+            for here in listener.incoming().map_while(Result::ok) {
+                let there = UnixStream::connect(&to).unwrap();
+                let clone = |stream: &UnixStream| stream.try_clone().unwrap();
+                for_thread.lock().unwrap().extend([clone(&here), clone(&there)]);
+                let ways = [(clone(&here), clone(&there)), (there, here)];
+                for (mut from, mut into) in ways {
+                    thread::spawn(move || {
+                        let _until_it_is_cut = io::copy(&mut from, &mut into);
+                        let _ = into.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Self(open)
+    }
+
+    /// Says how many ends were cut.
+    fn cut(&self) -> usize {
+        let ends = std::mem::take(&mut *self.0.lock().unwrap());
+        ends.iter().for_each(|end| drop(end.shutdown(Shutdown::Both)));
+        ends.len()
+    }
+}
+
+#[test]
+fn a_session_at_a_socket_outlives_its_links() {
+    let house = House::new();
+    let disk = format!("disk:{}", house.image("cut.img", 1 << 20).display());
+    let (_share, path) = share_at_socket(&house, &[&disk]);
+    let between = house.path("between.sock");
+    let cutter = Cutter::before(&path, &between);
+    let target = format!("unix:{}/disk", between.display()).parse().unwrap();
+    let mut disk = Client::default().open_disk(&target).unwrap();
+    for round in 0..8 {
+        disk.write(round * 4096, vec![round as u8; 4096].into()).unwrap();
+        assert!(cutter.cut() >= 2, "it was in use");
+        assert_eq!(read(&mut disk, round * 4096, 4096), [round as u8; 4096]);
+    }
+}
+
+#[test]
+fn a_daemon_shares_at_a_socket_and_lets_go_of_it() {
+    let house = House::new();
+    let (config, path) = (house.path("farbus.toml"), house.path("daemon.sock"));
+    let with =
+        format!("plain = {{listen=['unix:{}'], socket_mode='660'}}\nshare = [{{what='zero'}}]\n", path.display());
+    fs::write(&config, &with).unwrap();
+    let daemon = Running::start(house.command(&["daemon", "--config", config.to_str().unwrap()]));
+    daemon.wait_for_line("listening on unix:");
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+    let address = format!("unix:{}", path.display());
+    let listed = || house.run(&["list", &address]);
+    assert!(listed().stdout.contains("zero"));
+    fs::write(&config, "plain.listen = []\nshare = [{what='zero'}]\n").unwrap();
+    assert_eq!(house.run(&["daemon", "reload"]).code, Some(0), "{}", daemon.log());
+    assert_eq!(listed().code, Some(5), "nobody listens any more");
+    fs::write(&config, &with).unwrap();
+    assert_eq!(house.run(&["daemon", "reload"]).code, Some(0), "{}", daemon.log());
+    assert!(listed().stdout.contains("zero"), "what was left behind is replaced");
+    let next = house.json(&["daemon", "restart", "--json"])["pid"].as_i64().expect("it says which process goes on");
+    wait_until(PATIENCE, "the next one listens there", || listed().stdout.contains("zero"));
+    kill_process(Pid::from_raw(next as i32).unwrap(), Signal::TERM).unwrap();
+    wait_until(PATIENCE, "the path is gone", || !path.exists());
+}

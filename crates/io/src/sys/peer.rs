@@ -1,0 +1,73 @@
+//! Who is at the other end of a Unix socket.
+
+#![allow(
+    unsafe_code,
+    reason = "rustix's own call takes the process for a number that is never 0, which it is in a container"
+)]
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// `struct ucred` (unix(7)).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Credentials {
+    process: c_int,
+    user: u32,
+    group: u32,
+}
+
+/// asm-generic/socket.h; the architectures that have others are not among ours.
+const SOL_SOCKET: c_int = 1;
+const SO_PEERCRED: c_int = 17;
+
+unsafe extern "C" {
+    fn getsockopt(socket: c_int, level: c_int, name: c_int, value: *mut c_void, bytes: *mut u32) -> c_int;
+}
+
+impl Credentials {
+    /// Of whoever connected this socket, as it was then.
+    ///
+    /// # Errors
+    /// If it is none, or not connected.
+    pub fn of(socket: impl AsFd) -> io::Result<Self> {
+        let mut found = Self::default();
+        let mut bytes = size_of::<Self>() as u32;
+        let value = (&raw mut found).cast();
+        // SAFETY: the kernel writes at most `bytes` bytes to a structure of plain numbers that is so long.
+        let result = unsafe { getsockopt(socket.as_fd().as_raw_fd(), SOL_SOCKET, SO_PEERCRED, value, &raw mut bytes) };
+        match result {
+            0 => Ok(found),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The number of its user here; of one that has none here (user_namespaces(7)) 65534.
+    pub fn user(&self) -> u32 {
+        self.user
+    }
+
+    /// Its process here, if it can be seen from here (pid_namespaces(7)).
+    pub fn process(&self) -> Option<u32> {
+        u32::try_from(self.process).ok().filter(|process| *process > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_who_it_is() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let found = Credentials::of(&ours).unwrap();
+        assert_eq!((found.user(), found.process()), (rustix::process::getuid().as_raw(), Some(std::process::id())));
+        assert_eq!(Credentials { process: 0, ..found }.process(), None, "in another container");
+        let nobody = Credentials::of(UnixDatagram::unbound().unwrap()).map(|found| found.process());
+        assert!(!matches!(nobody, Ok(Some(_))), "nobody connected it: {nobody:?}");
+    }
+}
