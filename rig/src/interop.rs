@@ -59,7 +59,6 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("daemon-cuts", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
     ("daemon-upgrade", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
     ("daemon-exporter-upgrade", DAEMON, Peer("`farbus daemon`, by a rule for real devices")),
-    ("daemon-sleep", DAEMON, Peer("`farbus daemon`, by a rule for real devices")),
     ("nbd-kernel", Peer("Linux `nbd` + `nbd-client`"), Peer("`farbus attach --via nbd` over `farbus share`")),
     ("nbd-boot", Peer("QEMU `nbd` block driver"), Peer("`farbus attach --via nbd` over `farbus share`, paired")),
     ("redir-storage", FARBUS_REDIR, SHARE),

@@ -94,7 +94,7 @@ impl House for Shared {
         Some(self.opened(number, session, &bus_id, open, face).map(|opened| (opened, luggage)))
     }
 
-    fn whose(caller: &Session) -> Owner {
+    fn identity(caller: &Session) -> Owner {
         let credentials = match (&caller.guest, caller.visitor) {
             (Some(guest), _) => {
                 let (name, address) = guest.identity();

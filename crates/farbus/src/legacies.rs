@@ -10,6 +10,10 @@ use farbus_session::snapshot::{self, Reader, Writer};
 
 /// Kind of its snapshots.
 const SNAPSHOT_KIND: u16 = 2;
+/// Kinds of [`Credentials`].
+const HOST: u8 = 0;
+const USER: u8 = 1;
+const ADDRESS: u8 = 2;
 
 /// Whoever has a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,17 +36,10 @@ pub enum Credentials {
         /// Where it came from.
         address: String,
     },
-    /// At a Unix socket, as this user of this machine.
+    /// As a program of this machine, of the user with this number.
     User(u32),
     /// From there, as anybody.
     Address(IpAddr),
-}
-
-/// How credentials are told apart.
-mod by {
-    pub const HOST: u16 = 0;
-    pub const USER: u16 = 1;
-    pub const ADDRESS: u16 = 2;
 }
 
 /// A session that another process began.
@@ -66,17 +63,17 @@ pub fn save(
     to.bytes(owner.peer.as_bytes());
     match &owner.credentials {
         Credentials::Host { fingerprint, name, address } => {
-            to.u16(by::HOST);
+            to.u8(HOST);
             to.raw(fingerprint.as_bytes());
             to.bytes(name.as_bytes());
             to.bytes(address.as_bytes());
         }
         Credentials::User(user) => {
-            to.u16(by::USER);
+            to.u8(USER);
             to.u32(*user);
         }
         Credentials::Address(address) => {
-            to.u16(by::ADDRESS);
+            to.u8(ADDRESS);
             to.bytes(address.to_string().as_bytes());
         }
     }
@@ -91,19 +88,19 @@ pub fn save(
 pub fn restore(now: Instant, bytes: &[u8]) -> Result<Legacy, Reject> {
     let mut from = snapshot::open(bytes, SNAPSHOT_KIND)?;
     let peer = text(&mut from, "peer")?;
-    let credentials = match from.u16("credentials")? {
-        by::HOST => {
+    let credentials = match from.u8("credentials")? {
+        HOST => {
             let key: [u8; 32] = from.take(32, "key")?.try_into().expect("32 bytes");
             let fingerprint = Fingerprint::from_bytes(key);
             Credentials::Host { fingerprint, name: text(&mut from, "name")?, address: text(&mut from, "address")? }
         }
-        by::USER => Credentials::User(from.u32("user")?),
-        by::ADDRESS => {
+        USER => Credentials::User(from.u32("user")?),
+        ADDRESS => {
             let address = text(&mut from, "address")?;
             let wrong = Reject::new("address", address.len() as u64, "it is one");
             Credentials::Address(address.parse().map_err(|_| wrong)?)
         }
-        other => return Err(Reject::new("credentials", other.into(), "nobody is let in so")),
+        other => return Err(Reject::new("credentials", other.into(), "a host, a user or an address")),
     };
     let (session, left) = ExporterSession::restore(now, LaneLimits::DEFAULT, &mut from)?;
     from.end("snapshot")?;

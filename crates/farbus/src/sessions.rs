@@ -189,7 +189,7 @@ pub trait House: Send + Sync + 'static {
     ) -> Option<Result<(Opened, Vec<u8>), End>>;
 
     /// Whose a session is, for another process.
-    fn whose(caller: &Self::Caller) -> Owner;
+    fn identity(caller: &Self::Caller) -> Owner;
 
     /// The name in the lists of a device that was opened by this one.
     fn name_of(&self, opened_as: &str) -> String;
@@ -307,7 +307,7 @@ impl Sessions {
     /// If the system has no more descriptors.
     pub fn go_on<H: House>(&self, house: &Arc<H>, pending: Pending<H>) -> io::Result<()> {
         let Pending { caller, inbox, session, left } = pending;
-        let (id, peer) = (session.id(), H::whose(&caller).peer);
+        let (id, peer) = (session.id(), H::identity(&caller).peer);
         let served = Engine::new(house, session, None, &caller, peer, &inbox).and_then(|mut engine| {
             engine.take_up(left)?;
             engine.run();
@@ -367,11 +367,11 @@ impl<'a, H: House> Engine<'a, H> {
         peer: String,
         inbox: &'a Inbox,
     ) -> io::Result<Self> {
+        let clock = house.clock();
         let mut cable = Cable::new()?;
         if let Some(link) = link {
             cable.put(link)?;
         }
-        let clock = house.clock();
         let mut engine = Self { house, session, cable, caller, peer, tenants: BTreeMap::new(), inbox, clock };
         engine.watch_all()?;
         Ok(engine)
@@ -453,7 +453,7 @@ impl<'a, H: House> Engine<'a, H> {
 
     /// Another process is to go on: nothing more is heard, what devices do is ended, and the rest is written down.
     fn part(&mut self, asker: Asker<Vec<u8>>) -> io::Result<Option<Last>> {
-        let (house, owner) = (self.house, H::whose(self.caller));
+        let (house, owner) = (self.house, H::identity(self.caller));
         let verdict = match self.come_to_rest()? {
             // Whoever asked hears nothing, and gives up.
             false => Verdict::Stay,

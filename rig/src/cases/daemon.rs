@@ -29,11 +29,6 @@ pub(super) const CASES: &[Case] = &[
         purpose: "the exporter's daemon is restarted in mid-write and mid-read: neither the importer's kernel nor the stick notices",
         run: exporter_upgrade,
     },
-    Case {
-        name: "daemon-sleep",
-        purpose: "a machine suspends once `farbus daemon sleep` has let go of what vhci would not sleep with, and has it again after",
-        run: sleep,
-    },
 ];
 
 fn paired(lab: &Lab) -> Result<String> {
@@ -77,12 +72,6 @@ fn exporter_upgrade(lab: &Lab) -> Result<String> {
         concat!(include_str!("../../guest/daemon-plain.sh"), include_str!("../../guest/daemon-exporter-upgrade.sh"));
     let (note, image) = play_times(lab, script)?;
     disk::fsck(&image)?;
-    Ok(note)
-}
-
-fn sleep(lab: &Lab) -> Result<String> {
-    let script = concat!(include_str!("../../guest/daemon-plain.sh"), include_str!("../../guest/daemon-sleep.sh"));
-    let (note, _) = play_times(lab, script)?;
     Ok(note)
 }
 
