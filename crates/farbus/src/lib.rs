@@ -33,6 +33,7 @@ pub mod failure;
 mod greeting;
 mod guest;
 mod known_host;
+pub mod latency;
 pub mod linked;
 pub mod listed;
 pub mod listening;

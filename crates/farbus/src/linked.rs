@@ -198,6 +198,9 @@ impl<A: Attached> Linked<A> {
         self.take_new_link(done);
         self.receive(done);
         self.send(done);
+        if let Some(timed) = self.remote.poll_timed() {
+            self.standing.note_timed(timed);
+        }
         if let Some(heir) = self.standing.heir().filter(|_| self.end().is_none() && !self.is_bequeathed) {
             self.hand_over_to(heir, done);
         }

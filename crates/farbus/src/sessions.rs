@@ -460,13 +460,17 @@ impl<H: House> Services for Opening<'_, H> {
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
         let Opened { face, tenant, lease } = self.house.open(self.caller, self.peer, open)?;
         self.tenants.insert(number, tenant);
+        let clock = self.house.clock();
+        let clock = Box::new(move || clock.now());
         let served: Box<dyn Served> = match face {
             Face::Usb { record, device, give_back, pass_on } => {
                 let limits = self.house.limits();
-                Box::new(ServedUsb::new(number, device, record, limits, give_back).inheritable(pass_on))
+                let usb = ServedUsb::new(number, device, record, limits, give_back);
+                Box::new(usb.inheritable(pass_on).timed_by(clock))
             }
             Face::Block { device, durability, give_back, pass_on } => {
-                Box::new(ServedBlock::new(number, device, durability, give_back).inheritable(pass_on))
+                let block = ServedBlock::new(number, device, durability, give_back);
+                Box::new(block.inheritable(pass_on).timed_by(clock))
             }
             Face::Observer { seat, readiness, hush, description, leave } => {
                 Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave))

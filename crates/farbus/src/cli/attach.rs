@@ -584,6 +584,7 @@ impl Shown {
             used_s: state.since.map(|since| since.elapsed().as_secs_f64()).unwrap_or_default(),
             mode: state.mode.map(DiskMode::as_str),
             link_lost_s: None,
+            latency: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
         let device = device.with_standing(state.standing.as_ref());

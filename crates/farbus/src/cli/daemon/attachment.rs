@@ -193,6 +193,7 @@ impl Kept {
             reason: self.spec.reason.clone(),
             mode: state.mode.map(DiskMode::as_str),
             link_lost_s: None,
+            latency: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
         let status = status.with_standing(state.standing.as_ref());
