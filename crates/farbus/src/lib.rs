@@ -42,6 +42,7 @@ pub mod nbd;
 mod nearby;
 pub mod neighbours;
 pub mod opened_disk;
+pub mod over;
 pub mod pairing;
 pub mod parting;
 pub mod place;

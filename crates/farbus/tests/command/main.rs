@@ -21,6 +21,7 @@ mod nbd;
 mod network;
 mod observe;
 mod owner;
+mod quic;
 mod redir;
 mod restart;
 mod rights;

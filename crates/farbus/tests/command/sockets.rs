@@ -78,6 +78,11 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
     let mut plain = client.open_disk(&share.library_target("disk")).unwrap();
     plain.write(512, vec![7; 512].into()).unwrap();
     drop(plain);
+    let is_free = || {
+        let status = house.json(&["status", "--json"]);
+        status[0]["devices"][1]["state"] == "available"
+    };
+    wait_until(PATIENCE, "the claim", is_free);
     // Sessions unless somebody says otherwise.
     let mut disk = Client::default().open_disk(&share.library_target("disk")).unwrap();
     assert_eq!(read(&mut disk, 512, 512), [7; 512]);

@@ -118,6 +118,7 @@ impl Kept {
     fn new(spec: Attach, hands: &Hands) -> std::io::Result<Self> {
         // Whoever waits for one host does not keep the others waiting.
         let mut client = Client::through(hands.apart()?);
+        client.travel(spec.over);
         if let Some(grace) = spec.grace {
             client.outlive(grace);
         }
