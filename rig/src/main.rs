@@ -34,6 +34,9 @@ enum Command {
         /// Where consoles and outputs go [default: rig/logs in the cargo target folder].
         #[arg(long)]
         log_dir: Option<PathBuf>,
+        /// Cases at a time, of those that do not want the processors to themselves [default: as many as there are processors, 4 at most].
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+        jobs: Option<u32>,
         /// Do not count a skipped case against the run.
         #[arg(long)]
         allow_skip: bool,
@@ -59,8 +62,9 @@ fn main() -> ExitCode {
             }
             Ok(true)
         }
-        Command::Run { names, farbus, times, step, log_dir, allow_skip } => {
-            try_cases(&names, farbus, times, step, log_dir, allow_skip)
+        Command::Run { names, farbus, times, step, log_dir, jobs, allow_skip } => {
+            let workshop = || Workshop::open(farbus, log_dir, times, step);
+            try_cases(&names, workshop, jobs.map_or_else(processors, |jobs| jobs as usize), allow_skip)
         }
         Command::Peer { what } => {
             peers::crate_server::serve(&what).map(|()| true).map_err(Error::io(format!("serve a {what}")))
@@ -79,18 +83,21 @@ fn main() -> ExitCode {
 
 fn try_cases(
     names: &[String],
-    farbus: Option<PathBuf>,
-    times: u32,
-    step: Vec<String>,
-    log_dir: Option<PathBuf>,
+    workshop: impl FnOnce() -> Result<Workshop>,
+    jobs: usize,
     allow_skip: bool,
 ) -> Result<bool> {
     let chosen = run::select(names)?;
-    let workshop = Workshop::open(farbus, log_dir, times, step)?;
-    let score = run::run(&workshop, &chosen);
+    let workshop = workshop()?;
+    let score = run::run(&workshop, &chosen, jobs);
     println!("logs: {}", workshop.logs().display());
     println!("{score}");
     Ok(score.is_good(allow_skip))
+}
+
+/// A case keeps one processor busy. More than four at a time would wait for the disk.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, |count| count.get().min(4))
 }
 
 fn write_tables(document: &Path) -> Result<()> {

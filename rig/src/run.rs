@@ -1,10 +1,11 @@
-//! Runs cases one after the other and keeps the score.
+//! Runs cases, several at a time where that does not matter to them, and keeps the score.
 
 use crate::cases::{self, Case};
 use crate::lab::Workshop;
 use crate::record::Record;
 use crate::{Error, Result};
-use std::io::Write as _;
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// How a run ended.
@@ -43,41 +44,57 @@ pub fn select(names: &[String]) -> Result<Vec<&'static Case>> {
     Ok(cases::all().filter(|case| names.is_empty() || names.iter().any(|name| fits(case, name))).collect())
 }
 
-/// Runs the cases in order, one line each as it ends.
-pub fn run(workshop: &Workshop, cases: &[&Case]) -> Score {
-    let mut score = Score::default();
-    for case in cases {
-        print!("{:<24} ", case.name);
-        // The name stands there while the case runs; without a terminal nobody misses it.
-        let _ = std::io::stdout().flush();
-        let start = Instant::now();
-        let lab = workshop.lab(case.name);
-        let outcome = (case.run)(&lab);
-        let seconds = start.elapsed().as_secs_f64();
-        let record = match &outcome {
-            Ok(note) => Record::passed(case.name, note, &lab.met()),
-            Err(Error::Skip(_)) => Record::skipped(case.name),
-            Err(_) => Record::failed(case.name),
-        };
-        if let Err(error) = record.write(workshop.records()) {
-            eprintln!("rig: no record of {}: {error}", case.name);
+/// Runs the cases, one line each as it ends: up to `jobs` at a time, and then, one by one, those that want the processors to themselves.
+pub fn run(workshop: &Workshop, cases: &[&'static Case], jobs: usize) -> Score {
+    let (alone, together): (VecDeque<_>, VecDeque<_>) =
+        cases.iter().copied().partition(|case| jobs == 1 || cases::runs_alone(case));
+    let score = Mutex::new(Score::default());
+    let waiting = Mutex::new(together);
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while let Some(case) = next() {
+                    try_case(workshop, case, &score);
+                }
+            });
         }
-        match outcome {
-            Ok(note) => {
-                score.passed += 1;
-                println!("ok      {seconds:6.1} s  {note}");
-            }
-            Err(Error::Skip(why)) => {
-                score.skipped += 1;
-                println!("SKIPPED {seconds:6.1} s  {why}");
-            }
-            Err(error) => {
-                score.failed += 1;
-                println!("FAILED  {seconds:6.1} s  {}", error.to_string().replace('\n', "\n    "));
-            }
-        }
+    });
+    for case in alone {
+        try_case(workshop, case, &score);
     }
-    score
+    score.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn try_case(workshop: &Workshop, case: &Case, score: &Mutex<Score>) {
+    let start = Instant::now();
+    let lab = workshop.lab(case.name);
+    let outcome = (case.run)(&lab);
+    let seconds = start.elapsed().as_secs_f64();
+    let record = match &outcome {
+        Ok(note) => Record::passed(case.name, note, &lab.met()),
+        Err(Error::Skip(_)) => Record::skipped(case.name),
+        Err(_) => Record::failed(case.name),
+    };
+    if let Err(error) = record.write(workshop.records()) {
+        eprintln!("rig: no record of {}: {error}", case.name);
+    }
+    let mut score = score.lock().unwrap_or_else(PoisonError::into_inner);
+    let (verdict, note) = match outcome {
+        Ok(note) => {
+            score.passed += 1;
+            ("ok", note)
+        }
+        Err(Error::Skip(why)) => {
+            score.skipped += 1;
+            ("SKIPPED", why)
+        }
+        Err(error) => {
+            score.failed += 1;
+            ("FAILED", error.to_string().replace('\n', "\n    "))
+        }
+    };
+    println!("{:<24} {verdict:<7} {seconds:6.1} s  {note}", case.name);
 }
 
 #[cfg(test)]
@@ -97,6 +114,15 @@ mod tests {
     fn case_names_are_unique() {
         let names: std::collections::BTreeSet<_> = cases::all().map(|case| case.name).collect();
         assert_eq!(names.len(), cases::all().count());
+    }
+
+    #[test]
+    fn whoever_runs_alone_is_there() {
+        for start in cases::ALONE {
+            assert!(cases::all().any(|case| case.name.starts_with(start)), "no case begins with {start}");
+        }
+        assert!(cases::runs_alone(select(&["pair-xhci".into()]).unwrap()[0]));
+        assert!(!cases::runs_alone(select(&["smoke".into()]).unwrap()[0]));
     }
 
     #[test]

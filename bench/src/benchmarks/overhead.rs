@@ -188,22 +188,24 @@ impl<D, A: Attached<Done = Completions<D>>> Wire<A> {
                 self.importer.send(message);
             }
             let mut is_quiet = true;
-            while self.importer.has_transmit() {
-                let out: Vec<u8> = self.importer.poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
-                self.importer.handle_transmitted(out.len());
+            while self.importer.lane_mut().has_transmit() {
+                let out: Vec<u8> =
+                    self.importer.lane_mut().poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
+                self.importer.lane_mut().handle_transmitted(out.len());
                 self.bytes += out.len() as u64;
                 is_quiet = false;
-                self.exporter.receive_space()[..out.len()].copy_from_slice(&out);
-                self.exporter.handle_received(out.len());
-                self.exporter.advance(self.now, &mut Shelf)?;
+                self.exporter.lane_mut().receive_space()[..out.len()].copy_from_slice(&out);
+                self.exporter.lane_mut().handle_received(out.len());
+                while self.exporter.advance(self.now, &mut Shelf)? {}
             }
-            while self.exporter.has_transmit() {
-                let back: Vec<u8> = self.exporter.poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
-                self.exporter.handle_transmitted(back.len());
+            while self.exporter.lane_mut().has_transmit() {
+                let back: Vec<u8> =
+                    self.exporter.lane_mut().poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
+                self.exporter.lane_mut().handle_transmitted(back.len());
                 self.bytes += back.len() as u64;
                 is_quiet = false;
-                self.importer.receive_space()[..back.len()].copy_from_slice(&back);
-                self.importer.handle_received(back.len());
+                self.importer.lane_mut().receive_space()[..back.len()].copy_from_slice(&back);
+                self.importer.lane_mut().handle_received(back.len());
                 while let Some(arrived) = self.importer.poll_arrived()? {
                     self.remote.handle_arrived(self.now, arrived, &mut self.done)?;
                 }

@@ -8,11 +8,11 @@ use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Interest, wait};
+use farbus_io::link::Clock;
 use farbus_session::native::hello::SessionId;
 use farbus_session::native::{ExporterSession, LaneLimits, Services};
-use std::os::fd::AsFd;
 
+use crate::cable::Cable;
 use crate::engine::span_until;
 use crate::greeting;
 use crate::linked::Dial;
@@ -30,8 +30,6 @@ pub use farbus_session::{DeviceRecord, Registry};
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long the importer may take to connect.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
-/// Receives in a row before devices have their turn, as in the product's sessions.
-const RECEIVES_MAX: usize = 16;
 
 /// A link over a connection that somebody accepted.
 ///
@@ -62,7 +60,7 @@ pub fn serve(link: &Link, services: &mut impl Services) -> io::Result<()> {
         Err(refusal) => return greeting::welcome(link, &refusal, GREETING_TIME_MAX),
     };
     greeting::welcome(link, &welcome, GREETING_TIME_MAX)?;
-    let served = serve_session(link, clock, &mut session, services);
+    let served = serve_session(link.try_clone()?, clock, &mut session, services);
     session.finish(clock.now());
     served
 }
@@ -74,59 +72,40 @@ fn random() -> [u8; 16] {
 }
 
 fn serve_session(
-    link: &Link,
+    link: Link,
     clock: Clock,
     session: &mut ExporterSession,
     services: &mut impl Services,
 ) -> io::Result<()> {
+    let mut cable = Cable::new()?;
+    cable.put(link)?;
+    let mut attachments = 0;
     loop {
-        if !receive(link, clock, session, services)? {
-            return Ok(());
-        }
-        session.handle_ready(clock.now());
-        let is_blocked = !flush(link, clock, session)?;
-        if session.is_ended() {
-            return Ok(());
-        }
-        let span = match link.has_received() {
-            true => Some(Duration::ZERO),
-            false => session.poll_timeout().map(|at| span_until(at, clock.now())),
-        };
-        wait(&mut [Interest::new(link.as_fd(), is_blocked)], span)?;
-    }
-}
-
-/// Whether the importer is still there.
-fn receive(link: &Link, clock: Clock, session: &mut ExporterSession, services: &mut impl Services) -> io::Result<bool> {
-    for _ in 0..RECEIVES_MAX {
-        let space = session.receive_space();
-        let room = space.len();
-        match link.try_receive(space)? {
-            None => break,
-            Some(0) => return Ok(false),
-            Some(count) => {
-                session.handle_received(count);
-                let advanced = session.advance(clock.now(), services);
-                advanced.map_err(|reject| io::Error::new(io::ErrorKind::InvalidData, reject))?;
-                if count < room {
-                    break;
+        match cable.receive(session.lane_mut())? {
+            None => {}
+            Some(0) => return Ok(()),
+            Some(_) => {
+                let wrong = |reject| io::Error::new(io::ErrorKind::InvalidData, reject);
+                while session.advance(clock.now(), services).map_err(wrong)? {
+                    if !cable.is_blocked() {
+                        cable.send(session.lane_mut(), clock)?;
+                    }
                 }
             }
         }
-    }
-    Ok(true)
-}
-
-/// Whether everything is out.
-fn flush(link: &Link, clock: Clock, session: &mut ExporterSession) -> io::Result<bool> {
-    while session.has_transmit() {
-        let sent = link.try_send(&session.poll_transmit(clock.now()))?;
-        match sent {
-            Some(count) => session.handle_transmitted(count),
-            None => return Ok(false),
+        session.handle_ready(clock.now());
+        if std::mem::replace(&mut attachments, session.attachments()) != session.attachments() {
+            cable.watch_anew()?;
+            session.readiness().try_for_each(|readiness| cable.watch_device(readiness))?;
         }
+        cable.send(session.lane_mut(), clock)?;
+        if session.is_ended() {
+            return Ok(());
+        }
+        let span = session.poll_timeout().map(|at| span_until(at, clock.now()));
+        let only_talk = session.only_talks();
+        cable.wait(session.lane_mut(), span, only_talk)?;
     }
-    link.try_flush()
 }
 
 #[cfg(test)]

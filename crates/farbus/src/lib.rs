@@ -21,6 +21,7 @@ mod attachments;
 pub mod bare;
 pub mod block;
 pub mod broker;
+mod cable;
 pub mod cli;
 pub mod client;
 pub mod control;

@@ -4,14 +4,13 @@
 //! [`Linked::turn`]. New links are made by a thread beside it, because names and handshakes take their time.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Gathering, Link, Wake};
+use farbus_io::link::{Clock, Link, Wake};
 use farbus_model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, Command, CommandError, Completions, Descriptors, Device,
     InFlight, Instant, Readiness, Selection, Speed, UrbId,
@@ -22,6 +21,7 @@ use farbus_session::native::{Attached, ImporterSession, LaneLimits, Movable, Pro
 use farbus_session::snapshot::{Reader, Writer};
 use tracing::{info, warn};
 
+use crate::cable::Cable;
 use crate::engine::span_until;
 use crate::greeting;
 use crate::standing::Standing;
@@ -34,8 +34,6 @@ const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long a device may take to be given back when its user here is done.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
-/// Receives in a row before others have their turn.
-const RECEIVES_MAX: usize = 16;
 
 /// How far back a session may have lost its link before another process went on with it.
 const PAST_MAX: Duration = Duration::from_secs(600);
@@ -47,11 +45,8 @@ pub type Dial = Box<dyn FnMut() -> io::Result<Link> + Send>;
 pub struct Linked<A: Attached> {
     session: ImporterSession,
     remote: A,
-    link: Option<Link>,
-    /// Whether the link takes no more for now.
-    is_blocked: bool,
+    cable: Cable,
     dialer: Dialer,
-    all: Gathering,
     readiness: Readiness,
     clock: Clock,
     host: String,
@@ -82,21 +77,18 @@ impl<A: Attached> Linked<A> {
             Progress::Linked => {}
             other => return Err(wrong(format!("it begins no session: {other:?}"))),
         }
-        let all = Gathering::new()?;
         let dialer = Dialer::start(dial)?;
-        all.watch(link.as_fd(), false)?;
-        all.watch(dialer.wake.as_fd(), false)?;
-        let readiness = all.readiness();
-        let link = Some(link);
+        let mut cable = Cable::new()?;
+        cable.put(link)?;
+        cable.watch(&*dialer.wake)?;
+        let readiness = cable.readiness();
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let standing = Standing::waking(Arc::clone(&dialer.wake));
         let mut linked = Self {
             session,
             remote,
-            link,
-            is_blocked: false,
+            cable,
             dialer,
-            all,
             readiness,
             clock,
             host,
@@ -148,7 +140,7 @@ impl<A: Attached> Linked<A> {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn link(&self) -> io::Result<Option<Link>> {
-        self.link.as_ref().map(Link::try_clone).transpose()
+        self.cable.link().map(Link::try_clone).transpose()
     }
 
     /// What ends it, from any thread.
@@ -169,13 +161,15 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// Waits until something may have happened, `until` then at most.
+    /// Sends what waits, and waits until something may have happened, `until` then at most; [`Linked::turn`] comes next.
     ///
     /// # Errors
     /// What the system says.
-    pub fn wait(&self, until: Option<Instant>) -> io::Result<()> {
-        let at = [until, self.poll_timeout()].into_iter().flatten().min();
-        self.all.wait(at.map(|at| span_until(at, self.clock.now())))
+    pub fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
+        self.send();
+        let at = [until, self.session.poll_timeout()].into_iter().flatten().min();
+        let span = at.map(|at| span_until(at, self.clock.now()));
+        self.cable.wait(self.session.lane_mut(), span, true)
     }
 
     /// When [`Linked::turn`] wants to be called, whatever else happens.
@@ -184,8 +178,7 @@ impl<A: Attached> Linked<A> {
             return None;
         }
         // What an encrypted link has decrypted already makes no socket readable.
-        let has_received = self.link.as_ref().is_some_and(Link::has_received);
-        if has_received { Some(Instant::ZERO) } else { self.session.poll_timeout() }
+        if self.cable.has_received() { Some(Instant::ZERO) } else { self.session.poll_timeout() }
     }
 
     /// What to wait on.
@@ -197,7 +190,7 @@ impl<A: Attached> Linked<A> {
     pub fn turn(&mut self, done: &mut A::Done) {
         self.take_new_link(done);
         self.receive(done);
-        self.send(done);
+        self.send();
         if let Some(timed) = self.remote.poll_timed() {
             self.standing.note_timed(timed);
         }
@@ -224,7 +217,7 @@ impl<A: Attached> Linked<A> {
         if self.is_bequeathed {
             self.remote.bequeath(heir);
         }
-        self.send(done);
+        self.send();
     }
 
     /// Writes it down, for another process to go on with. This one may go on all the same, if the other does not.
@@ -247,31 +240,17 @@ impl<A: Attached> Linked<A> {
         let wrong = |reject: farbus_session::Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let clock = Clock::started_ago(PAST_MAX);
         let host = String::from_utf8_lossy(from.bytes("host").map_err(wrong)?).into_owned();
-        let all = Gathering::new()?;
         let dialer = Dialer::start(dial)?;
-        all.watch(dialer.wake.as_fd(), false)?;
-        let readiness = all.readiness();
+        let cable = Cable::new()?;
+        cable.watch(&*dialer.wake)?;
+        let readiness = cable.readiness();
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let restored = ImporterSession::restore(clock.now(), LaneLimits::DEFAULT, from).map_err(wrong)?;
         let (session, remote) = restored;
-        let (link, is_blocked, relinks, is_bequeathed) = (None, false, 0, false);
+        let (relinks, is_bequeathed) = (0, false);
         let standing = Standing::waking(Arc::clone(&dialer.wake));
         standing.note_link(false);
-        Ok(Self {
-            session,
-            remote,
-            link,
-            is_blocked,
-            dialer,
-            all,
-            readiness,
-            clock,
-            host,
-            relinks,
-            quitter,
-            standing,
-            is_bequeathed,
-        })
+        Ok(Self { session, remote, cable, dialer, readiness, clock, host, relinks, quitter, standing, is_bequeathed })
     }
 
     /// The other process has let go: a link is tried for, unless there is one.
@@ -320,21 +299,16 @@ impl<A: Attached> Linked<A> {
 
     fn use_link(&mut self, link: Link) {
         self.relinks += 1;
-        if let Err(error) = self.all.watch(link.as_fd(), false) {
+        if let Err(error) = self.cable.put(link) {
             return self.lose(&error.to_string());
         }
         info!(host = self.host, "linked again");
-        self.link = Some(link);
         self.standing.note_link(true);
     }
 
     fn lose(&mut self, why: &str) {
         let was_linked = self.session.is_linked();
-        if let Some(link) = self.link.take() {
-            self.all.forget(link.as_fd());
-            link.shut_down();
-        }
-        self.is_blocked = false;
+        self.cable.cut();
         self.session.handle_lost(self.clock.now());
         if self.end().is_none() && was_linked {
             warn!(host = self.host, why, "the link was lost; the device waits for another");
@@ -344,26 +318,16 @@ impl<A: Attached> Linked<A> {
     }
 
     fn receive(&mut self, done: &mut A::Done) {
-        for _ in 0..RECEIVES_MAX {
-            let Some(link) = &self.link else { return };
-            let space = self.session.receive_space();
-            let room = space.len();
-            match link.try_receive(space) {
-                Ok(None) => return,
-                Ok(Some(0)) => return self.lose("its exporter closed it"),
-                Ok(Some(count)) => {
-                    self.session.handle_received(count);
-                    if let Err(reject) = self.take_in(done) {
-                        warn!(host = self.host, %reject, "the exporter does not speak our protocol as it should");
-                        return self.remote.handle_over(Cause::Device, &reject.to_string(), done);
-                    }
-                    if count < room {
-                        // It had no more just now: to ask again would only cost.
-                        return;
-                    }
+        match self.cable.receive(self.session.lane_mut()) {
+            Ok(None) => {}
+            Ok(Some(0)) => self.lose("its exporter closed it"),
+            Ok(Some(_)) => {
+                if let Err(reject) = self.take_in(done) {
+                    warn!(host = self.host, %reject, "the exporter does not speak our protocol as it should");
+                    self.remote.handle_over(Cause::Device, &reject.to_string(), done);
                 }
-                Err(error) => return self.lose(&error.to_string()),
             }
+            Err(error) => self.lose(&error.to_string()),
         }
     }
 
@@ -374,31 +338,12 @@ impl<A: Attached> Linked<A> {
         Ok(())
     }
 
-    fn send(&mut self, _done: &mut A::Done) {
+    /// Sends what waits, as far as the link takes it.
+    pub fn send(&mut self) {
         while let Some(message) = self.remote.poll_message() {
             self.session.send(message);
         }
-        while let Some(link) = self.link.as_ref().filter(|_| self.session.has_transmit()) {
-            let now = self.clock.now();
-            let sent = link.try_send(&self.session.poll_transmit(now));
-            match sent {
-                Ok(Some(count)) => self.session.handle_transmitted(count),
-                Ok(None) => return self.set_blocked(true),
-                Err(error) => return self.lose(&error.to_string()),
-            }
-        }
-        match self.link.as_ref().map(Link::try_flush) {
-            Some(Ok(is_out)) => self.set_blocked(!is_out),
-            Some(Err(error)) => self.lose(&error.to_string()),
-            None => {}
-        }
-    }
-
-    fn set_blocked(&mut self, is_blocked: bool) {
-        if std::mem::replace(&mut self.is_blocked, is_blocked) != is_blocked
-            && let Some(link) = &self.link
-            && let Err(error) = self.all.watch(link.as_fd(), is_blocked)
-        {
+        if let Err(error) = self.cable.send(self.session.lane_mut(), self.clock) {
             self.lose(&error.to_string());
         }
     }
@@ -417,8 +362,8 @@ impl<A: Attached> Linked<A> {
             }
         }
         self.session.goodbye();
-        self.send(done);
-        if let Some(link) = &self.link {
+        self.send();
+        if let Some(link) = self.cable.link() {
             link.finish_sending();
         }
     }
@@ -528,8 +473,8 @@ impl Device for Linked<RemoteUsb> {
         self.turn(done);
     }
 
-    fn end_turn(&mut self, _now: Instant, done: &mut Completions) {
-        self.send(done);
+    fn end_turn(&mut self, _now: Instant, _done: &mut Completions) {
+        self.send();
     }
 
     fn readiness(&self) -> Option<&Readiness> {
@@ -559,8 +504,8 @@ impl BlockDevice for Linked<RemoteBlock> {
         self.remote.submit(now, request, done);
     }
 
-    fn end_turn(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
-        self.send(done);
+    fn end_turn(&mut self, _now: Instant, _done: &mut Completions<BlockDone>) {
+        self.send();
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

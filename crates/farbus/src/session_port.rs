@@ -97,19 +97,16 @@ impl Port for SessionPort {
             if let Some(done) = done.pop() {
                 return Ok(Some(done));
             }
-            linked.turn(done);
-            if !done.is_empty() {
-                continue;
-            }
             if let Some(end) = linked.end() {
                 return Err(PortError::World(end.message.clone()));
             }
             if linked.remote().in_flight() == 0 && until.is_none() {
-                return Err(PortError::Idle);
+                linked.turn(done);
+                return if done.is_empty() { Err(PortError::Idle) } else { Ok(done.pop()) };
             }
             linked.wait(until).map_err(|error| PortError::World(error.to_string()))?;
+            linked.turn(done);
             if until.is_some_and(|until| linked.clock().now() >= until) {
-                linked.turn(done);
                 return Ok(done.pop());
             }
         }

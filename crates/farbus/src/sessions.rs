@@ -5,11 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Gathering, Link, Wake};
+use farbus_io::link::{Clock, Link, Wake};
 use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{End, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
@@ -17,9 +16,10 @@ use farbus_session::native::{
     ExporterSession, LaneLimits, Served, ServedBlock, ServedObserver, ServedUsb, Services, exporter,
 };
 use farbus_session::observe::Seat;
-use farbus_session::{DeviceRecord, Ending};
+use farbus_session::{DeviceRecord, Ending, Reject};
 use tracing::{debug, info, warn};
 
+use crate::cable::Cable;
 use crate::crowd::Visitor;
 use crate::engine::{Mailbox, span_until};
 use crate::greeting;
@@ -28,8 +28,6 @@ use crate::greeting;
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 /// The longest that a session outlives its link: what people call a short absence. An importer may ask for less.
 pub const GRACE_MAX: Duration = Duration::from_secs(120);
-/// Receives in a row before others have their turn.
-const RECEIVES_MAX: usize = 16;
 
 /// What a session is for those who may end it or ask something of it.
 pub trait Tenant: Send + Sync {
@@ -200,14 +198,11 @@ impl Sessions {
 struct Engine<'a, H: House> {
     house: &'a Arc<H>,
     session: ExporterSession,
-    link: Option<Link>,
-    /// Whether the link takes no more for now.
-    is_blocked: bool,
+    cable: Cable,
     caller: &'a Arc<H::Caller>,
     peer: String,
     tenants: BTreeMap<u16, Arc<dyn Tenant>>,
     inbox: &'a Inbox,
-    all: Gathering,
     clock: Clock,
 }
 
@@ -230,10 +225,9 @@ impl<'a, H: House> Engine<'a, H> {
         inbox: &'a Inbox,
     ) -> io::Result<Self> {
         let (peer, clock) = (link.peer().to_owned(), house.clock());
-        let all = Gathering::new()?;
-        let tenants = BTreeMap::new();
-        let link = Some(link);
-        let engine = Self { house, session, link, is_blocked: false, caller, peer, tenants, inbox, all, clock };
+        let mut cable = Cable::new()?;
+        cable.put(link)?;
+        let mut engine = Self { house, session, cable, caller, peer, tenants: BTreeMap::new(), inbox, clock };
         engine.watch_all()?;
         Ok(engine)
     }
@@ -263,9 +257,7 @@ impl<'a, H: House> Engine<'a, H> {
             Last::Ended | Last::CutOff => debug!(peer = self.peer, "the session ended"),
         }
         self.session.finish(now);
-        if let Some(link) = &self.link {
-            link.shut_down();
-        }
+        self.cable.cut();
     }
 
     /// Does what can be done, sends what can be sent, waits for what comes next.
@@ -288,7 +280,6 @@ impl<'a, H: House> Engine<'a, H> {
         if self.session.attachments() != before || self.tenants.len() != before {
             let session = &self.session;
             self.tenants.retain(|&number, _| session.is_attached(number));
-            self.all = Gathering::new()?;
             self.watch_all()?;
         }
         self.flush();
@@ -299,27 +290,19 @@ impl<'a, H: House> Engine<'a, H> {
         if self.session.is_over(now) {
             return Ok(Some(Last::Over));
         }
-        let has_received = self.link.as_ref().is_some_and(Link::has_received);
-        let span = match has_received {
-            true => Some(Duration::ZERO),
-            false => self.session.poll_timeout().map(|at| span_until(at, self.clock.now())),
-        };
-        self.all.wait(span).map(|()| None)
+        let span = self.session.poll_timeout().map(|at| span_until(at, now));
+        let only_talk = self.session.only_talks();
+        self.cable.wait(self.session.lane_mut(), span, only_talk).map(|()| None)
     }
 
-    fn watch_all(&self) -> io::Result<()> {
-        self.all.watch(self.inbox.wake.as_fd(), false)?;
-        self.all.watch(self.caller.mailbox().as_fd(), false)?;
+    fn watch_all(&mut self) -> io::Result<()> {
+        self.cable.watch_anew()?;
+        self.cable.watch(&self.inbox.wake)?;
+        self.cable.watch(self.caller.mailbox())?;
         for tenant in self.tenants.values() {
-            self.all.watch(tenant.mailbox().as_fd(), false)?;
+            self.cable.watch(tenant.mailbox())?;
         }
-        for readiness in self.session.readiness() {
-            self.all.watch_device(readiness)?;
-        }
-        match &self.link {
-            Some(link) => self.all.watch(link.as_fd(), self.is_blocked),
-            None => Ok(()),
-        }
+        self.session.readiness().try_for_each(|readiness| self.cable.watch_device(readiness))
     }
 
     /// Links that were handed over: the latest is ours.
@@ -330,14 +313,11 @@ impl<'a, H: House> Engine<'a, H> {
             let welcome = self.session.resume(&hello);
             if welcome.outcome == Outcome::Resumed {
                 // The old one, if it was not known to be lost, is.
-                self.drop_link();
+                self.cable.cut();
                 info!(peer = self.peer, link = hello.standing.link, "the session goes on over a new link");
             }
             match greeting::welcome(&link, &welcome, GREETING_TIME_MAX) {
-                Ok(()) if welcome.outcome == Outcome::Resumed => {
-                    self.all.watch(link.as_fd(), false)?;
-                    self.link = Some(link);
-                }
+                Ok(()) if welcome.outcome == Outcome::Resumed => self.cable.put(link)?,
                 Ok(()) => {}
                 Err(error) => {
                     debug!(peer = self.peer, %error, "a link was lost in its greeting");
@@ -348,17 +328,9 @@ impl<'a, H: House> Engine<'a, H> {
         Ok(())
     }
 
-    fn drop_link(&mut self) {
-        if let Some(link) = self.link.take() {
-            self.all.forget(link.as_fd());
-            link.shut_down();
-        }
-        self.is_blocked = false;
-    }
-
     fn lose(&mut self, is_closed: bool, why: &str) {
         let now = self.clock.now();
-        self.drop_link();
+        self.cable.cut();
         if is_closed {
             self.session.handle_closed(now);
         } else {
@@ -371,62 +343,38 @@ impl<'a, H: House> Engine<'a, H> {
 
     /// Whether the importer kept to the protocol.
     fn receive(&mut self) -> bool {
-        for _ in 0..RECEIVES_MAX {
-            let Some(link) = &self.link else { return true };
-            let space = self.session.receive_space();
-            let room = space.len();
-            match link.try_receive(space) {
-                Ok(None) => return true,
-                Ok(Some(0)) => self.lose(true, "the peer closed it"),
-                Ok(Some(count)) => {
-                    self.session.handle_received(count);
-                    let (now, house) = (self.clock.now(), self.house);
-                    let mut opening =
-                        Opening { house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
-                    if let Err(reject) = self.session.advance(now, &mut opening) {
-                        warn!(peer = self.peer, %reject, "the session was cut off");
-                        return false;
-                    }
-                    if count < room {
-                        // It had no more just now: to ask again would only cost.
-                        return true;
-                    }
+        match self.cable.receive(self.session.lane_mut()) {
+            Ok(None) => {}
+            Ok(Some(0)) => self.lose(true, "the peer closed it"),
+            Ok(Some(_)) => {
+                if let Err(reject) = self.advance() {
+                    warn!(peer = self.peer, %reject, "the session was cut off");
+                    return false;
                 }
-                Err(error) => {
-                    let is_closed =
-                        matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof);
-                    self.lose(is_closed, &error.to_string());
-                }
+            }
+            Err(error) => {
+                let is_closed = matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof);
+                self.lose(is_closed, &error.to_string());
             }
         }
         true
     }
 
-    fn flush(&mut self) {
-        while let Some(link) = &self.link {
-            let now = self.clock.now();
-            let sent = match self.session.has_transmit() {
-                true => link.try_send(&self.session.poll_transmit(now)),
-                false => break,
-            };
-            match sent {
-                Ok(Some(count)) => self.session.handle_transmitted(count),
-                Ok(None) => return self.set_blocked(true),
-                Err(error) => return self.lose(false, &error.to_string()),
+    fn advance(&mut self) -> Result<(), Reject> {
+        loop {
+            let (now, house) = (self.clock.now(), self.house);
+            let mut opening = Opening { house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
+            if !self.session.advance(now, &mut opening)? {
+                return Ok(());
             }
-        }
-        match self.link.as_ref().map(Link::try_flush) {
-            Some(Ok(is_out)) => self.set_blocked(!is_out),
-            Some(Err(error)) => self.lose(false, &error.to_string()),
-            None => {}
+            if !self.cable.is_blocked() {
+                self.flush();
+            }
         }
     }
 
-    fn set_blocked(&mut self, is_blocked: bool) {
-        if std::mem::replace(&mut self.is_blocked, is_blocked) != is_blocked
-            && let Some(link) = &self.link
-            && let Err(error) = self.all.watch(link.as_fd(), is_blocked)
-        {
+    fn flush(&mut self) {
+        if let Err(error) = self.cable.send(self.session.lane_mut(), self.clock) {
             self.lose(false, &error.to_string());
         }
     }

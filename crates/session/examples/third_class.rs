@@ -225,17 +225,17 @@ fn exchange(
         while let Some(message) = window.poll_message() {
             importer.send(message);
         }
-        let out = importer.poll_transmit(now).iter().flat_map(|run| run.to_vec()).collect::<Vec<_>>();
-        importer.handle_transmitted(out.len());
-        exporter.receive_space()[..out.len()].copy_from_slice(&out);
-        exporter.handle_received(out.len());
-        exporter.advance(now, &mut Shelf)?;
+        let out = importer.lane_mut().poll_transmit(now).iter().flat_map(|run| run.to_vec()).collect::<Vec<_>>();
+        importer.lane_mut().handle_transmitted(out.len());
+        exporter.lane_mut().receive_space()[..out.len()].copy_from_slice(&out);
+        exporter.lane_mut().handle_received(out.len());
+        while exporter.advance(now, &mut Shelf)? {}
 
-        let back = exporter.poll_transmit(now).iter().flat_map(|run| run.to_vec()).collect::<Vec<_>>();
-        exporter.handle_transmitted(back.len());
+        let back = exporter.lane_mut().poll_transmit(now).iter().flat_map(|run| run.to_vec()).collect::<Vec<_>>();
+        exporter.lane_mut().handle_transmitted(back.len());
         let heard = back.len().min(most.unwrap_or(usize::MAX));
-        importer.receive_space()[..heard].copy_from_slice(&back[..heard]);
-        importer.handle_received(heard);
+        importer.lane_mut().receive_space()[..heard].copy_from_slice(&back[..heard]);
+        importer.lane_mut().handle_received(heard);
         while let Some(arrived) = importer.poll_arrived()? {
             window.handle_arrived(now, arrived, readings)?;
         }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
+use farbus_model::limits::RECEIVE_BUFFERS_KEPT_MAX;
 use farbus_model::{BufferPool, Payload};
 
 use crate::snapshot::Writer;
@@ -20,10 +21,11 @@ pub(crate) struct Incoming {
     /// Bytes the frame at `start` needs, as far as is known.
     wanted: usize,
     capacity: usize,
-    /// Whether a large frame's successor is received with it.
-    is_ahead: bool,
+    /// How long a frame can be, if the successors of large ones are received with them.
+    ahead: Option<usize>,
     /// Chunks that windows still pointed at when they were left; reused once nobody looks.
     left: Vec<Arc<[u8]>>,
+    left_max: usize,
 }
 
 /// A frame at least this large is received up to its end and no further (and the next header), so
@@ -38,18 +40,23 @@ const KEPT_GROWTH_MAX: usize = 16;
 const COPIED_BYTES_MAX: usize = 1 << 20;
 /// Chunks kept for reuse.
 const CHUNKS_LEFT_MAX: usize = 4;
-/// The same where much is received ahead, and handed on as it lies: 32 requests of 128 KiB, twice, in chunks of 256 KiB.
-const CHUNKS_LEFT_AHEAD_MAX: usize = 32;
 
 impl Incoming {
     /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived.
     pub fn new(capacity: usize) -> Self {
-        Self { chunk: new_chunk(capacity), start: 0, end: 0, wanted: 0, capacity, is_ahead: false, left: Vec::new() }
+        let (chunk, left_max) = (new_chunk(capacity), CHUNKS_LEFT_MAX);
+        Self { chunk, start: 0, end: 0, wanted: 0, capacity, ahead: None, left: Vec::new(), left_max }
     }
 
-    /// Receives as much as there is room for, whatever the frame at the front needs: for frames that are always small against the buffer.
-    pub fn ahead(mut self) -> Self {
-        self.is_ahead = true;
+    /// Receives many frames at once, whatever the one at the front needs: for frames that are always small against the buffer.
+    pub fn ahead(mut self, frame_bytes_max: usize) -> Self {
+        self.ahead = Some(frame_bytes_max);
+        self.keeping_many()
+    }
+
+    /// Keeps many chunks: whoever is handed their windows keeps those for a while, as one who passes them on does.
+    pub fn keeping_many(mut self) -> Self {
+        self.left_max = RECEIVE_BUFFERS_KEPT_MAX;
         self
     }
 
@@ -70,12 +77,16 @@ impl Incoming {
         if Arc::get_mut(&mut self.chunk).is_none() {
             self.leave_chunk(self.chunk.len());
         }
-        let limit = if self.wanted >= LARGE_FRAME_BYTES && !self.is_ahead {
-            (self.start + self.wanted + header_bytes).min(self.chunk.len())
+        let (end, all) = (self.end, self.chunk.len());
+        // A frame that begins before this ends in the chunk, and is not moved to another one.
+        let last_begin = self.ahead.map_or(0, |frame_bytes_max| all - frame_bytes_max.min(all / 2));
+        let limit = if end < last_begin {
+            last_begin
+        } else if self.ahead.is_some() || self.wanted >= LARGE_FRAME_BYTES {
+            (self.start + self.wanted.max(header_bytes) + header_bytes).min(all)
         } else {
-            self.chunk.len()
+            all
         };
-        let end = self.end;
         let chunk = Arc::get_mut(&mut self.chunk).expect("a chunk that others look at was left just now");
         &mut chunk[end..limit]
     }
@@ -151,19 +162,18 @@ impl Incoming {
         room[..rest].copy_from_slice(&self.chunk[self.start..self.end]);
         let old = std::mem::replace(&mut self.chunk, next);
         (self.start, self.end) = (0, rest);
-        let left_max = if self.is_ahead { CHUNKS_LEFT_AHEAD_MAX } else { CHUNKS_LEFT_MAX };
-        if self.left.len() < left_max && old.len() <= self.capacity * KEPT_GROWTH_MAX {
+        if self.left.len() < self.left_max && old.len() <= self.capacity * KEPT_GROWTH_MAX {
             self.left.push(old);
         }
     }
 }
 
 fn new_chunk(bytes: usize) -> Arc<[u8]> {
-    if bytes > COPIED_BYTES_MAX {
+    if bytes > COPIED_BYTES_MAX || !cfg!(debug_assertions) {
         // One allocation, of a known length: a huge frame takes its size and not three times as much.
         return std::iter::repeat_n(0, bytes).collect();
     }
-    // Zeroed pages and a copy: an iterator takes ages without optimization.
+    // Zeroed pages and a copy: the iterator takes ages without optimization.
     vec![0; bytes].into()
 }
 

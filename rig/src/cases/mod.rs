@@ -44,3 +44,11 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     .flatten()
     .chain(pair::all())
 }
+
+/// How the names begin of cases that have all processors to themselves: they boot two machines, or are held to a clock.
+pub const ALONE: [&str; 5] = ["pair-", "daemon-", "redir-migrate", "usbfs-audio-", "lost-client-"];
+
+/// Whether the case wants the processors to itself.
+pub fn runs_alone(case: &Case) -> bool {
+    ALONE.iter().any(|start| case.name.starts_with(start))
+}

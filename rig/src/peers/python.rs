@@ -7,6 +7,7 @@ use crate::image::kernel::write_whole;
 use crate::{Error, Result, disk, tool};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// What it is called in the table.
 pub const NAME: &str = "`usbip` package of Python";
@@ -29,9 +30,12 @@ impl Python {
         let (version, sha256) = pinned(REQUIREMENTS).expect("a line NAME==VERSION --hash=sha256:SUM");
         let folder = cache.join("python");
         let wheel = folder.join(format!("usbip-{version}-py3-none-any.whl"));
+        // Cases may run at the same time.
+        let fetching = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
         if !wheel.exists() {
             fetch(&folder)?;
         }
+        drop(fetching);
         if disk::sha256(&wheel)? != sha256 {
             return Err(Error::Format { path: wheel, rule: "its checksum is not the pinned one: remove it" });
         }
@@ -45,6 +49,8 @@ impl Python {
         command
     }
 }
+
+static FETCHING: Mutex<()> = Mutex::new(());
 
 fn fetch(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(Error::io(format!("create {}", folder.display())))?;

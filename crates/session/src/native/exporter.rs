@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
-use farbus_wire::Runs;
 use farbus_wire::native::control::{Cause, Close, Credit, End, HANDED_OVER, Open, Opened};
 use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
@@ -17,6 +16,11 @@ use crate::Reject;
 
 /// Attachments of one session: as many devices as the largest lab has on one host, doubled.
 const ATTACHMENTS_MAX: usize = 512;
+/// Data moved, either way, that is worth a system call to say so, if it is of small requests: the importer works on the answers while the
+/// rest is made, and they are still in the cache.
+const ENOUGH_BYTES_MIN: usize = 64 << 10;
+/// The same of large ones, of which it is two otherwise.
+const ENOUGH_BYTES_MAX: usize = 256 << 10;
 /// How long an importer is waited for that ended its link itself.
 const CLOSED_GRACE_MAX: Duration = Duration::from_secs(4);
 
@@ -43,6 +47,11 @@ pub trait Served: Send {
 
     /// What to wait on besides the link.
     fn readiness(&self) -> Option<&Readiness>;
+
+    /// Whether it has nothing to say before it is asked something, or its moment comes.
+    fn is_idle(&self) -> bool {
+        false
+    }
 
     /// The owner asks something of the device.
     ///
@@ -240,15 +249,23 @@ impl ExporterSession {
         self.attachments.len()
     }
 
-    /// Does what arrived.
+    /// Does what arrived, until there is enough to be sent: whether there may be more to do, once that is on its way.
     ///
     /// # Errors
     /// [`Reject`]: the importer broke the protocol; the session is over.
-    pub fn advance(&mut self, now: Instant, services: &mut impl Services) -> Result<(), Reject> {
+    pub fn advance(&mut self, now: Instant, services: &mut impl Services) -> Result<bool, Reject> {
+        let mut moved = 0;
         while let Some(arrived) = self.lane.poll_arrived(&mut self.pool)? {
+            let before = self.lane.waiting_bytes();
+            let asked = arrived.body.len();
             self.handle_arrived(now, arrived, services)?;
+            let by_this = asked + self.lane.waiting_bytes() - before;
+            moved += by_this;
+            if moved >= (2 * by_this).clamp(ENOUGH_BYTES_MIN, ENOUGH_BYTES_MAX) {
+                return Ok(true);
+            }
         }
-        Ok(())
+        Ok(false)
     }
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, services: &mut impl Services) -> Result<(), Reject> {
@@ -338,29 +355,14 @@ impl ExporterSession {
         }
     }
 
-    /// Where received bytes go.
-    pub fn receive_space(&mut self) -> &mut [u8] {
-        self.lane.receive_space()
+    /// What bytes of a link go into and come from; call [`ExporterSession::advance`] when some arrived.
+    pub fn lane_mut(&mut self) -> &mut Lane {
+        &mut self.lane
     }
 
-    /// `count` bytes arrived; call [`ExporterSession::advance`] afterwards.
-    pub fn handle_received(&mut self, count: usize) {
-        self.lane.handle_received(count);
-    }
-
-    /// Whether anything waits to be sent that may be.
-    pub fn has_transmit(&self) -> bool {
-        self.lane.has_transmit()
-    }
-
-    /// What to send next.
-    pub fn poll_transmit(&mut self, now: Instant) -> Runs<'_> {
-        self.lane.poll_transmit(now)
-    }
-
-    /// `count` bytes were sent.
-    pub fn handle_transmitted(&mut self, count: usize) {
-        self.lane.handle_transmitted(count);
+    /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for.
+    pub fn only_talks(&self) -> bool {
+        self.attachments.values().all(|served| served.is_idle())
     }
 
     /// The session is over: every device is given back.

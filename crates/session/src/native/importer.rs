@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use farbus_model::{BufferPool, Instant};
-use farbus_wire::Runs;
 use farbus_wire::native::control::{Cause, End};
 use farbus_wire::native::{
     Arrived, Hello, Kind, Lane, LaneLimits, Message, Options, Outcome, Part, SessionId, Standing, Welcome,
@@ -200,14 +199,9 @@ impl ImporterSession {
         self.lane.send(Message::control(Kind::Goodbye, 0, 0, Part::empty()));
     }
 
-    /// Where received bytes go.
-    pub fn receive_space(&mut self) -> &mut [u8] {
-        self.lane.receive_space()
-    }
-
-    /// `count` bytes arrived.
-    pub fn handle_received(&mut self, count: usize) {
-        self.lane.handle_received(count);
+    /// What bytes of a link go into and come from.
+    pub fn lane_mut(&mut self) -> &mut Lane {
+        &mut self.lane
     }
 
     /// The next frame.
@@ -216,21 +210,6 @@ impl ImporterSession {
     /// [`Reject`]: the exporter broke the protocol; the session is over.
     pub fn poll_arrived(&mut self) -> Result<Option<Arrived>, Reject> {
         self.lane.poll_arrived(&mut self.pool)
-    }
-
-    /// Whether anything waits to be sent that may be.
-    pub fn has_transmit(&self) -> bool {
-        self.lane.has_transmit()
-    }
-
-    /// What to send next.
-    pub fn poll_transmit(&mut self, now: Instant) -> Runs<'_> {
-        self.lane.poll_transmit(now)
-    }
-
-    /// `count` bytes were sent.
-    pub fn handle_transmitted(&mut self, count: usize) {
-        self.lane.handle_transmitted(count);
     }
 }
 

@@ -239,6 +239,10 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         self.device.readiness()
     }
 
+    fn is_idle(&self) -> bool {
+        self.flights.is_empty() && self.device.readiness().is_none()
+    }
+
     fn pool_mut(&mut self) -> Option<&mut BufferPool> {
         Some(&mut self.done.pool)
     }

@@ -292,6 +292,10 @@ impl<D: Device> Served for ServedUsb<D> {
         self.device.readiness()
     }
 
+    fn is_idle(&self) -> bool {
+        self.flights.is_empty() && self.device.readiness().is_none()
+    }
+
     fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
         let result = self.device.command(now, command, &mut self.done);
         self.collect(now, lane);

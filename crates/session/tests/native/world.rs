@@ -121,20 +121,22 @@ impl<A: Attached> World<A> {
         while let Some(message) = self.remote.poll_message() {
             self.importer.send(message);
         }
-        if self.importer.has_transmit() {
-            let runs: Vec<u8> = self.importer.poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
+        if self.importer.lane_mut().has_transmit() {
+            let runs: Vec<u8> =
+                self.importer.lane_mut().poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
             let count = runs.len().min(most);
-            self.importer.handle_transmitted(count);
+            self.importer.lane_mut().handle_transmitted(count);
             self.to_exporter.extend(&runs[..count]);
         }
     }
 
     pub fn exporter_sends(&mut self, most: usize) {
         let Some(session) = &mut self.exporter else { return };
-        if session.has_transmit() {
-            let runs: Vec<u8> = session.poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
+        if session.lane_mut().has_transmit() {
+            let runs: Vec<u8> =
+                session.lane_mut().poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
             let count = runs.len().min(most);
-            session.handle_transmitted(count);
+            session.lane_mut().handle_transmitted(count);
             self.to_importer.extend(&runs[..count]);
         }
     }
@@ -144,12 +146,12 @@ impl<A: Attached> World<A> {
         let count = most.min(self.to_exporter.len());
         let mut rest: &[u8] = &self.to_exporter.drain(..count).collect::<Vec<_>>();
         while !rest.is_empty() {
-            let space = session.receive_space();
+            let space = session.lane_mut().receive_space();
             let count = space.len().min(rest.len());
             space[..count].copy_from_slice(&rest[..count]);
-            session.handle_received(count);
+            session.lane_mut().handle_received(count);
             rest = &rest[count..];
-            session.advance(self.now, services).expect("an honest importer, within its credit");
+            while session.advance(self.now, services).expect("an honest importer, within its credit") {}
         }
     }
 
@@ -157,10 +159,10 @@ impl<A: Attached> World<A> {
         let count = most.min(self.to_importer.len());
         let mut rest: &[u8] = &self.to_importer.drain(..count).collect::<Vec<_>>();
         while !rest.is_empty() {
-            let space = self.importer.receive_space();
+            let space = self.importer.lane_mut().receive_space();
             let count = space.len().min(rest.len());
             space[..count].copy_from_slice(&rest[..count]);
-            self.importer.handle_received(count);
+            self.importer.lane_mut().handle_received(count);
             rest = &rest[count..];
             while let Some(arrived) = self.importer.poll_arrived().expect("an honest exporter") {
                 self.remote.handle_arrived(self.now, arrived, done).expect("an honest exporter");

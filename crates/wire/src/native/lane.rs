@@ -14,20 +14,21 @@
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::ops::Range;
 
 use arrayvec::ArrayVec;
 use farbus_model::{BufferPool, Instant, Payload};
 
-use super::frame::{HEAD_BYTES, Head, Kind};
-use super::message::{Message, Part};
+use super::frame::{FRAME_BYTES_MAX, HEAD_BYTES, Head, Kind};
+use super::message::Message;
 use super::queue::{Carried, Cut, Queue};
 use crate::buffer::{Incoming, RUNS_MAX, Runs};
 use crate::reject::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Bytes that may arrive before their arrival is acknowledged along with whatever is sent next: one acknowledgement for eight
-/// requests of 4 KiB.
-const ACKNOWLEDGE_BYTES: usize = 32 << 10;
+/// Bytes that may arrive before their arrival is acknowledged along with whatever is sent next: with one acknowledgement for six
+/// requests of 16 KiB a block request and its reply, all told, stay below the paper's 32 bytes.
+const ACKNOWLEDGE_BYTES: usize = 96 << 10;
 /// Bytes that may arrive before it is acknowledged even if there is nothing else to send. Four times what 32 requests of 4 KiB bring:
 /// whoever was answered asks again soon, and an acknowledgement alone costs both ends a system call.
 const ACKNOWLEDGE_BYTES_MAX: usize = 512 << 10;
@@ -69,10 +70,17 @@ pub struct Lane {
 /// Pings that are answered at a time; of more the oldest are forgotten.
 const PONGS_MAX: usize = 4;
 
+/// A payload up to this size lies behind its head: one run of memory less for the kernel to walk.
+const INLINE_PAYLOAD_BYTES: usize = 512;
+/// Buffers of such payloads that wait for their pool.
+const SPENT_MAX: usize = 64;
+
 /// Frames that were cut: acknowledged ones are gone, the others may be needed again.
 #[derive(Debug, Default)]
 struct Sent {
     frames: VecDeque<Frame>,
+    leads: Leads,
+    spent: ArrayVec<Payload, SPENT_MAX>,
     /// Counted frames that the receiver has acknowledged.
     acknowledged: u64,
     /// Counted frames in `frames`.
@@ -91,17 +99,56 @@ struct Sent {
 
 #[derive(Debug)]
 struct Frame {
-    head: [u8; HEAD_BYTES],
+    /// Head, part and small data, among the leads.
+    lead: Range<u64>,
     is_counted: bool,
-    part: Part,
     carried: Carried,
 }
 
 impl Frame {
     fn len(&self) -> usize {
-        HEAD_BYTES + self.part.len() + self.carried.len()
+        span(&self.lead) + self.carried.len()
     }
 }
+
+fn span(range: &Range<u64>) -> usize {
+    (range.end - range.start) as usize
+}
+
+/// How frames begin, one behind the other, at places that are counted from the first ever.
+#[derive(Debug, Default)]
+struct Leads {
+    bytes: Vec<u8>,
+    /// The place of the first byte that is kept.
+    first: u64,
+}
+
+impl Leads {
+    fn end(&self) -> u64 {
+        self.first + self.bytes.len() as u64
+    }
+
+    /// Bytes that are kept; none of an empty range, wherever it is.
+    fn get(&self, range: Range<u64>) -> &[u8] {
+        if range.is_empty() {
+            return &[];
+        }
+        &self.bytes[(range.start - self.first) as usize..(range.end - self.first) as usize]
+    }
+
+    /// What is before `place` is needed no more.
+    fn forget_before(&mut self, place: u64) {
+        let gone = (place - self.first) as usize;
+        // Moved seldom: what is moved is no more than what is gone.
+        if gone == self.bytes.len() || gone > self.bytes.len().div_ceil(2).max(LEADS_GONE_MIN) {
+            self.bytes.drain(..gone);
+            self.first = place;
+        }
+    }
+}
+
+/// Fewer bytes that are needed no more are left where they are.
+const LEADS_GONE_MIN: usize = 4 << 10;
 
 /// A frame that arrived.
 #[derive(Clone, Debug)]
@@ -118,7 +165,7 @@ impl Lane {
         Self {
             limits,
             is_linked: false,
-            incoming: Incoming::new(limits.receive_bytes).ahead(),
+            incoming: Incoming::new(limits.receive_bytes).ahead(FRAME_BYTES_MAX),
             received: 0,
             unthanked_bytes: 0,
             waiting: Queue::default(),
@@ -196,7 +243,13 @@ impl Lane {
                     self.pongs.push_back(number(&body)?);
                 }
                 Kind::Pong => self.pong = Some(number(&body)?),
-                Kind::Ack => self.sent.acknowledge(number(&body)?, self.sent.taken_here(), pool)?,
+                Kind::Ack if body.is_empty() => {
+                    let count = self.sent.acknowledged_by(head.acknowledged());
+                    self.sent.acknowledge(count, self.sent.taken_here(), pool)?;
+                }
+                Kind::Ack => {
+                    return Err(Reject::new("body length", body.len() as u64, "an acknowledgement has no body"));
+                }
                 Kind::Later(_) => {}
                 _ => return Ok(Some(Arrived { head, body })),
             }
@@ -216,7 +269,7 @@ impl Lane {
     /// Asks the other end to say a number back; for measuring, and to find out whether anybody is there.
     pub fn ping(&mut self, number: u64) {
         if self.is_linked {
-            self.sent.put_uncounted(Kind::Ping, number);
+            self.sent.put_number(Kind::Ping, number);
         }
     }
 
@@ -264,11 +317,11 @@ impl Lane {
     /// Cuts as much as a system call takes, most urgent first.
     fn cut_ahead(&mut self, now: Instant) {
         while let Some(number) = self.pongs.pop_front() {
-            self.sent.put_uncounted(Kind::Pong, number);
+            self.sent.put_number(Kind::Pong, number);
         }
         if self.unthanked_bytes >= ACKNOWLEDGE_BYTES {
             self.unthanked_bytes = 0;
-            self.sent.put_uncounted(Kind::Ack, self.received);
+            self.sent.put_uncounted(Head::acknowledgement(self.received), &[]);
         }
         while self.sent.untaken_bytes < CUT_AHEAD_BYTES && self.may_cut() {
             let Some(cut) = self.waiting.cut(now) else { break };
@@ -284,36 +337,69 @@ impl Lane {
 
 impl Sent {
     fn put(&mut self, Cut { head, part, carried }: Cut) {
-        let frame = Frame { head: head.to_bytes(), is_counted: true, part, carried };
+        let at = self.leads.end();
+        self.leads.bytes.extend_from_slice(&head.to_bytes());
+        self.leads.bytes.extend_from_slice(&part);
+        let carried = match carried {
+            Carried::Whole(payload) if payload.len() <= INLINE_PAYLOAD_BYTES => {
+                payload.runs().for_each(|run| self.leads.bytes.extend_from_slice(run));
+                // One too many goes back to the allocator.
+                let _ = self.spent.try_push(payload);
+                Carried::Whole(Payload::Empty)
+            }
+            carried => carried,
+        };
+        self.put_frame(at, carried);
+    }
+
+    /// A counted frame, whose lead lies from there on.
+    fn put_frame(&mut self, at: u64, carried: Carried) {
+        let frame = Frame { lead: at..self.leads.end(), is_counted: true, carried };
         self.counted += 1;
         self.kept_bytes += frame.len();
         self.untaken_bytes += frame.len();
         self.frames.push_back(frame);
     }
 
-    fn put_uncounted(&mut self, kind: Kind, number: u64) {
-        let head = Head { length: 8, ..Head::new(kind, 0, 0) }.to_bytes();
-        let part = number.to_le_bytes().into();
-        let frame = Frame { head, is_counted: false, part, carried: Carried::Whole(Payload::Empty) };
+    fn put_number(&mut self, kind: Kind, number: u64) {
+        self.put_uncounted(Head { length: 8, ..Head::new(kind, 0, 0) }, &number.to_le_bytes());
+    }
+
+    fn put_uncounted(&mut self, head: Head, body: &[u8]) {
+        let at = self.leads.end();
+        self.leads.bytes.extend_from_slice(&head.to_bytes());
+        self.leads.bytes.extend_from_slice(body);
+        let carried = Carried::Whole(Payload::Empty);
+        let frame = Frame { lead: at..self.leads.end(), is_counted: false, carried };
         self.untaken_bytes += frame.len();
         self.frames.push_back(frame);
     }
 
+    /// What to send next. Leads that lie one behind the other are one run.
     fn runs(&self) -> Runs<'_> {
         let mut runs = Runs::new();
+        let mut leads = 0..0;
         let mut skip = self.next_taken;
         for frame in self.frames.range(self.next..) {
-            for run in [&frame.head[..], &frame.part] {
-                let from = skip.min(run.len());
-                skip -= from;
-                push(&mut runs, &run[from..]);
+            let from = skip.min(span(&frame.lead));
+            let start = frame.lead.start + from as u64;
+            if start != leads.end {
+                push(&mut runs, self.leads.get(leads));
+                leads = start..start;
             }
-            frame.carried.runs_from(skip).for_each(|run| push(&mut runs, run));
+            leads.end = frame.lead.end;
+            skip -= from;
+            if frame.carried.len() > skip {
+                push(&mut runs, self.leads.get(leads));
+                frame.carried.runs_from(skip).for_each(|run| push(&mut runs, run));
+                leads = 0..0;
+            }
             skip = 0;
-            if runs.len() == RUNS_MAX {
-                break;
+            if runs.is_full() {
+                return runs;
             }
         }
+        push(&mut runs, self.leads.get(leads));
         runs
     }
 
@@ -341,6 +427,11 @@ impl Sent {
         self.acknowledged + self.next as u64
     }
 
+    /// The count that an acknowledgement means by its low 32 bits: the next one, from what is acknowledged on, that ends so.
+    fn acknowledged_by(&self, low: u32) -> u64 {
+        self.acknowledged + u64::from(low.wrapping_sub(self.acknowledged as u32))
+    }
+
     /// The receiver has `count` frames, of `count_max` that it can have.
     fn acknowledge(&mut self, count: u64, count_max: u64, pool: &mut BufferPool) -> Result<(), Reject> {
         if count < self.acknowledged || count > count_max {
@@ -362,6 +453,9 @@ impl Sent {
                 pool.recycle(payload);
             }
         }
+        self.spent.drain(..).for_each(|payload| pool.recycle(payload));
+        let kept_from = self.frames.front().map_or(self.leads.end(), |frame| frame.lead.start);
+        self.leads.forget_before(kept_from);
         Ok(())
     }
 
@@ -398,8 +492,8 @@ impl Lane {
         let counted = || self.sent.frames.iter().filter(|frame| frame.is_counted);
         to.count(counted().count());
         for frame in counted() {
-            let runs = [&frame.head[..], &frame.part].into_iter().chain(frame.carried.runs_from(0));
-            to.runs(frame.len(), runs);
+            let lead = self.sent.leads.get(frame.lead.clone());
+            to.runs(frame.len(), std::iter::once(lead).chain(frame.carried.runs_from(0)));
         }
     }
 
@@ -434,11 +528,9 @@ impl Sent {
         if !decoded.kind.is_counted() || usize::from(decoded.length) != body.len() {
             return Err(Reject::new("frame", body.len() as u64, "what is kept is counted, and as long as it says"));
         }
-        let carried = Carried::Whole(body.to_vec().into());
-        let frame = Frame { head: *head, is_counted: true, part: Part::empty(), carried };
-        self.counted += 1;
-        self.kept_bytes += frame.len();
-        self.frames.push_back(frame);
+        let at = self.leads.end();
+        self.leads.bytes.extend_from_slice(head);
+        self.put_frame(at, Carried::Whole(body.to_vec().into()));
         Ok(())
     }
 }

@@ -122,7 +122,7 @@ impl ServerConn {
         Self {
             number,
             exports,
-            incoming: Incoming::new(limits.receive_bytes),
+            incoming: Incoming::new(limits.receive_bytes).keeping_many(),
             outgoing,
             phase: Phase::Flags,
             is_structured: false,
