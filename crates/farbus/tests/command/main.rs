@@ -6,6 +6,7 @@
 
 mod block;
 mod claims;
+mod congestion;
 mod cuts;
 mod daemon;
 mod demo;

@@ -21,7 +21,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(5 + 5);
 /// Two hosts and the router between them, each a network namespace. Dropping it removes all.
 pub struct Network {
     pub near: String,
-    router: String,
+    pub router: String,
     pub far: String,
 }
 
