@@ -1,57 +1,87 @@
-//! A network of its own: this machine at one end, a namespace at the other, and between them a link of known speed.
+//! A network of its own: this machine at one end of a link of known speed, and behind a router at the other two hosts, each in a
+//! namespace. What one of them sends too much is lost at the router, and does not make its sender wait: as it is with strangers.
 
 use std::{
     net::Ipv4Addr,
+    path::Path,
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result, ensure};
 
-/// A namespace behind a shaped link; both go when dropped.
+/// The namespaces, and the shaped link to them; all go when dropped.
 pub struct Net {
-    namespace: String,
+    router: String,
+    server: String,
+    stranger: String,
 }
 
-/// This machine's end.
+/// This machine's end of the shaped link.
 pub const HERE: Ipv4Addr = Ipv4Addr::new(10, 211, 47, 1);
-/// The namespace's.
-pub const THERE: Ipv4Addr = Ipv4Addr::new(10, 211, 47, 2);
+/// The router's.
+const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 211, 47, 2);
+/// The host behind it that serves.
+pub const THERE: Ipv4Addr = Ipv4Addr::new(10, 211, 48, 2);
 
 impl Net {
     /// A link of `mbit` megabits a second each way, behind a queue that holds 30 ms of it: a switch's port.
     pub fn create(mbit: u32) -> Result<Self> {
         let id = std::process::id() % 100_000;
-        let net = Self { namespace: format!("farbus-bench-{id}") };
-        let (ours, theirs) = (format!("fb{id}a"), format!("fb{id}b"));
-        let inside = &net.namespace;
+        let named = |part: &str| format!("farbus-bench-{id}-{part}");
+        let net = Self { router: named("router"), server: named("server"), stranger: named("stranger") };
+        let (router, ours) = (&net.router, format!("fb{id}a"));
         let here = |words: &str| ran(&words.split(' ').collect::<Vec<_>>());
-        here(&format!("ip netns add {inside}")).context("a namespace takes root and the iproute2 tools")?;
-        here(&format!("ip link add {ours} type veth peer name {theirs} netns {inside}"))?;
+        for namespace in [router, &net.server, &net.stranger] {
+            here(&format!("ip netns add {namespace}")).context("a namespace takes root and the iproute2 tools")?;
+            here(&format!("ip -n {namespace} link set lo up"))?;
+        }
+        here(&format!("ip link add {ours} type veth peer name near netns {router}"))?;
         here(&format!("ip address add {HERE}/30 dev {ours}"))?;
         here(&format!("ip link set {ours} up"))?;
-        here(&format!("ip -n {inside} address add {THERE}/30 dev {theirs}"))?;
-        here(&format!("ip -n {inside} link set {theirs} up"))?;
-        here(&format!("ip -n {inside} link set lo up"))?;
-        // A packet is a packet: what the shaper and the counters see is what an Ethernet would.
+        here(&format!("ip -n {router} address add {ROUTER}/30 dev near"))?;
+        here(&format!("ip -n {router} link set near up"))?;
+        here(&format!("ip netns exec {router} sysctl -qw net.ipv4.ip_forward=1"))?;
+        for (host, part) in [(&net.server, 48), (&net.stranger, 49)] {
+            here(&format!("ip -n {host} link add cable type veth peer name port{part} netns {router}"))?;
+            here(&format!("ip -n {host} address add 10.211.{part}.2/30 dev cable"))?;
+            here(&format!("ip -n {router} address add 10.211.{part}.1/30 dev port{part}"))?;
+            here(&format!("ip -n {router} link set port{part} up"))?;
+            here(&format!("ip -n {host} link set cable up"))?;
+            here(&format!("ip -n {host} route add default via 10.211.{part}.1"))?;
+            here(&format!("ip route add 10.211.{part}.0/30 via {ROUTER}"))?;
+            // A packet is a packet: what the shaper and the counters see is what an Ethernet would.
+            let _ = here(&format!("ip netns exec {host} ethtool -K cable tso off gso off gro off"));
+        }
         let shape = format!("root tbf rate {mbit}mbit burst 128kb latency 30ms");
-        for (device, at) in [(&ours, String::new()), (&theirs, format!("ip netns exec {inside} "))] {
+        for (device, at) in [(ours.as_str(), String::new()), ("near", format!("ip netns exec {router} "))] {
             let _ = here(&format!("{at}ethtool -K {device} tso off gso off gro off"));
             here(&format!("{at}tc qdisc add dev {device} {shape}"))?;
         }
         Ok(net)
     }
 
-    /// A command in the namespace.
-    pub fn command(&self, program: &std::path::Path) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.namespace]).arg(program);
-        command
+    /// A command on the host that serves.
+    pub fn on_server(&self, program: &Path) -> Command {
+        command_in(&self.server, program)
     }
+
+    /// A command on the host that has nothing to do with us, and sends as it likes.
+    pub fn on_stranger(&self, program: &Path) -> Command {
+        command_in(&self.stranger, program)
+    }
+}
+
+fn command_in(namespace: &str, program: &Path) -> Command {
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", namespace]).arg(program);
+    command
 }
 
 impl Drop for Net {
     fn drop(&mut self) {
-        let _ = ran(&["ip", "netns", "delete", &self.namespace]);
+        for namespace in [&self.server, &self.stranger, &self.router] {
+            let _ = ran(&["ip", "netns", "delete", namespace]);
+        }
     }
 }
 

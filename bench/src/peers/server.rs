@@ -79,14 +79,14 @@ impl Server {
 
     /// [`Kind::Session`] at an address of its own, in a namespace.
     pub fn session_in(net: &Net, address: IpAddr, placement: Placement) -> Result<Self> {
-        let mut command = net.command(&std::env::current_exe()?);
+        let mut command = net.on_server(&std::env::current_exe()?);
         command.args(["peer", &Kind::Session.argument(), &SocketAddr::new(address, 0).to_string()]);
         Self::start(command, "session", "", placement)
     }
 
-    /// [`Kind::Flood`] in a namespace.
+    /// [`Kind::Flood`] on a host of its own.
     pub fn flood_in(net: &Net, target: &str, placement: Placement) -> Result<Self> {
-        let mut command = net.command(&std::env::current_exe()?);
+        let mut command = net.on_stranger(&std::env::current_exe()?);
         command.args(["peer", &Kind::Flood.argument(), target]);
         Self::start(command, "flood", "", placement)
     }

@@ -223,13 +223,10 @@ impl Disk {
             let whole_us = began.elapsed().as_nanos() as f64 / 1000.0;
             done.result.map_err(|error| anyhow!("{verb:?}: {error:?}"))?;
             self.done.pool.recycle(done.payload);
-            if let Some(timed) = self.linked.remote_mut().poll_timed() {
-                let us = |ns: u32| f64::from(ns) / 1000.0;
-                let total_us = timed.total_ns as f64 / 1000.0;
-                let bus_us = us(timed.residence.queue_ns) + us(timed.residence.reply_ns);
-                let back_us = us(timed.residence.device_ns);
-                let network_us = total_us - bus_us - back_us;
-                stages.push(Stages { front_us: whole_us - total_us, bus_us, network_us, back_us });
+            if let Some(timed) = self.linked.standing().take_timed() {
+                let us = |ns: u64| ns as f64 / 1000.0;
+                let (bus_us, network_us, back_us) = (us(timed.bus_ns()), us(timed.network_ns()), us(timed.device_ns()));
+                stages.push(Stages { front_us: whole_us - us(timed.total_ns), bus_us, network_us, back_us });
             }
         }
         Ok(stages)

@@ -19,6 +19,7 @@ use tracing::{debug, warn};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target, local, local_address};
 use crate::device_port::Cutter as DiskCutter;
+use crate::latency::Latency;
 use crate::meters::{Calls, Meters, Readings};
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
 use crate::parting::{Parter, Verdict};
@@ -598,6 +599,9 @@ pub struct AttachmentStatus {
     /// For how long it has been waiting for a link, seconds; while it has one it does not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_lost_s: Option<f64>,
+    /// Where the time of its requests goes, if it is in a session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
     /// What passed through, where it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
@@ -606,7 +610,8 @@ pub struct AttachmentStatus {
 impl AttachmentStatus {
     /// The same, as its session stands: a device without a link is attached, and waits.
     #[must_use]
-    pub fn with_standing(self, standing: Option<&Standing>) -> Self {
+    pub fn with_standing(mut self, standing: Option<&Standing>) -> Self {
+        self.latency = standing.and_then(Standing::latency);
         match standing.and_then(Standing::unlinked) {
             Some(span) if self.state == "attached" => {
                 Self { state: "link lost", link_lost_s: Some(span.as_secs_f64()), ..self }

@@ -25,6 +25,7 @@ pub use crate::failure::{Attribute, FailureReport};
 use crate::known_host::{KnownHost, KnownHostError};
 use crate::linked::{Dial, Linked};
 use crate::listed::Listed;
+use crate::over::Over;
 use crate::port::{LOST, RemotePort};
 use crate::questions::{Answer, Lines, Question};
 use crate::session_port::SessionPort;
@@ -218,6 +219,7 @@ pub struct Client {
     hands: Hands,
     /// As somebody said it.
     grace: Option<Duration>,
+    over: Over,
     /// Who a host is, found out while the files that say so could be read.
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
 }
@@ -239,7 +241,7 @@ impl Default for Client {
 impl Client {
     /// One that connects, plugs in and mounts through `hands`.
     pub fn through(hands: Hands) -> Self {
-        Self { hands, grace: None, pinned: None }
+        Self { hands, grace: None, over: Over::default(), pinned: None }
     }
 
     /// One for a single host (`HOST:PORT`), which needs no files any more.
@@ -248,7 +250,7 @@ impl Client {
     /// [`ClientError::Local`] if the list of paired hosts cannot be read.
     pub fn for_host(address: &str, hands: Hands) -> Result<Self, ClientError> {
         let known = KnownHost::find(address)?.map(Arc::new);
-        Ok(Self { hands, grace: None, pinned: Some((address.to_owned(), known)) })
+        Ok(Self { pinned: Some((address.to_owned(), known)), ..Self::through(hands) })
     }
 
     /// Whoever acts for it.
@@ -479,7 +481,10 @@ impl Client {
     /// How long a session with this host is to outlive its link; zero is none at all.
     pub(crate) fn grace_for(&self, address: &str, usual: Duration) -> Result<Duration, ClientError> {
         if let Some(grace) = self.grace {
-            return Ok(grace);
+            return match grace.is_zero() && self.over == Over::Quic {
+                true => Err(ClientError::Local("QUIC carries sessions: give it a --grace of more than 0".into())),
+                false => Ok(grace),
+            };
         }
         // Whoever shares at a socket is a farbus.
         let has_sessions = address.starts_with(LOCAL) || self.known(address)?.is_some();
@@ -533,9 +538,17 @@ impl Client {
         target: &Target,
         known: Option<Arc<KnownHost>>,
     ) -> Result<impl FnMut() -> Result<Link, ClientError> + Send + 'static, ClientError> {
+        if self.over == Over::Quic && known.is_none() {
+            let what = format!("QUIC is for paired hosts, and {} is none: see 'farbus pair'", target.address);
+            return Err(ClientError::Local(what));
+        }
         let hands = self.hands.apart().map_err(|error| ClientError::Local(error.to_string()))?;
         let (apart, address) = (Self { hands, ..self.clone() }, target.address.clone());
         Ok(move || match &known {
+            Some(known) if apart.over == Over::Quic => {
+                let (socket, to) = apart.hands.datagrams(known.asked()).map_err(ClientError::Link)?;
+                Ok(known.encrypt_datagrams(socket, to)?)
+            }
             Some(known) => apart.connect_to(known, Protocol::Session, ANSWER_TIME_MAX),
             None => apart.hands.connect(&address, ANSWER_TIME_MAX).map_err(ClientError::Link),
         })
@@ -565,6 +578,11 @@ impl Client {
     /// How long a session is to outlive its link; not at all takes devices by plain USB/IP, over an encrypted link all the same.
     pub fn outlive(&mut self, grace: Duration) {
         self.grace = Some(grace);
+    }
+
+    /// Over what sessions reach their hosts.
+    pub fn travel(&mut self, over: Over) {
+        self.over = over;
     }
 
     /// The paired host that an address names.

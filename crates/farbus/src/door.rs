@@ -4,13 +4,16 @@
 //! its key is known to be paired not a byte of it reaches a protocol of ours. Then the same thread is its session.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Connection, Link};
-use farbus_io::trust::{Admission, Event, Fingerprint, HandshakeError, Outcome, Proof, Protocol, Refusal, Secured};
+use farbus_io::trust::{
+    Admission, Event, Fingerprint, HandshakeError, Outcome, Proof, Protocol, QuicDoor, QuicServer, Refusal, Secured,
+    Terms,
+};
 use tracing::warn;
 
 use crate::guest::Guest;
@@ -20,6 +23,9 @@ use crate::trust::Trust;
 
 /// A session's stack, and the handshake's before it: signatures in a debug build take the most.
 const STACK_BYTES: usize = 512 << 10;
+
+/// What is spoken over TCP, the best first.
+const OVER_TCP: [Protocol; 3] = [Protocol::UsbIp, Protocol::Control, Protocol::Session];
 
 /// What is behind a door.
 pub trait Household: Send + Sync + 'static {
@@ -67,29 +73,50 @@ impl<H: Household> Door<H> {
         }
     }
 
-    /// Meets whoever connected, on a thread of its own; or closes the connection unread.
-    fn let_in(self: &Arc<Self>, connection: Connection) {
-        let from = connection.from;
+    /// Serves whoever comes to `socket` by QUIC, until the answer is closed.
+    ///
+    /// # Errors
+    /// If the system has no more threads or descriptors.
+    pub fn serve_datagrams(self: &Arc<Self>, socket: UdpSocket) -> io::Result<QuicServer> {
+        QuicServer::start(socket, Arc::clone(self))
+    }
+
+    /// Whether a stranger from there is met; then [`Door::judge`] has to follow.
+    fn admits(&self, from: SocketAddr) -> bool {
         if let Err(refusal) = self.admission.enter(from.ip(), self.household.clock().now()) {
             // Once a flood, not once a connection: neither log is a place to write from outside.
             if matches!(refusal, Refusal::Failures { is_first: true }) {
                 warn!(%from, "turned away: {refusal}; further ones are not mentioned");
                 self.record_stranger(from, None, Outcome::Refused, &refusal.to_string());
             }
+            return false;
+        }
+        true
+    }
+
+    /// Meets whoever connected, on a thread of its own; or closes the connection unread.
+    fn let_in(self: &Arc<Self>, connection: Connection) {
+        let from = connection.from;
+        if !self.admits(from) {
             return;
         }
         let door = Arc::clone(self);
-        let spawned =
-            thread::Builder::new().name("secure".into()).stack_size(STACK_BYTES).spawn(move || door.meet(connection));
+        self.on_a_thread(from, move || {
+            let met = door.trust.terms_for_guests(&OVER_TCP).accept(connection.link);
+            door.judge(met, from);
+        });
+    }
+
+    fn on_a_thread(&self, from: SocketAddr, visit: impl FnOnce() + Send + 'static) {
+        let spawned = thread::Builder::new().name("secure".into()).stack_size(STACK_BYTES).spawn(visit);
         if let Err(error) = spawned {
             warn!(%from, %error, "the connection was turned away");
             self.admission.leave(from.ip(), self.household.clock().now(), Proof::Untried);
         }
     }
 
-    fn meet(&self, connection: Connection) {
-        let from = connection.from;
-        let met = self.trust.terms_for_guests().accept(connection.link);
+    /// What came of a stranger: it is a guest, or was none.
+    fn judge(&self, met: Result<Secured, HandshakeError>, from: SocketAddr) {
         let proof = match &met {
             Ok(_) => Proof::Given,
             Err(HandshakeError::Lost(_) | HandshakeError::TooSlow) => Proof::CutShort,
@@ -133,5 +160,20 @@ impl<H: Household> Door<H> {
             why: Some(why),
             ..Event::new("connect", outcome)
         });
+    }
+}
+
+impl<H: Household> QuicDoor for Door<H> {
+    fn terms(&self) -> Terms {
+        self.trust.terms_for_guests(&[Protocol::Session])
+    }
+
+    fn may_enter(&self, from: SocketAddr) -> bool {
+        !self.household.is_closing() && self.admits(from)
+    }
+
+    fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr) {
+        let door = Arc::clone(&self);
+        self.on_a_thread(from, move || door.judge(met, from));
     }
 }

@@ -1,6 +1,7 @@
 //! Paired hosts, by the names that people call them.
 
 use std::io;
+use std::net::{SocketAddr, UdpSocket};
 
 use farbus_io::link::Link;
 use farbus_io::trust::{Accepts, Fingerprint, Folder, HandshakeError, Peer, Peers, Protocol, Secured, StateError};
@@ -93,6 +94,17 @@ impl KnownHost {
             }
             Err(error) => Err(self.explain(error)),
         }
+    }
+
+    /// Makes a link to it over datagrams, which go from `socket` to where it may be.
+    ///
+    /// # Errors
+    /// [`KnownHostError`].
+    pub fn encrypt_datagrams(&self, socket: UdpSocket, to: SocketAddr) -> Result<Link, KnownHostError> {
+        let terms = self.trust.terms(Accepts::One(self.peer.fingerprint), &[Protocol::Session]);
+        let Secured { mut link, .. } = terms.connect_quic(socket, to).map_err(|error| self.explain(error))?;
+        link.set_peer(self.described());
+        Ok(link)
     }
 
     /// Its name and where it is.

@@ -199,6 +199,9 @@ impl<A: Attached> Linked<A> {
         self.take_new_link(done);
         self.receive(done);
         self.send();
+        if let Some(timed) = self.remote.poll_timed() {
+            self.standing.note_timed(timed);
+        }
         if self.is_bequeathed && self.end().is_none() && !self.remote.is_moving() {
             warn!(host = self.host, "nobody came for the device: it goes on here");
             self.is_bequeathed = false;

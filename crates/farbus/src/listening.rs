@@ -3,9 +3,10 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use farbus_io::link::{Interest, Link, Listener, Wake, wait};
+use farbus_io::trust::QuicServer;
 
 use crate::allow::Network;
 use crate::place::{Entrance, Origin, Place};
@@ -18,6 +19,8 @@ pub struct Listening {
     allowed: Mutex<Option<Vec<Network>>>,
     is_closed: AtomicBool,
     wake: Wake,
+    /// What serves datagrams at the same port.
+    beside: OnceLock<QuicServer>,
 }
 
 impl Listening {
@@ -28,7 +31,7 @@ impl Listening {
     pub fn new(entrance: Entrance, allowed: Option<Vec<Network>>) -> io::Result<Self> {
         let place = entrance.place()?;
         let (allowed, is_closed, wake) = (Mutex::new(allowed), AtomicBool::new(false), Wake::new()?);
-        Ok(Self { entrance, place, allowed, is_closed, wake })
+        Ok(Self { entrance, place, allowed, is_closed, wake, beside: OnceLock::new() })
     }
 
     /// Where it is.
@@ -69,17 +72,23 @@ impl Listening {
         self.entrance.accept()?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
+    /// What is served beside it ends with it.
+    pub fn accompany(&self, server: QuicServer) {
+        // One port has one.
+        let _ = self.beside.set(server);
+    }
+
     /// Lets nobody in any more here; another process does, at the same socket.
     pub fn hand_over(&self) {
         self.is_closed.store(true, Ordering::Release);
+        self.beside.get().inspect(|server| server.close());
         self.wake.wake();
     }
 
     /// Lets nobody in any more.
     pub fn close(&self) {
-        self.is_closed.store(true, Ordering::Release);
         self.entrance.shut_down();
-        self.wake.wake();
+        self.hand_over();
     }
 }
 

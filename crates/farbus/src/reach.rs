@@ -1,6 +1,7 @@
 //! The way to a host by its name: a paired one, one that a name service knows, or one that announces itself nearby.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -41,6 +42,22 @@ pub fn dial(
     }
     let (connection, peer) = dial_address(host, time_max, nearby)?;
     Ok((connection, Place::Address(peer)))
+}
+
+/// A socket for datagrams to a paired host, and where that may be. It is bound to no address of this machine: one that changes is of no
+/// account. Whether anybody hears is found out later.
+///
+/// # Errors
+/// [`LinkError`].
+pub fn datagrams(host: &str, nearby: fn(&Sought) -> Option<SocketAddr>) -> Result<(UdpSocket, SocketAddr), LinkError> {
+    let failed = |source| LinkError { address: host.to_owned(), source };
+    let unknown = || failed(io::Error::new(io::ErrorKind::NotFound, "it is not a paired host"));
+    let known = KnownHost::find(host).ok().flatten().ok_or_else(unknown)?;
+    let resolved = known.address().to_socket_addrs().ok().and_then(|mut all| all.next());
+    let to = resolved.or_else(|| nearby(&Sought::Key(known.fingerprint().to_string())));
+    let to = to.ok_or_else(|| failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")))?;
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    Ok((UdpSocket::bind((any, 0)).map_err(failed)?, to))
 }
 
 fn dial_address(

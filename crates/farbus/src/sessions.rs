@@ -128,13 +128,16 @@ pub enum Face {
 }
 
 impl Face {
-    fn served(self, number: u16, limits: Limits) -> Box<dyn Served> {
+    fn served(self, number: u16, limits: Limits, clock: Clock) -> Box<dyn Served> {
+        let clock = Box::new(move || clock.now());
         match self {
             Face::Usb { record, device, give_back, pass_on } => {
-                Box::new(ServedUsb::new(number, device, record, limits, give_back).inheritable(pass_on))
+                let usb = ServedUsb::new(number, device, record, limits, give_back);
+                Box::new(usb.inheritable(pass_on).timed_by(clock))
             }
             Face::Block { device, durability, give_back, pass_on } => {
-                Box::new(ServedBlock::new(number, device, durability, give_back).inheritable(pass_on))
+                let block = ServedBlock::new(number, device, durability, give_back);
+                Box::new(block.inheritable(pass_on).timed_by(clock))
             }
             Face::Observer { seat, readiness, hush, description, leave } => {
                 Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave))
@@ -143,14 +146,14 @@ impl Face {
     }
 
     /// The same, where another process wrote down how it stood; what does not make sense is given back, after a reset.
-    fn serve_again(self, now: Instant, limits: Limits, left: &Left) -> Result<Box<dyn Served>, Reject> {
-        let mut served = self.served(left.number, limits);
+    fn serve_again(self, clock: Clock, limits: Limits, left: &Left) -> Result<Box<dyn Served>, Reject> {
+        let mut served = self.served(left.number, limits, clock);
         let missing = Reject::new("state", 0, "it is one that can go on in another process");
         let state = left.state.as_ref().ok_or(missing);
-        match state.and_then(|state| served.restore(now, &mut Reader::new(state))) {
+        match state.and_then(|state| served.restore(clock.now(), &mut Reader::new(state))) {
             Ok(()) => Ok(served),
             Err(reject) => {
-                served.finish(now);
+                served.finish(clock.now());
                 Err(reject)
             }
         }
@@ -398,7 +401,7 @@ impl<'a, H: House> Engine<'a, H> {
         for (&number, tenant) in &self.tenants {
             tenant.note_ending(ending);
             if let Some(Fate::Back(face, _)) = tenant.leave() {
-                face.served(number, self.house.limits()).finish(now);
+                face.served(number, self.house.limits(), self.house.clock()).finish(now);
             }
         }
         match last {
@@ -507,7 +510,7 @@ impl<'a, H: House> Engine<'a, H> {
             };
             let (number, now, limits) = (left.number, self.clock.now(), self.house.limits());
             let served = opened.and_then(|Opened { face, tenant, .. }| {
-                let served = face.serve_again(now, limits, &left);
+                let served = face.serve_again(self.clock, limits, &left);
                 self.tenants.insert(number, tenant);
                 served.map_err(|reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") })
             });
@@ -625,7 +628,7 @@ impl<'a, H: House> Engine<'a, H> {
                 None => {}
                 Some(Fate::Over(end)) => session.let_go(number, &end),
                 Some(Fate::Back(face, lease)) => {
-                    session.take_back(now, number, lease, face.served(number, self.house.limits()));
+                    session.take_back(now, number, lease, face.served(number, self.house.limits(), self.house.clock()));
                 }
             }
             tenant.mailbox().carry_out(|command| session.command(now, number, command));
@@ -665,6 +668,6 @@ impl<H: House> Services for Opening<'_, H> {
 impl<H: House> Opening<'_, H> {
     fn move_in(&mut self, number: u16, Opened { face, tenant, lease }: Opened) -> (u64, Box<dyn Served>) {
         self.tenants.insert(number, tenant);
-        (lease, face.served(number, self.house.limits()))
+        (lease, face.served(number, self.house.limits(), self.house.clock()))
     }
 }

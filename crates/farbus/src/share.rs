@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -143,15 +143,15 @@ impl Share {
     pub fn listen_secure(&self, address: SocketAddr, trust: Trust) -> io::Result<SocketAddr> {
         let listener = Listener::bind(address)?;
         let address = listener.address()?;
-        self.listen_secure_on(listener, trust)?;
+        self.listen_secure_on(listener, None, trust)?;
         Ok(address)
     }
 
-    /// Serves paired hosts on a socket that listens already.
+    /// Serves paired hosts on a socket that listens already, and by QUIC on one for datagrams.
     ///
     /// # Errors
     /// If the system has no more threads or descriptors.
-    pub fn listen_secure_on(&self, listener: Listener, trust: Trust) -> io::Result<()> {
+    pub fn listen_secure_on(&self, listener: Listener, datagrams: Option<UdpSocket>, trust: Trust) -> io::Result<()> {
         listener.never_wait()?;
         let listening = Arc::new(Listening::new(Entrance::Tcp(listener), None)?);
         let for_shutdown = Arc::clone(&listening);
@@ -159,6 +159,9 @@ impl Share {
         let (for_recheck, shared) = (trust.clone(), Arc::clone(&self.shared));
         spawn("recheck").spawn(move || shared.recheck(&for_recheck))?;
         let door = Arc::new(Door::new(trust, Arc::clone(&self.shared)));
+        if let Some(socket) = datagrams {
+            listening.accompany(door.serve_datagrams(socket)?);
+        }
         spawn("listen-secure").spawn(move || door.accept_all(&listening))?;
         self.shared.listeners.add(for_shutdown);
         Ok(())

@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use farbus_io::link::Wake;
+use farbus_session::native::Timed;
 use farbus_session::native::control::End;
+
+use crate::latency::{Latency, Samples};
 
 /// What a session's owner can see of it, and wish of it, from any thread.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +30,8 @@ struct State {
     /// Since when there is no link.
     unlinked: Option<Instant>,
     end: Option<End>,
+    /// Of its latest requests that were timed.
+    latency: Samples,
 }
 
 impl Standing {
@@ -92,6 +97,21 @@ impl Standing {
             (false, None) => state.unlinked = Some(Instant::now()),
             (false, Some(_)) => {}
         });
+    }
+
+    /// A request was timed.
+    pub(crate) fn note_timed(&self, timed: Timed) {
+        self.with(|state| state.latency.note(timed));
+    }
+
+    /// Where the time of its latest requests went; none before one was timed.
+    pub fn latency(&self) -> Option<Latency> {
+        self.with(|state| state.latency.summary())
+    }
+
+    /// The latest request that was timed, once.
+    pub fn take_timed(&self) -> Option<Timed> {
+        self.with(|state| state.latency.take_latest())
     }
 
     /// It is over.

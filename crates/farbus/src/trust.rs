@@ -129,10 +129,10 @@ impl Trust {
     }
 
     /// The terms for whoever connects: paired hosts, asked afresh each time.
-    pub fn terms_for_guests(&self) -> Terms {
+    pub fn terms_for_guests(&self, protocols: &[Protocol]) -> Terms {
         let for_gate = self.clone();
         let is_paired = move |key: &Fingerprint| for_gate.peer(key).is_some();
-        self.terms(Accepts::Known(Arc::new(is_paired)), &[Protocol::UsbIp, Protocol::Control, Protocol::Session])
+        self.terms(Accepts::Known(Arc::new(is_paired)), protocols)
     }
 }
 

@@ -1,6 +1,7 @@
 //! How a process gets at what needs rights: by itself, or by the half that kept them.
 
 use std::io;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -57,6 +58,21 @@ impl Hands {
             }
         };
         peer.link_over(fd).map_err(failed)
+    }
+
+    /// A socket for datagrams to a paired host, and where that may be.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub fn datagrams(&self, host: &str) -> Result<(UdpSocket, SocketAddr), LinkError> {
+        let failed = |source| LinkError { address: host.to_owned(), source };
+        match self {
+            Hands::Own => reach::datagrams(host, reach::announced),
+            Hands::Through(broker) => {
+                let (to, fd) = broker.ask(&Question::Datagrams { host: host.to_owned() }, None).map_err(failed)?;
+                Ok((fd.ok_or_else(|| failed(io::Error::other("no socket came along")))?.into(), to))
+            }
+        }
     }
 
     /// Listens for programs at `place`; a socket's path is removed at the latest when this process has ended.

@@ -1,6 +1,7 @@
 //! The confined half's end.
 
 use std::io::{self, Read, Seek};
+use std::net::UdpSocket;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -68,6 +69,15 @@ impl Broker {
     /// What the system or the mandate says against it.
     pub fn listen(&self, place: &Place) -> io::Result<Entrance> {
         Ok(Entrance::passed(self.ask_for_descriptor(&Question::Listen { place: place.clone() })?, place))
+    }
+
+    /// A socket for datagrams at an address that is listened at, on the port that became of it.
+    ///
+    /// # Errors
+    /// What the system or the mandate says against it.
+    pub fn listen_for_datagrams(&self, place: &Place, port: u16) -> io::Result<UdpSocket> {
+        let question = Question::ListenDatagrams { place: place.clone(), port };
+        Ok(self.ask_for_descriptor(&question)?.into())
     }
 
     /// Listens for programs.

@@ -22,6 +22,8 @@ pub(super) enum Question {
     InheritUsb { bus: u32, device: u32 },
     GivenBack { bus: u32, device: u32 },
     Connect { host: String, time_max_ms: u64 },
+    Datagrams { host: String },
+    ListenDatagrams { place: Place, port: u16 },
     Explain { user: String, reason: String },
     MayPlug,
     Plug { device_id: u32, speed: String },

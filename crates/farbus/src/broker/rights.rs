@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -181,6 +181,19 @@ impl Rights {
                 let connected = reach::dial(&host, time_max, crate::nearby::find);
                 let (connection, peer) = connected.map_err(|error| error.source)?;
                 Ok((json!(peer), Some(connection)))
+            }
+            Question::Datagrams { host } => {
+                self.hold(opened(&self.mandate).hosts.contains(&host), || format!("{host} is nobody to connect to"))?;
+                let (socket, to) = reach::datagrams(&host, crate::nearby::find).map_err(|error| error.source)?;
+                Ok((json!(to), Some(socket.into())))
+            }
+            Question::ListenDatagrams { place, port } => {
+                let is_meant = opened(&self.mandate).listen.contains(&place);
+                self.hold(is_meant, || format!("{place} is not listened at"))?;
+                let Place::Address(address) = place else { return Err(refused("a path has no datagrams".into())) };
+                let is_its_port = [0, port].contains(&address.port());
+                self.hold(is_its_port, || format!("port {port} is not listened at"))?;
+                passed(UdpSocket::bind((address.ip(), port))?)
             }
             Question::Explain { user, reason } => {
                 self.hold(!opened(&self.mandate).hosts.is_empty(), || "nothing is attached".to_owned())?;
@@ -369,6 +382,8 @@ mod tests {
         let everything = [
             Question::Config,
             Question::Listen { place: "127.0.0.1:0".parse().unwrap() },
+            Question::ListenDatagrams { place: "127.0.0.1:0".parse().unwrap(), port: 53 },
+            Question::Datagrams { host: "lab3:3240".into() },
             Question::Listen { place: "unix:/run/docker.sock".parse().unwrap() },
             Question::ListenAt { place: Place::Socket("/run/docker.sock".into()) },
             Question::ListenAt { place: Place::Address("0.0.0.0:0".parse().unwrap()) },

@@ -22,6 +22,7 @@ use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::{DiskMode, OpenedDisk};
+use crate::over::Over;
 use crate::place::{Place, Protocol, plain_name};
 use crate::redir::{Gate, Lent, RedirAttachment};
 use crate::standing::Standing;
@@ -77,6 +78,9 @@ pub struct AttachArgs {
     /// hosts that are not paired; else 60 with fuse and nbd, and 20 with kernel and redir. Its exporter has to be a farbus.
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
+    /// Over what links of its session are made: 'quic' for networks that lose much or change their address; with paired hosts.
+    #[arg(long, value_name = "WAY", default_value = Over::Tcp.as_str())]
+    over: Over,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
@@ -172,6 +176,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     };
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
     let mut client = Client::for_host(&target.address, hands)?;
+    client.travel(args.over);
     if let Some(seconds) = args.grace {
         client.outlive(Duration::from_secs(seconds));
     }
@@ -598,6 +603,7 @@ impl Shown {
             used_s: state.since.map(|since| since.elapsed().as_secs_f64()).unwrap_or_default(),
             mode: state.mode.map(DiskMode::as_str),
             link_lost_s: None,
+            latency: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
         let device = device.with_standing(state.standing.as_ref());

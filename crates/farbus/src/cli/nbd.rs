@@ -169,6 +169,7 @@ impl Shown {
             reason: None,
             mode: None,
             link_lost_s: None,
+            latency: None,
             // They are counted together.
             meters: (at == 0).then(|| self.meters.read()),
         });

@@ -14,6 +14,7 @@ use crate::control::{Answer, Question, ask_all};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  farbus status\n  farbus status --history            who had what, and how it ended\n  \
+    farbus status --latency            where the time of requests goes: device, bus, network\n  \
     farbus status --json | jq '.[].devices[] | {name, state, user, since: .used_s, waiting, history}'"
 )]
 pub struct StatusArgs {
@@ -23,6 +24,9 @@ pub struct StatusArgs {
     /// Show who had the devices that are shared here.
     #[arg(long, conflicts_with = "json")]
     history: bool,
+    /// Show where the time of requests goes on what is attached here in sessions.
+    #[arg(long, conflicts_with_all = ["json", "history"])]
+    latency: bool,
 }
 
 /// Type text on a shared keyboard.
@@ -63,6 +67,10 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
     }
     if args.history {
         print_history(&running);
+        return Ok(());
+    }
+    if args.latency {
+        print_latency(&running);
         return Ok(());
     }
     let mut table = table(&["NAME", "BUS", "WHAT", "STATE", "PEER", "SINCE", "WAIT", "URBS", "IN", "OUT", "PID"]);
@@ -114,6 +122,28 @@ fn print_history(running: &[Value]) {
         }
     }
     print_table(&table);
+}
+
+/// Median and 99th percentile of each stage.
+fn print_latency(running: &[Value]) {
+    let mut table = table(&["NAME", "TIMED", "ALL", "NETWORK", "BUS", "BACK END"]);
+    let of = |stage: &Value| {
+        let ms =
+            |percentile: &str| stage[percentile].as_f64().map_or("?".to_owned(), |us| format!("{:.3}", us / 1000.0));
+        format!("{} / {} ms", ms("p50"), ms("p99"))
+    };
+    let mut is_empty = true;
+    for device in running.iter().flat_map(devices_of).filter(|device| !device["latency"].is_null()) {
+        let latency = &device["latency"];
+        let stages = ["all_us", "network_us", "bus_us", "back_end_us"].map(|stage| of(&latency[stage]));
+        let head = [text(&device["name"]), latency["samples"].to_string()];
+        table.add_row(head.into_iter().chain(stages).collect::<Vec<_>>());
+        is_empty = false;
+    }
+    match is_empty {
+        true => println!("Nothing is attached here in a session, or it was not used yet."),
+        false => print_table(&table),
+    }
 }
 
 fn text(value: &Value) -> String {

@@ -1,7 +1,7 @@
 //! `farbus share`.
 
 use std::fs::File;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use farbus_session::native::control::Mode;
 use farbus_session::registry::{BlockFace, Renew};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use tracing::warn;
 
 use super::Failure;
 use super::confined::{give_rights_away, start_broker};
@@ -223,8 +224,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         share.listen_at(entrance, None).map_err(Failure::local)?;
         say(format!("listening on {}   (Ctrl-C ends)", place.as_host()));
     }
-    if let Some(Secure { listener, address, trust }) = secure {
-        share.listen_secure_on(listener, trust).map_err(Failure::local)?;
+    if let Some(Secure { listener, datagrams, address, trust }) = secure {
+        share.listen_secure_on(listener, datagrams, trust).map_err(Failure::local)?;
         say(format!("listening on {address} for paired hosts, encrypted   (Ctrl-C ends)"));
     }
     let follower = real.map(|real| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
@@ -260,6 +261,7 @@ fn bind_plain(told: &str, mode: SocketMode) -> Result<(Entrance, Place), Failure
 /// Where paired hosts come to.
 struct Secure {
     listener: Listener,
+    datagrams: Option<UdpSocket>,
     address: SocketAddr,
     trust: Trust,
 }
@@ -275,7 +277,9 @@ fn bind_secure(told: &str) -> Result<Secure, Failure> {
         }
     }
     let (listener, address) = result?;
-    Ok(Secure { listener, address, trust })
+    let datagrams = UdpSocket::bind(address);
+    let datagrams = datagrams.inspect_err(|error| warn!(%address, %error, "no QUIC: its port is not to be had")).ok();
+    Ok(Secure { listener, datagrams, address, trust })
 }
 
 fn bind(address: SocketAddr) -> Result<(Listener, SocketAddr), Failure> {

@@ -6,6 +6,7 @@
 
 mod block;
 mod claims;
+mod congestion;
 mod cuts;
 mod daemon;
 mod demo;
@@ -21,6 +22,7 @@ mod nbd;
 mod network;
 mod observe;
 mod owner;
+mod quic;
 mod redir;
 mod redir_links;
 mod redir_migrate;

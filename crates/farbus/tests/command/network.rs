@@ -19,18 +19,18 @@ const MIB: u64 = 1 << 20;
 const SILENCE_MAX: Duration = Duration::from_secs(5 + 5);
 
 /// Two hosts and the router between them, each a network namespace. Dropping it removes all.
-struct Network {
-    near: String,
-    router: String,
-    far: String,
+pub struct Network {
+    pub near: String,
+    pub router: String,
+    pub far: String,
 }
 
 /// The address of the far end.
-const FAR: &str = "10.111.3.2";
+pub const FAR: &str = "10.111.3.2";
 
 impl Network {
     /// `None` where this machine does not let us.
-    fn lay(name: &str) -> Option<Self> {
+    pub fn lay(name: &str) -> Option<Self> {
         let named = |part: &str| format!("farbus-{}-{name}-{part}", std::process::id());
         let network = Self { near: named("near"), router: named("router"), far: named("far") };
         let (near, router, far) = (&network.near, &network.router, &network.far);
@@ -69,12 +69,12 @@ impl Drop for Network {
     }
 }
 
-fn ip(arguments: &str) -> bool {
+pub fn ip(arguments: &str) -> bool {
     Command::new("ip").args(arguments.split(' ')).output().is_ok_and(|output| output.status.success())
 }
 
 /// `farbus` inside a namespace of the network alone: mounts are seen by all.
-fn command_in(house: &House, namespace: &str, arguments: &[&str]) -> Command {
+pub fn command_in(house: &House, namespace: &str, arguments: &[&str]) -> Command {
     let program = env!("CARGO_BIN_EXE_farbus");
     let namespace = format!("--net=/run/netns/{namespace}");
     let arguments = [&[namespace.as_str(), program], arguments].concat();

@@ -16,7 +16,7 @@ use farbus::device_port::DevicePort;
 use farbus::host::RemoteDisk;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::harness::{House, PATIENCE, Running, Share, finish, has, wait_until};
+use super::harness::{House, PATIENCE, Running, Share, finish, has, has_program, wait_until};
 
 /// `farbus share WHAT… --listen unix:PATH`, and the path.
 fn share_at_socket(house: &House, what: &[&str]) -> (Share, PathBuf) {
@@ -56,6 +56,17 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
     let user = format!("user {} (process ", rustix::process::getuid().as_raw());
     assert!(device["user"].as_str().unwrap_or_default().starts_with(&user), "{device}");
     assert_eq!(device["mode"], "exclusive");
+    if has("nbdcopy", has_program("nbdcopy")) {
+        let uri = format!("nbd+unix:///?socket={}", socket.display());
+        let copied = finish(house.command_of(Path::new("nbdcopy"), &[&uri, "null:"]), PATIENCE);
+        assert_eq!(copied.code, Some(0), "{copied:?}");
+        let told = house.run(&["status", "--latency"]);
+        assert!(told.stdout.contains("BACK END") && told.stdout.contains("disk"), "{told:?}");
+        let told = house.json(&["status", "--json"]);
+        let attached = told.as_array().unwrap().iter().find(|it| it["role"] == "attach").expect("it is attached");
+        let latency = &attached["devices"][0]["latency"];
+        assert!(latency["back_end_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{latency}");
+    }
     let second = house.run(&["attach", &share.target("disk"), "--via", "nbd"]);
     assert_eq!(second.code, Some(3), "{second:?}");
     attach.signal(Signal::INT);
@@ -67,6 +78,11 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
     let mut plain = client.open_disk(&share.library_target("disk")).unwrap();
     plain.write(512, vec![7; 512].into()).unwrap();
     drop(plain);
+    let is_free = || {
+        let status = house.json(&["status", "--json"]);
+        status[0]["devices"][1]["state"] == "available"
+    };
+    wait_until(PATIENCE, "the claim", is_free);
     // Sessions unless somebody says otherwise.
     let mut disk = Client::default().open_disk(&share.library_target("disk")).unwrap();
     assert_eq!(read(&mut disk, 512, 512), [7; 512]);
@@ -157,6 +173,10 @@ fn a_session_at_a_socket_outlives_its_links() {
         assert!(cutter.cut() >= 2, "it was in use");
         assert_eq!(read(&mut disk, round * 4096, 4096), [round as u8; 4096]);
     }
+    let DevicePort::Session(port) = disk.port_mut() else { panic!("it is in a session") };
+    let latency = port.ask(|linked| linked.standing().latency()).expect("the first request was timed");
+    assert!(latency.samples > 0 && latency.back_end_us.p99 > 0.0, "{latency:?}");
+    assert!(latency.all_us.p99 >= latency.back_end_us.p50 + latency.network_us.p50, "{latency:?}");
 }
 
 #[test]

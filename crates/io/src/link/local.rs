@@ -243,7 +243,9 @@ mod tests {
         let begin = format!("user {user} (process {}, connection ", std::process::id());
         assert!(one.link.peer().starts_with(&begin) && one.link.peer() != two.link.peer(), "{}", one.link.peer());
         listener.shut_down();
-        assert!(listener.try_accept().is_err(), "it is over");
+        let late = dial(&path, Duration::from_secs(5)).unwrap_err();
+        assert_eq!(late.source.kind(), io::ErrorKind::ConnectionRefused, "nobody is let in any more");
+        assert!(listener.try_accept().unwrap().is_none());
         drop(listener);
         let error = dial(&path, Duration::from_secs(5)).unwrap_err();
         assert_eq!((error.source.kind(), error.address.starts_with("unix:/")), (io::ErrorKind::NotFound, true));

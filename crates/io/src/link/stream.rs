@@ -5,6 +5,7 @@ use std::io::{self, IoSlice};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::net::{self, RecvFlags, sockopt};
@@ -27,6 +28,8 @@ pub struct Link {
     fd: OwnedFd,
     peer: String,
     tls: Option<Arc<Tls>>,
+    /// Of a link that a thread bridges to what really carries it: set once that was lost without a farewell.
+    is_lost: Option<Arc<AtomicBool>>,
 }
 
 /// Why there is no link.
@@ -87,12 +90,12 @@ impl Link {
         sockopt::set_tcp_keepintvl(&fd, KEEPALIVE_INTERVAL)?;
         sockopt::set_tcp_keepcnt(&fd, KEEPALIVE_PROBES)?;
         sockopt::set_tcp_user_timeout(&fd, UNACKNOWLEDGED_MS_MAX)?;
-        Ok(Self { fd, peer: peer.to_string(), tls: None })
+        Ok(Self { fd, peer: peer.to_string(), tls: None, is_lost: None })
     }
 
     /// A connected Unix socket, whoever connected it.
     pub fn over_local(fd: OwnedFd, peer: &str) -> Self {
-        Self { fd, peer: peer.to_owned(), tls: None }
+        Self { fd, peer: peer.to_owned(), tls: None, is_lost: None }
     }
 
     /// A pair of connected Unix sockets: a link, and the other end for somebody else.
@@ -102,7 +105,13 @@ impl Link {
     pub fn pair(peer: &str) -> io::Result<(Self, OwnedFd)> {
         let flags = net::SocketFlags::CLOEXEC;
         let (ours, theirs) = net::socketpair(net::AddressFamily::UNIX, net::SocketType::STREAM, flags, None)?;
-        Ok((Self { fd: ours, peer: peer.to_owned(), tls: None }, theirs))
+        Ok((Self { fd: ours, peer: peer.to_owned(), tls: None, is_lost: None }, theirs))
+    }
+
+    /// One end of a pair, whose other end a thread carries to an encrypted peer and back. It sets `is_lost` before it closes its end if
+    /// the peer did not end it.
+    pub fn bridged(fd: OwnedFd, peer: String, is_lost: Arc<AtomicBool>) -> Self {
+        Self { fd, peer, tls: None, is_lost: Some(is_lost) }
     }
 
     /// The same link encrypted, once the handshake that `connection` begins has come to its end.
@@ -132,7 +141,7 @@ impl Link {
 
     /// Whether what is said on it can be read by others.
     pub fn is_encrypted(&self) -> bool {
-        self.tls.is_some()
+        self.tls.is_some() || self.is_lost.is_some()
     }
 
     /// Gives the peer another name: who it is, once that is known.
@@ -150,7 +159,12 @@ impl Link {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self { fd: self.fd.try_clone()?, peer: self.peer.clone(), tls: self.tls.clone() })
+        Ok(Self {
+            fd: self.fd.try_clone()?,
+            peer: self.peer.clone(),
+            tls: self.tls.clone(),
+            is_lost: self.is_lost.clone(),
+        })
     }
 
     /// Receives what is there, waiting for it as the socket's timeout allows. 0: the peer has ended.
@@ -160,7 +174,7 @@ impl Link {
     /// are not the peer's, and `UnexpectedEof` for an end that the peer did not announce.
     pub fn receive(&self, to: &mut [u8]) -> io::Result<usize> {
         match &self.tls {
-            None => receive_from(&self.fd, to, RecvFlags::empty()),
+            None => self.held_to_its_end(receive_from(&self.fd, to, RecvFlags::empty())),
             Some(tls) => tls.receive(&self.fd, to, RecvFlags::empty()),
         }
     }
@@ -171,13 +185,21 @@ impl Link {
     /// As [`Link::receive`].
     pub fn try_receive(&self, to: &mut [u8]) -> io::Result<Option<usize>> {
         let Some(tls) = &self.tls else {
-            return would_block_is_none(receive_from(&self.fd, to, RecvFlags::DONTWAIT));
+            return would_block_is_none(self.held_to_its_end(receive_from(&self.fd, to, RecvFlags::DONTWAIT)));
         };
         let received = would_block_is_none(tls.receive(&self.fd, to, RecvFlags::DONTWAIT))?;
         if received.is_none() {
             tls.is_drained();
         }
         Ok(received)
+    }
+
+    /// An end that the peer did not mean is none.
+    fn held_to_its_end(&self, received: io::Result<usize>) -> io::Result<usize> {
+        match (&received, &self.is_lost) {
+            (Ok(0), Some(is_lost)) if is_lost.load(Ordering::Acquire) => Err(io::ErrorKind::TimedOut.into()),
+            _ => received,
+        }
     }
 
     /// The first byte that arrived, left where it is; `None` if there is none, or there never will be. Of a bare link only: what
@@ -282,7 +304,7 @@ mod tests {
         let (ours, theirs) = Link::pair("test").unwrap();
         let mut space = [0; 8];
         assert_eq!(ours.try_receive(&mut space).unwrap(), None);
-        let other = Link { fd: theirs, peer: String::new(), tls: None };
+        let other = Link { fd: theirs, peer: String::new(), tls: None, is_lost: None };
         assert_eq!(other.try_send(&[IoSlice::new(b"ab"), IoSlice::new(b"c")]).unwrap(), Some(3));
         assert_eq!(ours.receive(&mut space).unwrap(), 3);
         other.shut_down();

@@ -177,6 +177,7 @@ const CALLS: &[u32] = &[
     nr::__NR_writev,
     nr::__NR_recvfrom,
     nr::__NR_recvmsg,
+    nr::__NR_recvmmsg,
     nr::__NR_sendto,
     nr::__NR_sendmsg,
     nr::__NR_accept4,

@@ -14,6 +14,7 @@ mod name;
 mod pake;
 mod peers;
 mod provider;
+mod quic;
 mod random;
 mod tls;
 
@@ -25,5 +26,6 @@ pub use identity::Identity;
 pub use name::{NotAName, host_name, name_from};
 pub use pake::{Code, Exchange, NotACode, Proofs, Side};
 pub use peers::{Grant, Peer, Peers};
+pub use quic::{QuicDoor, QuicServer};
 pub use random::fill_random;
 pub use tls::{Accepts, HandshakeError, Protocol, Secured, Terms};

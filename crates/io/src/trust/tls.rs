@@ -38,8 +38,17 @@ pub enum Protocol {
     Session,
 }
 
+/// What TLS calls a peer that has no name: it is not sent.
+pub(super) const NO_NAME: &str = "farbus";
+
 impl Protocol {
     const ALL: [Protocol; 4] = [Protocol::UsbIp, Protocol::Control, Protocol::Pairing, Protocol::Session];
+
+    /// What was agreed on.
+    pub(super) fn named(agreed: Option<&[u8]>) -> Result<Self, HandshakeError> {
+        let is_it = |protocol: &Protocol| agreed == Some(protocol.name().as_bytes());
+        Protocol::ALL.into_iter().find(is_it).ok_or(HandshakeError::NoProtocol)
+    }
 
     /// Its name on the wire.
     pub const fn name(self) -> &'static str {
@@ -161,7 +170,7 @@ impl HandshakeError {
         Some(Self::of_tls(inner.clone()))
     }
 
-    fn of_tls(error: Error) -> Self {
+    pub(super) fn of_tls(error: Error) -> Self {
         match error {
             Error::AlertReceived(AlertDescription::AccessDenied | AlertDescription::CertificateRequired) => {
                 Self::Refused
@@ -183,15 +192,21 @@ impl Terms {
     /// [`HandshakeError`].
     pub fn accept(&self, link: Link) -> Result<Secured, HandshakeError> {
         let gate = Arc::new(Gate::new(self.accepts.clone()));
+        let config = self.server_config(&gate);
+        let connection = ServerConnection::new(Arc::new(config)).map_err(HandshakeError::Rules)?;
+        self.meet(link, connection.into(), &gate)
+    }
+
+    /// Of one handshake, which `gate` judges.
+    pub(super) fn server_config(&self, gate: &Arc<Gate>) -> ServerConfig {
         let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
-        let builder = builder.expect("ring has TLS 1.3").with_client_cert_verifier(Arc::<Gate>::clone(&gate));
+        let builder = builder.expect("ring has TLS 1.3").with_client_cert_verifier(Arc::<Gate>::clone(gate));
         let mut config = builder.with_cert_resolver(Arc::new(Shown(self.identity.certified())));
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
         config.alpn_protocols = self.names();
-        let connection = ServerConnection::new(Arc::new(config)).map_err(HandshakeError::Rules)?;
-        self.meet(link, connection.into(), &gate)
+        config
     }
 
     /// Meets the peer that this host has connected to.
@@ -204,18 +219,24 @@ impl Terms {
 
     fn connect_showing(&self, link: Link, shown: Arc<CertifiedKey>) -> Result<Secured, HandshakeError> {
         let gate = Arc::new(Gate::new(self.accepts.clone()));
+        let config = self.client_config(&gate, shown);
+        let name = ServerName::try_from(NO_NAME).expect("a name");
+        let connection = ClientConnection::new(Arc::new(config), name).map_err(HandshakeError::Rules)?;
+        self.meet(link, connection.into(), &gate)
+    }
+
+    /// Of one handshake, which `gate` judges.
+    pub(super) fn client_config(&self, gate: &Arc<Gate>, shown: Arc<CertifiedKey>) -> ClientConfig {
         let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let builder = builder.expect("ring has TLS 1.3").dangerous();
-        let builder = builder.with_custom_certificate_verifier(Arc::<Gate>::clone(&gate));
+        let builder = builder.with_custom_certificate_verifier(Arc::<Gate>::clone(gate));
         let mut config = builder.with_client_cert_resolver(Arc::new(Shown(shown)));
         config.resumption = Resumption::disabled();
         config.enable_early_data = false;
         // No name is sent and none is looked at: the key alone says who it is.
         config.enable_sni = false;
         config.alpn_protocols = self.names();
-        let name = ServerName::try_from("farbus").expect("a name");
-        let connection = ClientConnection::new(Arc::new(config), name).map_err(HandshakeError::Rules)?;
-        self.meet(link, connection.into(), &gate)
+        config
     }
 
     fn names(&self) -> Vec<Vec<u8>> {
@@ -229,8 +250,7 @@ impl Terms {
             error
         })?;
         let agreed = link.ask_tls(|tls| tls.alpn_protocol().map(<[u8]>::to_owned)).flatten();
-        let named = |protocol: &Protocol| agreed.as_deref() == Some(protocol.name().as_bytes());
-        let protocol = Protocol::ALL.into_iter().find(named).ok_or(HandshakeError::NoProtocol)?;
+        let protocol = Protocol::named(agreed.as_deref())?;
         let peer = gate.seen().ok_or(HandshakeError::Stranger(None))?;
         Ok(Secured { link, peer, protocol })
     }
@@ -267,7 +287,7 @@ const ED25519_KEY_INFO: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x
 
 /// Lets through whoever has an accepted key: for one handshake, of either side.
 #[derive(Debug)]
-struct Gate {
+pub(super) struct Gate {
     accepts: Accepts,
     verdict: Mutex<Option<Verdict>>,
 }
@@ -280,7 +300,7 @@ struct Verdict {
 }
 
 impl Gate {
-    fn new(accepts: Accepts) -> Self {
+    pub fn new(accepts: Accepts) -> Self {
         Self { accepts, verdict: Mutex::default() }
     }
 
@@ -313,8 +333,18 @@ impl Gate {
         })
     }
 
-    fn seen(&self) -> Option<Fingerprint> {
+    pub fn seen(&self) -> Option<Fingerprint> {
         self.verdict.lock().unwrap_or_else(PoisonError::into_inner).map(|verdict| verdict.fingerprint)
+    }
+
+    /// What it found wrong with the peer's certificate itself.
+    pub fn objection(&self) -> Option<HandshakeError> {
+        let verdict = *self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+        match verdict {
+            Some(Verdict { fingerprint, is_known: false, .. }) => Some(HandshakeError::Stranger(Some(fingerprint))),
+            Some(Verdict { fingerprint, is_in_date: false, .. }) => Some(HandshakeError::OutOfDate(fingerprint)),
+            _ => None,
+        }
     }
 
     fn explain(&self, failure: HandshakeFailure) -> HandshakeError {

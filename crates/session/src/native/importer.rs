@@ -10,6 +10,7 @@ use farbus_wire::native::{
 
 use farbus_wire::snapshot::{Reader, Writer};
 
+use super::timing::Timed;
 use crate::Reject;
 
 /// What came of a greeting.
@@ -58,6 +59,11 @@ pub trait Attached {
 
     /// Where it stands.
     fn state(&self) -> &State;
+
+    /// Where the time of the latest request went that was timed and has not been told yet. A class that times none has none.
+    fn poll_timed(&mut self) -> Option<Timed> {
+        None
+    }
 
     /// Gives the device back; its exporter answers with the end.
     fn close(&mut self);

@@ -8,6 +8,7 @@
 //! | [`served_block`], [`served_usb`] | a device of ours that a session serves |
 //! | [`remote_block`], [`remote_usb`] | a device of theirs that a session brings |
 //! | [`served_observer`], [`remote_observer`] | copies of what a USB device sends to its user |
+//! | [`timing`] | which requests are timed, and where their time went |
 //! | `slots` | requests in flight, by their tag |
 //!
 //! A device of another class is one more [`Served`] and one more [`Attached`], and nothing else changes: `examples/third_class.rs` is one.
@@ -32,6 +33,7 @@ pub mod served_block;
 pub mod served_observer;
 pub mod served_usb;
 mod slots;
+pub mod timing;
 
 /// The bytes of it: what a greeting and a device's own class have to say.
 pub use farbus_wire::native::{
@@ -47,3 +49,4 @@ pub use remote_usb::RemoteUsb;
 pub use served_block::ServedBlock;
 pub use served_observer::ServedObserver;
 pub use served_usb::ServedUsb;
+pub use timing::{ReadClock, Timed};

@@ -7,17 +7,16 @@ use farbus_model::{
 };
 use farbus_wire::native::block::{self, Description};
 use farbus_wire::native::control::{Cause, Close, Credit, End, Open, Opened};
-use farbus_wire::native::frame::{Head, RESIDENCE_BYTES, Residence};
+use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
 
 use super::importer::{Attached, State};
 use super::slots::Slots;
+use super::timing::{Timed, Timing, split_residence};
 use crate::Reject;
 
 /// Bytes of an [`Opened`]: far more than a disk's description has.
 const OPENED_BYTES_MAX: usize = 4096;
-/// One request in so many is timed: often enough for a median within a second, too seldom to be seen in a throughput.
-const TIMED_ONE_IN: u32 = 64;
 
 /// A block device on another host. It is opened when it is made; until that is answered requests wait.
 #[derive(Debug)]
@@ -44,17 +43,7 @@ pub struct RemoteBlock {
     flushed: u64,
     /// Writes that were answered may be lost: the next flush says so.
     is_undurable: bool,
-    until_timed: u32,
-    residence: Option<Timed>,
-}
-
-/// How long one request took, and where.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timed {
-    /// From its submission here to its end here, ns.
-    pub total_ns: u64,
-    /// What its exporter said.
-    pub residence: Residence,
+    timing: Timing,
 }
 
 #[derive(Debug)]
@@ -68,6 +57,8 @@ struct Flight {
     missing: u32,
     submitted: Instant,
     is_timed: bool,
+    /// As its reply began, whose data may take further frames.
+    residence: Option<Residence>,
 }
 
 impl RemoteBlock {
@@ -90,8 +81,7 @@ impl RemoteBlock {
             changed: 0,
             flushed: 0,
             is_undurable: false,
-            until_timed: 0,
-            residence: None,
+            timing: Timing::default(),
         };
         remote.ask_to_open();
         remote
@@ -105,11 +95,6 @@ impl RemoteBlock {
     /// Requests in flight, those that wait among them.
     pub fn in_flight(&self) -> usize {
         self.slots.len() + self.held.len()
-    }
-
-    /// The last request that was timed.
-    pub fn poll_timed(&mut self) -> Option<Timed> {
-        self.residence.take()
     }
 
     fn ask_to_open(&mut self) {
@@ -147,10 +132,10 @@ impl RemoteBlock {
             BlockOp::Flush => covers = self.first_change_in_flight().unwrap_or(order),
             BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes => self.changed = self.next_order,
         }
-        let is_timed = self.until_timed == 0;
-        self.until_timed = if is_timed { TIMED_ONE_IN - 1 } else { self.until_timed - 1 };
+        let is_timed = self.timing.is_due(now);
         let missing = if request.op == BlockOp::Read { request.length } else { 0 };
-        let flight = Flight { request, order, covers, data: Vec::new(), missing, submitted: now, is_timed };
+        let flight =
+            Flight { request, order, covers, data: Vec::new(), missing, submitted: now, is_timed, residence: None };
         let tag = self.slots.put(flight);
         self.say(tag);
     }
@@ -241,20 +226,16 @@ impl RemoteBlock {
             return Err(Reject::new("tag", tag.into(), "a reply answers a request"));
         };
         let mut body = arrived.body;
-        let mut residence = None;
         if kind == Kind::Reply {
             if !flight.data.is_empty() || flags.timed != flight.is_timed {
                 return Err(Reject::new("tag", tag.into(), "a request is answered once, and timed if it was to be"));
             }
             if flags.timed {
-                let bytes = body.split_front(RESIDENCE_BYTES);
-                let bytes: Result<[u8; RESIDENCE_BYTES], _> = bytes.contiguous().as_ref().try_into();
-                let short = |_| Reject::new("residence", 0, "a timed reply begins with one");
-                residence = Some(Residence::from_bytes(bytes.map_err(short)?));
+                flight.residence = Some(split_residence(&mut body)?);
             }
             if !flags.plain {
                 let error = block::decode_reply(&body.contiguous())?;
-                self.end(now, tag, Err(error), residence, done);
+                self.end(now, tag, Err(error), done);
                 return Ok(());
             }
         } else if flight.data.is_empty() {
@@ -268,24 +249,17 @@ impl RemoteBlock {
         }
         flight.data.push(body);
         if !flags.more {
-            self.end(now, tag, Ok(()), residence, done);
+            self.end(now, tag, Ok(()), done);
         }
         Ok(())
     }
 
-    fn end(
-        &mut self,
-        now: Instant,
-        tag: u16,
-        result: Result<(), StoreError>,
-        residence: Option<Residence>,
-        done: &mut Completions<BlockDone>,
-    ) {
-        let Flight { request, data, submitted, covers, .. } = self.slots.remove(tag).expect("it is in flight");
+    fn end(&mut self, now: Instant, tag: u16, result: Result<(), StoreError>, done: &mut Completions<BlockDone>) {
+        let Flight { request, data, submitted, covers, residence, .. } =
+            self.slots.remove(tag).expect("it is in flight");
         self.bytes -= cost(&request);
         if let Some(residence) = residence {
-            let total_ns = u64::try_from((now - submitted).as_nanos()).unwrap_or(u64::MAX);
-            self.residence = Some(Timed { total_ns, residence });
+            self.timing.note(now - submitted, residence);
         }
         done.push(match result {
             Ok(()) if request.op == BlockOp::Flush && std::mem::take(&mut self.is_undurable) => {
@@ -407,6 +381,10 @@ impl Attached for RemoteBlock {
 
     fn state(&self) -> &State {
         &self.state
+    }
+
+    fn poll_timed(&mut self) -> Option<Timed> {
+        self.timing.take()
     }
 
     fn close(&mut self) {

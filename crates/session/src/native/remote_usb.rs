@@ -10,13 +10,14 @@ use farbus_model::{
 use farbus_wire::native::control::{
     Cause, Close, Credit, End, Inherit, LUGGAGE_BYTES_MAX, LUGGAGE_NAME_BYTES, Open, Opened,
 };
-use farbus_wire::native::frame::{Head, RESIDENCE_BYTES};
+use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::usb::{self, Description, Reply};
 use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
 
 use super::importer::{Attached, Movable, State};
 use super::slots::Slots;
+use super::timing::{Timed, Timing, split_residence};
 use crate::Reject;
 use crate::importer::note_selection;
 
@@ -50,6 +51,9 @@ pub struct RemoteUsb {
     opened: Vec<Payload>,
     settling: Settling,
     next_own_id: u64,
+    timing: Timing,
+    /// The moment of the call that is under way: what leaves in it may be timed from then on.
+    now: Instant,
 }
 
 /// What has to be over before a user's requests go on.
@@ -79,6 +83,10 @@ struct Flight {
     is_answered: bool,
     /// It is withdrawn for our own reasons: if it has nothing by then it waits here, and its asker hears nothing of it.
     is_taken_back: bool,
+    /// When it left, if it is timed. It is not written down: in another process it is not timed.
+    timed: Option<Instant>,
+    /// As its reply began, whose data may take further frames.
+    residence: Option<Residence>,
 }
 
 impl Flight {
@@ -95,6 +103,8 @@ impl Flight {
             is_withdrawing: false,
             is_answered: false,
             is_taken_back: false,
+            timed: None,
+            residence: None,
         }
     }
 }
@@ -130,6 +140,8 @@ impl RemoteUsb {
             opened: Vec::new(),
             settling: Settling::No,
             next_own_id: OWN_ID_FIRST,
+            timing: Timing::default(),
+            now: Instant::ZERO,
         };
         remote.ask_to_open();
         remote
@@ -216,8 +228,10 @@ impl RemoteUsb {
         let (urgency, flow) = self.way_of(urb.endpoint, kind);
         let part = usb::request_part(&urb, kind);
         self.bytes += u64::from(urb.length);
-        let tag = self.slots.put(Flight::new(Some(urb)));
-        let head = Head::new(Kind::Request, self.attachment, tag);
+        let timed = self.timing.is_due(self.now).then_some(self.now);
+        let tag = self.slots.put(Flight { timed, ..Flight::new(Some(urb)) });
+        let mut head = Head::new(Kind::Request, self.attachment, tag);
+        head.flags.timed = timed.is_some();
         self.outbox.push_back(Message { head, part, payload, urgency, flow, done_at: None });
     }
 
@@ -324,7 +338,7 @@ impl RemoteUsb {
         flight.has_begun = true;
         let mut body = arrived.body;
         if kind == Kind::Reply && flags.timed {
-            body.split_front(RESIDENCE_BYTES);
+            flight.residence = Some(split_residence(&mut body)?);
         }
         if let Some(urb) = &flight.urb {
             if kind == Kind::Reply && !flags.plain {
@@ -368,6 +382,9 @@ impl RemoteUsb {
     fn finish(&mut self, tag: u16, done: &mut Completions) {
         let flight = self.slots.get_mut(tag).expect("it is in flight");
         flight.is_answered = true;
+        if let (Some(left), Some(residence)) = (flight.timed, flight.residence) {
+            self.timing.note(self.now - left, residence);
+        }
         let is_taken_back = flight.is_taken_back && self.is_still && flight.urb.is_some();
         self.bytes -= flight.cost;
         let (urb, head, data) = (flight.urb.take(), flight.head.take(), std::mem::take(&mut flight.data));
@@ -471,7 +488,8 @@ impl Device for RemoteUsb {
         &self.selection
     }
 
-    fn submit(&mut self, _now: Instant, mut urb: InFlight, done: &mut Completions) {
+    fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+        self.now = now;
         if let State::Ended(end) = &self.state {
             return done.push(urb.fail(status_of(end.cause)));
         }
@@ -535,7 +553,8 @@ impl Device for RemoteUsb {
 impl Attached for RemoteUsb {
     type Done = Completions;
 
-    fn handle_arrived(&mut self, _now: Instant, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
+        self.now = now;
         let kind = arrived.head.kind;
         match kind {
             Kind::Opened => self.handle_opened(arrived, done),
@@ -578,6 +597,10 @@ impl Attached for RemoteUsb {
 
     fn state(&self) -> &State {
         &self.state
+    }
+
+    fn poll_timed(&mut self) -> Option<Timed> {
+        self.timing.take()
     }
 
     fn close(&mut self) {

@@ -13,6 +13,7 @@ use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
 use farbus_wire::native::{Arrived, Flow, Kind, Lane, Message, Part, Urgency};
 
 use super::exporter::{Bequest, Served, Unmovable};
+use super::timing::ReadClock;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
@@ -34,6 +35,7 @@ pub struct ServedBlock<D> {
     bytes: u64,
     give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
     pass_on: Option<PassOn<D>>,
+    clock: Option<ReadClock>,
 }
 
 /// Takes a device that is handed over as it is; says whether it waits for its heir.
@@ -75,6 +77,7 @@ impl<D: BlockDevice> ServedBlock<D> {
             bytes: 0,
             give_back: Some(Box::new(give_back)),
             pass_on: None,
+            clock: None,
         }
     }
 
@@ -83,6 +86,19 @@ impl<D: BlockDevice> ServedBlock<D> {
     pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Bequest) -> bool + Send + 'static) -> Self {
         self.pass_on = Some(Box::new(pass_on));
         self
+    }
+
+    /// The same, whose stay with the device is measured with `clock`; without one all of a turn happens in the moment that it began at,
+    /// and a device that answers before its call returns takes no time.
+    #[must_use]
+    pub fn timed_by(mut self, clock: ReadClock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// The moment, for a request that is timed.
+    fn moment(&self, now: Instant, is_timed: bool) -> Instant {
+        self.clock.as_ref().filter(|_| is_timed).map_or(now, |clock| clock())
     }
 
     fn begin(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
@@ -138,7 +154,9 @@ impl<D: BlockDevice> ServedBlock<D> {
             flight.arriving = Some(Box::new(arriving));
             return Ok(());
         }
-        flight.begun = now;
+        let is_timed = flight.is_timed;
+        let begun = self.moment(now, is_timed);
+        self.flights.get_mut(&tag).expect("looked at just now").begun = begun;
         let Arriving { mut request, data: before, .. } = arriving;
         request.payload = if before.is_empty() { data } else { Payload::joined(before.into_iter().chain([data])) };
         match self.device.info().check(&request) {
@@ -165,6 +183,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         let flight = self.flights.remove(&tag).expect("a device has what was in flight");
         self.bytes -= u64::from(flight.cost);
         let mut part = Part::empty();
+        let now = self.moment(now, flight.is_timed);
         if flight.is_timed {
             let queue_ns = span_ns(flight.begun - flight.arrived);
             let residence = Residence { queue_ns, device_ns: span_ns(now - flight.begun), reply_ns: 0 };
@@ -286,5 +305,45 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         if let Some(give_back) = self.give_back.take() {
             give_back(self.device, now);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use farbus_model::StoreDevice;
+    use farbus_model::block::MemoryStore;
+    use farbus_wire::native::LaneLimits;
+    use farbus_wire::native::frame::{HEAD_BYTES, RESIDENCE_BYTES};
+
+    use super::*;
+
+    /// What the exporter says of one read's time, if it reads a clock that goes on by 10 us with each look, or none.
+    fn told(has_clock: bool) -> Residence {
+        let looks = AtomicU64::new(100);
+        let clock = move || Instant::from_nanos(looks.fetch_add(10, Ordering::Relaxed) * 1000);
+        let device = StoreDevice::new(MemoryStore::new(vec![7; 4096]));
+        let mut served = ServedBlock::new(1, device, 0, |_, _| {});
+        if has_clock {
+            served = served.timed_by(Box::new(clock));
+        }
+        let mut lane = Lane::new(LaneLimits::DEFAULT);
+        lane.handle_linked(0, &mut BufferPool::new(0)).unwrap();
+        let mut head = Head::new(Kind::Request, 1, 3);
+        head.flags.timed = true;
+        let body = block::request_part(&BlockRequest::read(BlockId(3), 0, 512)).to_vec().into();
+        served.handle_arrived(Instant::from_nanos(60_000), Arrived { head, body }, &mut lane).unwrap();
+        let sent: Vec<u8> =
+            lane.poll_transmit(Instant::from_nanos(150_000)).iter().flat_map(|run| run.to_vec()).collect();
+        assert_eq!(sent.len(), HEAD_BYTES + RESIDENCE_BYTES + 512);
+        Residence::from_bytes(*sent[HEAD_BYTES..].first_chunk().unwrap())
+    }
+
+    #[test]
+    fn a_device_that_answers_at_once_took_time_all_the_same() {
+        let measured = Residence { queue_ns: 40_000, device_ns: 10_000, reply_ns: 40_000 };
+        assert_eq!(told(true), measured);
+        assert_eq!(told(false), Residence { queue_ns: 0, device_ns: 0, reply_ns: 90_000 });
     }
 }

@@ -14,6 +14,7 @@ use farbus_wire::native::{Arrived, Flow, Kind, Lane, Message, Part, Urgency};
 use farbus_wire::usbip::DeviceRecord;
 
 use super::exporter::{Bequest, Served, Unmovable};
+use super::timing::ReadClock;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
@@ -35,6 +36,7 @@ pub struct ServedUsb<D> {
     is_resting: bool,
     give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
     pass_on: Option<PassOn<D>>,
+    clock: Option<ReadClock>,
 }
 
 /// Takes a device that is handed over as it is; says whether it waits for its heir.
@@ -105,6 +107,7 @@ impl<D: Device> ServedUsb<D> {
             is_resting: false,
             give_back: Some(Box::new(give_back)),
             pass_on: None,
+            clock: None,
         }
     }
 
@@ -113,6 +116,19 @@ impl<D: Device> ServedUsb<D> {
     pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Bequest) -> bool + Send + 'static) -> Self {
         self.pass_on = Some(Box::new(pass_on));
         self
+    }
+
+    /// The same, whose stay with the device is measured with `clock`; without one all of a turn happens in the moment that it began at,
+    /// and a device that answers before its call returns takes no time.
+    #[must_use]
+    pub fn timed_by(mut self, clock: ReadClock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// The moment, for a request that is timed.
+    fn moment(&self, now: Instant, is_timed: bool) -> Instant {
+        self.clock.as_ref().filter(|_| is_timed).map_or(now, |clock| clock())
     }
 
     fn begin(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
@@ -200,7 +216,9 @@ impl<D: Device> ServedUsb<D> {
             flight.arriving = Some(Box::new(arriving));
             return Ok(());
         }
-        flight.begun = now;
+        let is_timed = flight.is_timed;
+        let begun = self.moment(now, is_timed);
+        self.flights.get_mut(&tag).expect("looked at just now").begun = begun;
         let before = arriving.data;
         let data = if before.is_empty() { data } else { Payload::joined(before.into_iter().chain([data])) };
         match arriving.request {
@@ -289,6 +307,7 @@ impl<D: Device> ServedUsb<D> {
         head.flags.plain = outcome.is_none();
         head.flags.timed = flight.is_timed;
         let mut part = Part::empty();
+        let now = self.moment(now, flight.is_timed);
         if flight.is_timed {
             let queue_ns = span_ns(flight.begun - flight.arrived);
             let residence = Residence { queue_ns, device_ns: span_ns(now - flight.begun), reply_ns: 0 };

@@ -197,6 +197,9 @@ impl<A: Attached> World<A> {
             rest = &rest[count..];
             while let Some(arrived) = self.importer.poll_arrived().expect("an honest exporter") {
                 self.remote.handle_arrived(self.now, arrived, done).expect("an honest exporter");
+                if let Some(timed) = self.remote.poll_timed() {
+                    assert!(timed.total_ns >= timed.bus_ns() + timed.device_ns(), "no stage is longer than the whole");
+                }
             }
         }
     }

@@ -127,6 +127,7 @@ impl Kept {
     fn new(spec: Attach, hands: &Hands) -> std::io::Result<Self> {
         // Whoever waits for one host does not keep the others waiting.
         let mut client = Client::through(hands.apart()?);
+        client.travel(spec.over);
         if let Some(grace) = spec.grace {
             client.outlive(grace);
         }
@@ -202,6 +203,7 @@ impl Kept {
             reason: self.spec.reason.clone(),
             mode: state.mode.map(DiskMode::as_str),
             link_lost_s: None,
+            latency: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
         let status = status.with_standing(state.standing.as_ref());

@@ -21,6 +21,7 @@ use crate::allow::Network;
 use crate::broker::Mandate;
 use crate::client::Target;
 use crate::opened_disk::DiskMode;
+use crate::over::Over;
 use crate::place::{Place, Protocol, SocketMode};
 use crate::sessions::GRACE_MAX;
 use crate::wanted::Wanted;
@@ -74,6 +75,8 @@ pub struct Attach {
     pub mode: DiskMode,
     /// How long it outlives its link, if somebody says so.
     pub grace: Option<Duration>,
+    /// Over what its links are made.
+    pub over: Over,
     /// What for.
     pub reason: Option<String>,
 }
@@ -168,6 +171,7 @@ struct AttachTable {
     listen: Option<Spanned<String>>,
     mode: Option<Spanned<String>>,
     grace: Option<Spanned<u64>>,
+    over: Option<Spanned<String>>,
     reason: Option<String>,
 }
 
@@ -402,7 +406,9 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
         return Err((Some(word.span()), message.into()));
     }
     let grace = table.grace.map(grace_from).transpose()?;
-    Ok(Attach { target, via, at: table.at.map(Spanned::into_inner), place, mode, grace, reason: table.reason })
+    let over = table.over.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    let at = table.at.map(Spanned::into_inner);
+    Ok(Attach { target, via, at, place, mode, grace, over, reason: table.reason })
 }
 
 fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
@@ -578,6 +584,7 @@ mod tests {
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, fuse, nbd, redir and auto"),
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nmode = \"write\"", "4:8", "exclusive (one who may write)"),
             ("[[attach]]\ntarget = \"a/b\"\nmode = \"read\"", "3:8", "via = \"fuse\" and via = \"nbd\""),
+            ("[[attach]]\ntarget = \"a/b\"\nover = \"udp\"", "3:8", "tcp and quic"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = 121", "3:9", "wait 120 s"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = \"long\"", "3:9", "expected u64"),
             ("[[attach]]\ntarget = \"a/b\"\nsocket = \"/s\"", "3:10", "via = \"redir\""),

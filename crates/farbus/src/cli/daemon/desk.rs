@@ -235,7 +235,7 @@ impl Desk {
             stays
         });
         for (asked, is_secure, entrance) in fresh {
-            let begun = self.begin(entrance, is_secure, &config.allow);
+            let begun = self.begin(entrance, &asked, is_secure, &config.allow);
             let place = begun.map_err(|error| listen_failure(&asked, &error))?;
             changes.added.push(place.as_host());
             has.listeners.push(Listens { asked, place, is_secure });
@@ -243,11 +243,15 @@ impl Desk {
         Ok(())
     }
 
-    fn begin(&self, entrance: Entrance, is_secure: bool, allow: &[Network]) -> std::io::Result<Place> {
+    fn begin(&self, entrance: Entrance, asked: &Place, is_secure: bool, allow: &[Network]) -> std::io::Result<Place> {
         let place = entrance.place()?;
         match (self.trust.as_ref().filter(|_| is_secure), entrance) {
             (Some(trust), Entrance::Tcp(listener)) => {
-                self.share.listen_secure_on(listener, trust.clone()).map(|()| place)
+                let port = listener.address()?.port();
+                let datagrams = self.broker.listen_for_datagrams(asked, port);
+                let datagrams =
+                    datagrams.inspect_err(|error| warn!(%place, %error, "no QUIC: its port is not to be had"));
+                self.share.listen_secure_on(listener, datagrams.ok(), trust.clone()).map(|()| place)
             }
             (_, entrance) => {
                 entrance.never_wait()?;

@@ -1,0 +1,149 @@
+//! A link that others fill (Netbus, Figure 8, in short): nothing fails, and what is small and urgent goes on.
+
+use std::fs::File;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus::client::{Client, Target};
+use farbus::host::Port;
+use farbus::model::{EpAddr, Payload, Setup, Status, Urb, UrbId};
+use farbus::session_port::SessionPort;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use super::harness::{House, Running, Share, has};
+use super::network::{FAR, Network, command_in, ip};
+
+const LINK_MBIT: u64 = 20;
+/// What a stranger's flow takes of it, %.
+const TAKEN: u64 = 95;
+const SPAN: Duration = Duration::from_secs(3);
+/// A quarter of a second is when a key press is felt to be late; a busy machine adds its own.
+const LATE: Duration = Duration::from_secs(1);
+
+/// Does something on a thread that is in a network namespace.
+fn on_host<T: Send>(namespace: &str, act: impl FnOnce() -> T + Send) -> T {
+    let enter = || {
+        let namespace = File::open(format!("/run/netns/{namespace}")).unwrap();
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        act()
+    };
+    thread::scope(|scope| scope.spawn(enter).join().unwrap())
+}
+
+/// A third host at the router. Dropping it removes it.
+struct Stranger(String);
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        ip(&format!("netns del {}", self.0));
+    }
+}
+
+/// `None` where this machine has no such host or no way to shape a link.
+fn stranger(network: &Network) -> Option<Stranger> {
+    let (stranger, router) = (Stranger(format!("{}-stranger", network.near)), &network.router);
+    let name = &stranger.0;
+    let steps = [
+        format!("netns add {name}"),
+        format!("-n {name} link add cable type veth peer name stranger netns {router}"),
+        format!("-n {name} addr add 10.111.4.2/24 dev cable"),
+        format!("-n {router} addr add 10.111.4.1/24 dev stranger"),
+        format!("-n {router} link set stranger up"),
+        format!("-n {name} link set cable up"),
+        format!("-n {name} route add default via 10.111.4.1"),
+        format!("netns exec {router} tc qdisc add dev near root tbf rate {LINK_MBIT}mbit burst 64kb latency 30ms"),
+    ];
+    let is_there = steps.iter().all(|step| ip(step));
+    is_there.then_some(stranger)
+}
+
+/// How long each of one kind of small transfer took.
+fn pulses(target: &Target, urb: impl Fn(UrbId) -> Urb) -> Vec<Duration> {
+    let mut client = Client::default();
+    client.outlive(Duration::from_secs(20));
+    let linked = client.session(target, Duration::ZERO).unwrap().expect("a session was asked for");
+    let mut port = SessionPort::new(linked);
+    port.submit(Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty));
+    assert_eq!(port.wait(None).unwrap().unwrap().status, Status::Ok);
+    let (began, mut took) = (Instant::now(), Vec::new());
+    while began.elapsed() < SPAN {
+        let asked = Instant::now();
+        port.submit(urb(UrbId(took.len() as u64 + 1)));
+        let done = port.wait(None).unwrap().expect("it is answered");
+        assert_eq!(done.status, Status::Ok);
+        took.push(asked.elapsed());
+        thread::sleep(Duration::from_millis(5));
+    }
+    took.sort_unstable();
+    took
+}
+
+#[test]
+fn a_link_that_is_taken_starves_neither_interrupts_nor_control_and_fails_nobody() {
+    let network = Network::lay("taken");
+    if !has("network namespaces", network.is_some()) {
+        return;
+    }
+    let network = network.expect("looked at just now");
+    let Some(stranger) = stranger(&network) else {
+        has("shaper of links", false);
+        return;
+    };
+    let house = House::alone();
+    let disk = format!("disk:{}", house.image("far.img", 64 << 20).display());
+    let arguments = ["share", "zero", "zero", &disk, "--listen", &format!("{FAR}:0")];
+    let share = Share::follow(Running::start(command_in(&house, &network.far, &arguments)));
+    let [interrupts, controls, disk] = ["zero", "zero2", "disk"].map(|name| share.library_target(name));
+    let is_over = AtomicBool::new(false);
+    let (interrupts, controls, read_bytes, flood_bytes) = thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            on_host(&stranger.0, || {
+                let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                let (began, mut sent) = (Instant::now(), 0);
+                while !is_over.load(Ordering::Acquire) {
+                    let due = began.elapsed().as_micros() as u64 * LINK_MBIT / 8 * TAKEN / 100;
+                    while sent < due {
+                        // What is lost on its way is what congestion is.
+                        let _ = socket.send_to(&[0; 1200], "10.111.2.2:9");
+                        sent += 1242;
+                    }
+                    thread::sleep(Duration::from_millis(1));
+                }
+                sent
+            })
+        });
+        let near = &network.near;
+        let interrupts =
+            scope.spawn(|| on_host(near, || pulses(&interrupts, |id| Urb::data_in(id, EpAddr::from_byte(0x82), 64))));
+        let controls = scope.spawn(|| {
+            let descriptor = |id| Urb::control(id, Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
+            on_host(near, || pulses(&controls, descriptor))
+        });
+        let reads = scope.spawn(|| {
+            on_host(near, || {
+                let mut client = Client::default();
+                client.outlive(Duration::from_secs(20));
+                let mut disk = client.open_disk(&disk).unwrap();
+                let (began, mut read) = (Instant::now(), 0);
+                while began.elapsed() < SPAN {
+                    read += disk.read(read % (60 << 20), 64 << 10).expect("no read fails").len() as u64;
+                }
+                read
+            })
+        });
+        let (interrupts, controls) = (interrupts.join().unwrap(), controls.join().unwrap());
+        let read = reads.join().unwrap();
+        is_over.store(true, Ordering::Release);
+        (interrupts, controls, read, flood.join().unwrap())
+    });
+    for (what, took) in [("interrupts", &interrupts), ("control", &controls)] {
+        let p99 = took[took.len() * 99 / 100];
+        println!("{what}: {} in {SPAN:?}, median {:?}, p99 {p99:?}", took.len(), took[took.len() / 2]);
+        assert!(took.len() >= 10 && p99 < LATE, "{what}: {} of them, p99 {p99:?}", took.len());
+    }
+    println!("{read_bytes} bytes read beside {flood_bytes} of the stranger's");
+    assert!(read_bytes > 0);
+}

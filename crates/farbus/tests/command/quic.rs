@@ -1,0 +1,111 @@
+//! Sessions over QUIC: with the same keys, through the same door, on networks that are worse.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use super::harness::{House, PATIENCE, Running, finish, has, has_program};
+use super::network::{FAR, Network, command_in, ip};
+use super::trust::{Host, hosts, next_code, pair};
+
+const BYTES: usize = 4 << 20;
+
+/// A file that is not the same in any two places.
+fn pattern(house: &House) -> std::path::PathBuf {
+    let path = house.path("pattern");
+    let words = (0..BYTES as u64 / 8).flat_map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+    std::fs::write(&path, words.collect::<Vec<u8>>()).unwrap();
+    path
+}
+
+fn copy(command: Command) {
+    let copied = finish(command, PATIENCE);
+    assert_eq!(copied.code, Some(0), "{copied:?}");
+}
+
+#[test]
+fn a_paired_host_s_disk_is_had_over_quic() {
+    if !has("nbdcopy", has_program("nbdcopy")) {
+        return;
+    }
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "all"]);
+    let what = format!("disk:{}", house.image("far.img", BYTES as u64).display());
+    let share = lab3.start(&["share", &what, "--listen", "none", "--secure", "127.0.0.1:0"]);
+    let line = share.wait_for_line("for paired hosts");
+    let (address, socket) = (line.split_whitespace().nth(2).unwrap(), house.path("far.sock"));
+    let arguments = ["attach", "lab3/disk", "--over", "quic", "--address", address, "--via", "nbd", "--socket"];
+    let mut attach = desk.start(&[&arguments[..], &[socket.to_str().unwrap()]].concat());
+    attach.wait_for_line("attached");
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let (from, to) = (pattern(&house), house.path("back"));
+    copy(house.command_of(Path::new("nbdcopy"), &["--flush", from.to_str().unwrap(), &uri]));
+    copy(house.command_of(Path::new("nbdcopy"), &[&uri, to.to_str().unwrap()]));
+    assert!(std::fs::read(&from).unwrap() == std::fs::read(&to).unwrap(), "what was written is read");
+    assert!(std::fs::read(&from).unwrap() == std::fs::read(house.path("far.img")).unwrap());
+    let status = lab3.json(&["status", "--json"]);
+    assert_eq!(status[0]["devices"][0]["state"], "in use", "{status}");
+    assert!(status[0]["devices"][0]["user"].as_str().is_some_and(|user| user.starts_with("desk (")), "{status}");
+    // A door that is closed is closed for those who are in, too.
+    lab3.ok(&["unpair", "desk"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
+
+    let stranger = desk.run(&["attach", "127.0.0.1/disk", "--over", "quic", "--via", "nbd", "--grace", "5"]);
+    assert!(stranger.code == Some(1) && stranger.stderr.contains("QUIC is for paired hosts"), "{stranger:?}");
+    let plain = desk.run(&["attach", "lab3/disk", "--over", "quic", "--via", "nbd", "--grace", "0"]);
+    assert!(plain.code == Some(1) && plain.stderr.contains("QUIC carries sessions"), "{plain:?}");
+}
+
+/// Half a network: 5 % of what is sent is lost each way, and the importer gets another address under way.
+#[test]
+fn a_session_over_quic_goes_on_from_another_address_and_over_a_network_that_loses_much() {
+    let network = Network::lay("quic");
+    if !has("network namespaces", network.is_some()) || !has("nbdcopy", has_program("nbdcopy")) {
+        return;
+    }
+    let network = network.expect("looked at just now");
+    let house = House::alone();
+    let [lab3, desk] = hosts(&house);
+    let there = |host: &Host<'_>, arguments: &[&str]| host.equip(command_in(&house, &network.far, arguments));
+    let here = |host: &Host<'_>, arguments: &[&str]| host.equip(command_in(&house, &network.near, arguments));
+    let listen = format!("{FAR}:0");
+    let mut waiting = Running::start(there(&lab3, &["pair", "--listen", &listen, "--allow", "disk", "--json"]));
+    let (address, code) = next_code(&waiting);
+    let paired = finish(here(&desk, &["pair", &address, &code]), PATIENCE);
+    assert_eq!((paired.code, waiting.wait_for_end(PATIENCE)), (Some(0), Some(0)), "{paired:?}");
+    let what = format!("disk:{}", house.image("far.img", BYTES as u64).display());
+    let share = Running::start(there(&lab3, &["share", &what, "--listen", "none", "--secure", &listen]));
+    let line = share.wait_for_line("for paired hosts");
+    let address = line.split_whitespace().nth(2).unwrap();
+    let is_lossy = [&network.near, &network.far].map(|host| {
+        let words = format!("netns exec {host} tc qdisc add dev cable root netem loss 5% delay 2ms");
+        ip(&words)
+    });
+    let from = pattern(&house);
+    for over in ["tcp", "quic"] {
+        let socket = house.path(&format!("{over}.sock"));
+        let arguments = ["attach", "lab3/disk", "--over", over, "--address", address, "--via", "nbd", "--socket"];
+        let mut attach = Running::start(here(&desk, &[&arguments[..], &[socket.to_str().unwrap()]].concat()));
+        attach.wait_for_line("attached");
+        let uri = format!("nbd+unix:///?socket={}", socket.display());
+        let began = Instant::now();
+        let write = || copy(house.command_of(Path::new("nbdcopy"), &["--flush", from.to_str().unwrap(), &uri]));
+        write();
+        println!("{over}, loss {is_lossy:?}: 4 MiB written in {:?}", began.elapsed());
+        if over == "quic" {
+            // Another network: the old address is gone before the new one is there.
+            assert!(ip(&format!("-n {} addr del 10.111.2.2/24 dev cable", network.near)));
+            assert!(ip(&format!("-n {} addr add 10.111.2.77/24 dev cable", network.near)));
+            assert!(ip(&format!("-n {} route replace default via 10.111.2.1", network.near)));
+            let began = Instant::now();
+            write();
+            println!("{over}: from another address in {:?}", began.elapsed());
+            assert!(!attach.log().contains("the link was lost"), "the same link goes on: {}", attach.log());
+        }
+        attach.signal(rustix::process::Signal::INT);
+        assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+    }
+    assert!(std::fs::read(&from).unwrap() == std::fs::read(house.path("far.img")).unwrap());
+}

@@ -1,0 +1,445 @@
+//! QUIC between hosts that know each other's keys: a second way for sessions, for networks that lose much or change their address.
+//!
+//! Keys, certificates and ALPN are those of TLS over TCP (`tls.rs`). A connection carries one link: one stream that the importer opens,
+//! lane 0. A link of ours is a descriptor, and QUIC lives in a runtime: a thread carries bytes between the stream and one end of a socket
+//! pair, whose other end is the link. That costs a hop each way, which is why this is the second choice.
+//!
+//! An importer is done with its handshake before its key has been looked at (RFC 8446 §2). So an exporter that lets it in says so: by an
+//! empty stream of its own.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::Poll;
+use std::thread;
+use std::time::Duration;
+
+use quinn::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
+use quinn::{
+    ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, IdleTimeout, Incoming, RecvStream, SendStream,
+    ServerConfig, TokioRuntime, TransportConfig, VarInt,
+};
+use rustls::{AlertDescription, Error};
+use tokio::net::UnixStream;
+use tokio::runtime::{self, Runtime};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::tls::{Gate, HandshakeError, NO_NAME, Protocol, Secured, Terms};
+use crate::link::Link;
+
+/// A peer that is silent for so long is lost, as over TCP: a session tries for another link then.
+const IDLE_MAX: Duration = Duration::from_secs(4);
+/// How often a quiet link says that it is there: two such words may be lost.
+const KEEP_ALIVE: Duration = Duration::from_millis(1_200);
+/// How long the last bytes of a link may take to arrive.
+const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(2);
+/// Codes of a transport error that stand for an alert of TLS (RFC 9001 §4.8).
+const CRYPTO_ERROR: std::ops::Range<u64> = 0x100..0x200;
+
+/// Who is behind a socket at which paired hosts arrive.
+pub trait QuicDoor: Send + Sync + 'static {
+    /// The terms on which whoever comes now is met.
+    fn terms(&self) -> Terms;
+
+    /// Whether somebody at this address, which was shown to be its own, is met at all. If so, [`QuicDoor::met`] follows.
+    fn may_enter(&self, from: SocketAddr) -> bool;
+
+    /// What came of it. It does not wait: others are served on this thread.
+    fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr);
+}
+
+/// A UDP socket that is served by a thread of its own, until it is told to close; links that came through it go on as long as they live.
+#[derive(Clone, Debug)]
+pub struct QuicServer {
+    close: Arc<Notify>,
+}
+
+impl QuicServer {
+    /// Serves whoever comes to `socket`.
+    ///
+    /// # Errors
+    /// If the system has no more threads or descriptors.
+    pub fn start(socket: UdpSocket, door: Arc<impl QuicDoor>) -> io::Result<Self> {
+        let close = Arc::<Notify>::default();
+        let for_thread = Arc::clone(&close);
+        let runtime = runtime()?;
+        thread::Builder::new().name("quic".into()).spawn(move || {
+            runtime.block_on(async {
+                if let Err(error) = serve(socket, &door, &for_thread).await {
+                    debug!(%error, "QUIC is not served");
+                }
+            });
+        })?;
+        Ok(Self { close })
+    }
+
+    /// Nobody is let in any more.
+    pub fn close(&self) {
+        self.close.notify_one();
+    }
+}
+
+fn runtime() -> io::Result<Runtime> {
+    runtime::Builder::new_current_thread().enable_all().build()
+}
+
+async fn serve(socket: UdpSocket, door: &Arc<impl QuicDoor>, close: &Notify) -> io::Result<()> {
+    let any = Arc::new(Gate::new(door.terms().accepts));
+    let config = server_config(&door.terms(), &any).map_err(io::Error::other)?;
+    let endpoint = Endpoint::new(EndpointConfig::default(), Some(config), socket, Arc::new(TokioRuntime))?;
+    let mut closing = pin!(close.notified());
+    loop {
+        let mut arriving = pin!(endpoint.accept());
+        let next = poll_fn(|context| match closing.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => arriving.as_mut().poll(context),
+        });
+        let Some(incoming) = next.await else { break };
+        // Whoever borrows another's address does not answer there, costs nothing, and is not taken for that other.
+        if !incoming.remote_address_validated() {
+            if let Err(error) = incoming.retry() {
+                error.into_incoming().ignore();
+            }
+            continue;
+        }
+        if !door.may_enter(incoming.remote_address()) {
+            incoming.refuse();
+            continue;
+        }
+        tokio::spawn(meet(incoming, Arc::clone(door)));
+    }
+    endpoint.set_server_config(None);
+    endpoint.wait_idle().await;
+    Ok(())
+}
+
+async fn meet(incoming: Incoming, door: Arc<impl QuicDoor>) {
+    let (from, terms) = (incoming.remote_address(), door.terms());
+    let gate = Arc::new(Gate::new(terms.accepts.clone()));
+    let met = timeout(terms.limits.time_max, admitted(incoming, &terms, &gate)).await;
+    match met.unwrap_or(Err(HandshakeError::TooSlow)) {
+        Ok((secured, bridge)) => {
+            door.met(Ok(secured), from);
+            bridge.carry().await;
+        }
+        Err(error) => door.met(Err(error), from),
+    }
+}
+
+async fn admitted(incoming: Incoming, terms: &Terms, gate: &Arc<Gate>) -> Result<(Secured, Bridge), HandshakeError> {
+    let config = server_config(terms, gate)?;
+    let connecting = incoming.accept_with(Arc::new(config)).map_err(|error| explain(gate, error))?;
+    let connection = connecting.await.map_err(|error| explain(gate, error))?;
+    let mut welcome = connection.open_uni().await.map_err(|error| explain(gate, error))?;
+    // A stream that was just opened can be finished.
+    let _ = welcome.finish();
+    // Nothing is known of the importer's stream before it says something.
+    Bridge::build(connection, None, gate)
+}
+
+impl Terms {
+    /// Meets the host at `to`, to which `socket` may send. The socket may change its address while the link lives.
+    ///
+    /// # Errors
+    /// [`HandshakeError`].
+    pub fn connect_quic(&self, socket: UdpSocket, to: SocketAddr) -> Result<Secured, HandshakeError> {
+        let (told, result) = mpsc::sync_channel(1);
+        let (terms, runtime) = (self.clone(), runtime().map_err(HandshakeError::Lost)?);
+        let carry = move || {
+            runtime.block_on(async {
+                let met = timeout(terms.limits.time_max, terms.dial(socket, to)).await;
+                match met.unwrap_or(Err(HandshakeError::TooSlow)) {
+                    Ok((secured, bridge, endpoint)) => {
+                        // Whoever does not wait any more has dropped the link, and the bridge sees its end.
+                        let _ = told.send(Ok(secured));
+                        bridge.carry().await;
+                        endpoint.wait_idle().await;
+                    }
+                    Err(error) => drop(told.send(Err(error))),
+                }
+            });
+        };
+        thread::Builder::new().name("quic".into()).spawn(carry).map_err(HandshakeError::Lost)?;
+        result.recv().unwrap_or_else(|error| Err(HandshakeError::Lost(io::Error::other(error))))
+    }
+
+    async fn dial(&self, socket: UdpSocket, to: SocketAddr) -> Result<(Secured, Bridge, Endpoint), HandshakeError> {
+        let gate = Arc::new(Gate::new(self.accepts.clone()));
+        let crypto = QuicClientConfig::try_from(self.client_config(&gate, self.identity.certified()));
+        let mut config = ClientConfig::new(Arc::new(crypto.map_err(no_suite)?));
+        config.transport_config(Arc::new(transport()));
+        let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime));
+        let endpoint = endpoint.map_err(HandshakeError::Lost)?;
+        let wrong = |error| HandshakeError::Lost(io::Error::other(error));
+        let connecting = endpoint.connect_with(config, to, NO_NAME).map_err(wrong)?;
+        let connection = connecting.await.map_err(|error| explain(&gate, error))?;
+        connection.accept_uni().await.map_err(|error| explain(&gate, error))?;
+        let stream = connection.open_bi().await.map_err(|error| explain(&gate, error))?;
+        let (secured, bridge) = Bridge::build(connection, Some(stream), &gate)?;
+        Ok((secured, bridge, endpoint))
+    }
+}
+
+fn server_config(terms: &Terms, gate: &Arc<Gate>) -> Result<ServerConfig, HandshakeError> {
+    let crypto = QuicServerConfig::try_from(terms.server_config(gate)).map_err(no_suite)?;
+    let mut config = ServerConfig::with_crypto(Arc::new(crypto));
+    config.transport_config(Arc::new(transport())).migration(true);
+    Ok(config)
+}
+
+fn no_suite(error: impl std::fmt::Display) -> HandshakeError {
+    HandshakeError::Rules(Error::General(error.to_string()))
+}
+
+fn transport() -> TransportConfig {
+    let mut config = TransportConfig::default();
+    config.max_idle_timeout(Some(IdleTimeout::try_from(IDLE_MAX).expect("a few seconds")));
+    config.keep_alive_interval(Some(KEEP_ALIVE));
+    // One stream a link, and a word of welcome.
+    config.max_concurrent_bidi_streams(VarInt::from_u32(1)).max_concurrent_uni_streams(VarInt::from_u32(1));
+    config.datagram_receive_buffer_size(None);
+    config
+}
+
+fn explain(gate: &Gate, error: ConnectionError) -> HandshakeError {
+    let alert_in = |code: u64| CRYPTO_ERROR.contains(&code).then_some((code & 0xff) as u8);
+    match error {
+        ConnectionError::ConnectionClosed(close) => match alert_in(close.error_code.into()) {
+            Some(alert) => HandshakeError::of_tls(Error::AlertReceived(AlertDescription::from(alert))),
+            None => HandshakeError::Lost(io::Error::other(close.to_string())),
+        },
+        ConnectionError::TransportError(error) => match (gate.objection(), alert_in(error.code.into())) {
+            (Some(objection), _) => objection,
+            (None, Some(_)) => HandshakeError::Rules(Error::General(error.to_string())),
+            (None, None) => HandshakeError::Lost(io::Error::other(error)),
+        },
+        error => HandshakeError::Lost(io::Error::other(error)),
+    }
+}
+
+/// What carries a link's bytes.
+struct Bridge {
+    connection: Connection,
+    /// None until the peer, who opens it, says something.
+    stream: Option<(SendStream, RecvStream)>,
+    end: UnixStream,
+    is_lost: Arc<AtomicBool>,
+}
+
+impl Bridge {
+    /// The link, and what carries it.
+    fn build(
+        connection: Connection,
+        stream: Option<(SendStream, RecvStream)>,
+        gate: &Gate,
+    ) -> Result<(Secured, Self), HandshakeError> {
+        let agreed = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
+        let protocol = Protocol::named(agreed.and_then(|data| data.protocol).as_deref())?;
+        let peer = gate.seen().ok_or(HandshakeError::Stranger(None))?;
+        let paired = || -> io::Result<(OwnedFd, UnixStream)> {
+            let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+            theirs.set_nonblocking(true)?;
+            Ok((ours.into(), UnixStream::from_std(theirs)?))
+        };
+        let (ours, end) = paired().map_err(HandshakeError::Lost)?;
+        let is_lost = Arc::<AtomicBool>::default();
+        let link = Link::bridged(ours, connection.remote_address().to_string(), Arc::clone(&is_lost));
+        Ok((Secured { link, peer, protocol }, Self { connection, stream, end, is_lost }))
+    }
+
+    /// Until both ends have said their last, or the way is lost.
+    async fn carry(self) {
+        let Self { connection, stream, mut end, is_lost } = self;
+        let stream = match stream {
+            Some(stream) => Ok(stream),
+            None => connection.accept_bi().await,
+        };
+        if let Ok((mut send, recv)) = stream {
+            let mut stream = tokio::io::join(recv, &mut send);
+            let carried = tokio::io::copy_bidirectional(&mut stream, &mut end).await;
+            drop(stream);
+            if carried.is_ok() {
+                // What was sent last is to arrive before the connection is closed.
+                let _ = timeout(LAST_WORDS_TIME_MAX, send.stopped()).await;
+            }
+        }
+        // A peer that has closed meant it.
+        let was_closed = matches!(connection.close_reason(), None | Some(ConnectionError::ApplicationClosed(_)));
+        is_lost.store(!was_closed, Ordering::Release);
+        connection.close(VarInt::from_u32(0), b"");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::net::Ipv4Addr;
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+    use crate::trust::tls::Accepts;
+    use crate::trust::{Fingerprint, Identity, limits};
+
+    type Met = Result<Secured, HandshakeError>;
+
+    struct Host {
+        identity: Arc<Identity>,
+        accepts: Accepts,
+        is_closed: AtomicBool,
+        met: Mutex<Sender<Met>>,
+    }
+
+    impl QuicDoor for Host {
+        fn terms(&self) -> Terms {
+            terms(&self.identity, self.accepts.clone())
+        }
+
+        fn may_enter(&self, from: SocketAddr) -> bool {
+            assert_eq!(from.ip(), Ipv4Addr::LOCALHOST);
+            !self.is_closed.load(Ordering::Acquire)
+        }
+
+        fn met(self: Arc<Self>, met: Met, _from: SocketAddr) {
+            self.met.lock().unwrap().send(met).unwrap();
+        }
+    }
+
+    fn terms(identity: &Arc<Identity>, accepts: Accepts) -> Terms {
+        let identity = Arc::clone(identity);
+        Terms { identity, accepts, protocols: vec![Protocol::Session], limits: limits::HANDSHAKE }
+    }
+
+    fn identity() -> (Arc<Identity>, Fingerprint) {
+        let identity = Arc::new(Identity::generate());
+        let fingerprint = identity.fingerprint();
+        (identity, fingerprint)
+    }
+
+    fn socket() -> UdpSocket {
+        UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()
+    }
+
+    fn house(identity: &Arc<Identity>, accepts: Accepts) -> (Arc<Host>, QuicServer, SocketAddr, Receiver<Met>) {
+        let (met, to_us) = channel();
+        let (is_closed, met) = (AtomicBool::new(false), Mutex::new(met));
+        let host = Arc::new(Host { identity: Arc::clone(identity), accepts, is_closed, met });
+        let socket = socket();
+        let at = socket.local_addr().unwrap();
+        (Arc::clone(&host), QuicServer::start(socket, host).unwrap(), at, to_us)
+    }
+
+    fn pass(from: &Link, to: &Link, bytes: &[u8]) {
+        let mut sent = 0;
+        let mut arrived = Vec::new();
+        let mut space = [0; 4096];
+        while arrived.len() < bytes.len() {
+            if sent < bytes.len() {
+                sent += from.try_send(&[IoSlice::new(&bytes[sent..])]).unwrap().unwrap_or(0);
+            }
+            if let Some(count) = to.try_receive(&mut space).unwrap() {
+                assert!(count > 0, "it is no end");
+                arrived.extend_from_slice(&space[..count]);
+            } else {
+                thread::sleep(Duration::from_micros(100));
+            }
+        }
+        assert!(arrived == bytes);
+    }
+
+    #[test]
+    fn bytes_pass_both_ways_and_an_end_is_an_end() {
+        let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
+        let (host, server, at, met) = house(&theirs, Accepts::One(our_key));
+        let near = terms(&ours, Accepts::One(their_key)).connect_quic(socket(), at).unwrap();
+        let far = met.recv().unwrap().unwrap();
+        assert_eq!((near.peer, far.peer), (their_key, our_key));
+        assert_eq!((near.protocol, far.protocol), (Protocol::Session, Protocol::Session));
+        assert!(near.link.is_encrypted() && far.link.is_encrypted());
+        let bytes: Vec<u8> = (0..300_000u32).map(|at| (at * 31) as u8).collect();
+        pass(&near.link, &far.link, &bytes);
+        pass(&far.link, &near.link, &bytes);
+        // What is there goes on when nobody else is let in.
+        host.is_closed.store(true, Ordering::Release);
+        assert!(terms(&ours, Accepts::One(their_key)).connect_quic(socket(), at).is_err());
+        server.close();
+        pass(&near.link, &far.link, &bytes);
+        drop(near);
+        assert_eq!(far.link.receive(&mut [0; 8]).unwrap(), 0, "a farewell");
+    }
+
+    #[test]
+    fn a_stranger_and_an_impostor_are_told_apart() {
+        let ((ours, our_key), (theirs, their_key), (_, other_key)) = (identity(), identity(), identity());
+        let (_host, _server, at, met) = house(&theirs, Accepts::One(other_key));
+        let refused = terms(&ours, Accepts::One(their_key)).connect_quic(socket(), at).unwrap_err();
+        assert!(matches!(refused, HandshakeError::Refused), "{refused:?}");
+        let stranger = met.recv().unwrap().unwrap_err();
+        assert!(matches!(stranger, HandshakeError::Stranger(Some(key)) if key == our_key), "{stranger:?}");
+        let impostor = terms(&ours, Accepts::One(other_key)).connect_quic(socket(), at).unwrap_err();
+        assert!(matches!(impostor, HandshakeError::Stranger(Some(key)) if key == their_key), "{impostor:?}");
+    }
+
+    /// Carries datagrams between an importer and `to`, from another address of its own whenever it is told so; loses one in 20.
+    fn roaming(to: SocketAddr) -> (SocketAddr, Arc<AtomicBool>, Arc<AtomicBool>) {
+        let (here, moves, is_down) = (socket(), Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        let at = here.local_addr().unwrap();
+        here.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let (is_told, falls_silent) = (Arc::clone(&moves), Arc::clone(&is_down));
+        thread::spawn(move || {
+            let (mut there, mut near, mut count, mut space) = (socket(), None, 0u32, [0; 2048]);
+            there.set_nonblocking(true).unwrap();
+            loop {
+                if is_told.swap(false, Ordering::AcqRel) {
+                    there = socket();
+                    there.set_nonblocking(true).unwrap();
+                }
+                let mut passes = || {
+                    count = count.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    (count >> 16) % 20 != 0 && !falls_silent.load(Ordering::Acquire)
+                };
+                while let Ok((bytes, from)) = here.recv_from(&mut space) {
+                    near = Some(from);
+                    if passes() {
+                        let _ = there.send_to(&space[..bytes], to);
+                    }
+                    if bytes < 600 {
+                        break;
+                    }
+                }
+                while let (Ok((bytes, _)), Some(near)) = (there.recv_from(&mut space), near) {
+                    if passes() {
+                        let _ = here.send_to(&space[..bytes], near);
+                    }
+                }
+            }
+        });
+        (at, moves, is_down)
+    }
+
+    #[test]
+    fn a_link_outlives_its_address_on_a_network_that_loses_one_in_twenty_and_no_silence() {
+        let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
+        let (_host, _server, at, met) = house(&theirs, Accepts::One(our_key));
+        let (through, moves, is_down) = roaming(at);
+        let near = terms(&ours, Accepts::One(their_key)).connect_quic(socket(), through).unwrap();
+        let far = met.recv().unwrap().unwrap();
+        let bytes: Vec<u8> = (0..100_000u32).map(|at| (at * 17) as u8).collect();
+        for _ in 0..4 {
+            pass(&near.link, &far.link, &bytes);
+            moves.store(true, Ordering::Release);
+            pass(&near.link, &far.link, &bytes);
+            pass(&far.link, &near.link, &bytes);
+        }
+        is_down.store(true, Ordering::Release);
+        let lost = far.link.receive(&mut [0; 8]).unwrap_err();
+        assert_eq!(lost.kind(), io::ErrorKind::TimedOut, "a network that is away is no farewell");
+        assert_eq!(near.link.receive(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+}
