@@ -321,8 +321,7 @@ fn who_acknowledges_what_was_not_sent_is_refused() {
     lane.send(Message::control(Kind::Open, 1, 0, Part::from(vec![7; 100])));
     let half = lane.poll_transmit(Instant::ZERO)[0].len() / 2;
     lane.handle_transmitted(half);
-    let ack =
-        |count: u64| [&Head { length: 8, ..Head::new(Kind::Ack, 0, 0) }.to_bytes()[..], &count.to_le_bytes()].concat();
+    let ack = |count: u64| Head::acknowledgement(count).to_bytes();
     let hear = |lane: &mut Lane, bytes: &[u8]| {
         lane.receive_space()[..bytes.len()].copy_from_slice(bytes);
         lane.handle_received(bytes.len());
@@ -337,6 +336,16 @@ fn who_acknowledges_what_was_not_sent_is_refused() {
     assert_eq!(hear(&mut lane, &ack(1)), Ok(false));
     assert!(lane.is_settled());
     assert_eq!(hear(&mut lane, &ack(0)).unwrap_err().field, "received", "what arrived stays so");
+}
+
+#[test]
+fn an_acknowledgement_has_no_body() {
+    let mut lane = Lane::new(LIMITS);
+    lane.handle_linked(0, &mut BufferPool::new(0)).unwrap();
+    let bytes = [&Head { length: 8, ..Head::acknowledgement(0) }.to_bytes()[..], &[0; 8]].concat();
+    lane.receive_space()[..bytes.len()].copy_from_slice(&bytes);
+    lane.handle_received(bytes.len());
+    assert_eq!(lane.poll_arrived(&mut BufferPool::new(0)).unwrap_err().field, "body length");
 }
 
 #[test]

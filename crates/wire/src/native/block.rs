@@ -1,7 +1,7 @@
-//! The block class: 24 bytes ask, 8 answer, frames' heads included (requirement N4; paper: 28 and 4).
+//! The block class: 22 bytes ask, 8 answer, frames' heads included (requirement N4; paper: 28 and 4).
 //!
 //! ```text
-//!   request   0 op  1 flags  2 (0) 2  4 length 4   8 offset 8   then the data to write
+//!   request   0 op  1 flags  2 length 4   6 offset 8   then the data to write
 //!   reply     nothing, or 0 error 1; then the data that was read
 //! ```
 
@@ -12,7 +12,7 @@ use super::reader::Reader;
 use crate::reject::Reject;
 
 /// Bytes of a request's own part.
-pub const REQUEST_BYTES: usize = 16;
+pub const REQUEST_BYTES: usize = 14;
 
 const OPS: [BlockOp; 5] = [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes];
 const DURABLE: u8 = 1;
@@ -31,8 +31,8 @@ pub fn request_part(request: &BlockRequest) -> Part {
     let mut bytes = [0; REQUEST_BYTES];
     bytes[0] = op;
     bytes[1] = if request.is_durable { DURABLE } else { 0 };
-    bytes[4..8].copy_from_slice(&request.length.to_le_bytes());
-    bytes[8..].copy_from_slice(&request.offset.to_le_bytes());
+    bytes[2..6].copy_from_slice(&request.length.to_le_bytes());
+    bytes[6..].copy_from_slice(&request.offset.to_le_bytes());
     bytes.into()
 }
 
@@ -44,7 +44,6 @@ pub fn decode_request(id: BlockId, bytes: &[u8]) -> Result<BlockRequest, Reject>
     let mut reader = Reader::new(bytes);
     let op = reader.u8("op")?;
     let flags = reader.u8("block flags")?;
-    reader.u16("reserved")?;
     let length = reader.u32("length")?;
     let offset = reader.u64("offset")?;
     if flags & !DURABLE != 0 {
@@ -143,7 +142,7 @@ mod tests {
                     (again.op, again.offset, again.length, again.is_durable),
                     (op, 5 << 40, u32::MAX, is_durable)
                 );
-                assert!(decode_request(BlockId(3), &part[..15]).is_err());
+                assert!(decode_request(BlockId(3), &part[..REQUEST_BYTES - 1]).is_err());
             }
         }
         assert_eq!(decode_request(BlockId(3), &[5; 16]).unwrap_err().field, "block flags");

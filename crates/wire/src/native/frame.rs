@@ -28,7 +28,7 @@ pub enum Kind {
     Ping,
     /// Of the link: I am.
     Pong,
-    /// Of the link: so many counted frames arrived (8 bytes).
+    /// Of the link: so many counted frames arrived ([`Head::acknowledgement`]).
     Ack,
     /// Of the session: it ends, on purpose; what is attached is given back.
     Goodbye,
@@ -177,6 +177,17 @@ impl Head {
     /// A head without flags and without a body yet.
     pub const fn new(kind: Kind, attachment: u16, tag: u16) -> Self {
         Self { kind, flags: Flags { more: false, plain: false, timed: false }, attachment, tag, length: 0 }
+    }
+
+    /// Says that so many counted frames arrived: their number's low 32 bits stand where others have attachment and tag. No more than
+    /// 2³² frames are on their way.
+    pub const fn acknowledgement(count: u64) -> Self {
+        Self::new(Kind::Ack, count as u16, (count >> 16) as u16)
+    }
+
+    /// The low 32 bits that an acknowledgement says.
+    pub const fn acknowledged(self) -> u32 {
+        (self.tag as u32) << 16 | self.attachment as u32
     }
 
     /// As it travels.
