@@ -1,5 +1,6 @@
 //! A disk of 1 GiB that is swapped under a load of random writes, as in the paper's section 7.7: is the copy the original, and how
-//! long do 30 pending requests take across the switch?
+//! long do 30 pending requests take across the switch? Quiet time is how long requests are made to wait: what the 30 took that were pending
+//! when all pointers changed, beside what 30 take without a swap.
 //!
 //! The paper held its requests for 15 ms with 30 pending, and for 3 ms with few.
 
@@ -97,6 +98,12 @@ fn write_batches(mut store: Box<dyn BlockStore>, batches: &Batches, is_over: &At
     held
 }
 
+fn middle(batches: impl Iterator<Item = (Instant, Duration)>) -> Duration {
+    let mut all: Vec<_> = batches.map(|(_, took)| took).collect();
+    all.sort_unstable();
+    all[all.len() / 2]
+}
+
 /// The middle one, the one that 99 of 100 are below, and the longest.
 fn summary(batches: impl Iterator<Item = (Instant, Duration)>) -> String {
     let mut all: Vec<_> = batches.map(|(_, took)| took).collect();
@@ -116,6 +123,7 @@ fn thirty_pending_requests_hardly_notice_a_swap_and_the_copy_is_the_original() {
         thread::spawn(move || write_batches(store, &batches, &is_over))
     };
     thread::sleep(Duration::from_secs(1));
+    let drained = middle(batches.lock().unwrap().iter().copied());
     println!("{PENDING} pending requests without a swap: {}", summary(batches.lock().unwrap().iter().copied()));
     let mut across = Vec::new();
     let mut path = first;
@@ -128,11 +136,13 @@ fn thirty_pending_requests_hardly_notice_a_swap_and_the_copy_is_the_original() {
     }
     is_over.store(true, Ordering::Relaxed);
     let held = load.join().unwrap();
-    println!(
-        "those that were pending when everybody began to use both media, or to use the new one: {across:?}; the paper: {PAPER:?}"
-    );
     check(&path, &held);
-    assert!(across.iter().min().unwrap() < &PAPER, "{across:?}");
+    let quickest = *across.iter().min().unwrap();
+    let times = quickest.as_secs_f64() / drained.as_secs_f64();
+    println!(
+        "those that were pending at the switch: {across:?}, at best {times:.2} times as long; the paper: {PAPER:?}"
+    );
+    assert!(quickest < PAPER, "{across:?}");
 }
 
 /// Swaps, and says when each phase began.
@@ -158,15 +168,16 @@ fn swap(switch: &Switch, to: &Path, journal: PathBuf, verify: bool) -> Vec<(Phas
     phases
 }
 
-/// The longest that a batch took of those that were pending when all handles went from one mode to the next.
+/// The longest that a batch took of those that were pending when all pointers changed: from the first time that everybody was held on.
 fn pending_at_the_switch(batches: &[(Instant, Duration)], phases: &[(Phase, Instant)]) -> Duration {
     for ended in phases.windows(2) {
         let during = batches.iter().copied().filter(|(at, took)| *at + *took >= ended[0].1 && *at <= ended[1].1);
         println!("  {:?}, {:?}: {}", ended[0].0, ended[1].1 - ended[0].1, summary(during));
     }
-    let switches =
-        phases.iter().filter(|(phase, _)| matches!(phase, Phase::Joining | Phase::Flipping | Phase::Releasing));
-    let pending = switches.filter_map(|(_, when)| batches.iter().find(|(at, took)| *at + *took >= *when));
+    let began = |phase| phases.iter().find(|(begun, _)| *begun == phase).map(|(_, when)| *when);
+    let [from, to] = [Phase::Flipping, Phase::Releasing].map(|phase| began(phase).expect("each phase is passed"));
+    // One that came between two batches would have found the first of the next.
+    let pending = batches.iter().filter(|(at, took)| *at + *took >= from && *at <= to + Duration::from_millis(3));
     pending.map(|(_, took)| *took).max().expect("the load goes on")
 }
 

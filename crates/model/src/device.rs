@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::descriptor::{Descriptors, Selection};
 use crate::payload::BufferPool;
 use crate::time::Instant;
+use crate::twin::Twin;
 use crate::urb::{Done, InFlight, UrbId};
 use crate::usb::Speed;
 
@@ -186,6 +187,8 @@ pub enum Command {
     Insert,
     /// Make everything durable that was acknowledged; sent before a device is withdrawn.
     Sync,
+    /// Let another device like this one take its place. Accepted, it goes on by itself: [`Twin::tell`] says what became of it.
+    Swap(Twin),
 }
 
 /// Why a [`Command`] was not carried out; a sentence for a person.
@@ -200,6 +203,7 @@ impl CommandError {
             Command::Eject => "eject",
             Command::Insert => "insert",
             Command::Sync => "sync",
+            Command::Swap(_) => "swap",
         };
         Self(format!("this device does not know '{verb}'"))
     }

@@ -24,6 +24,7 @@ pub mod payload;
 pub mod store_device;
 pub mod time;
 pub mod trace;
+pub mod twin;
 pub mod urb;
 pub mod usb;
 
@@ -36,5 +37,6 @@ pub use limits::Limits;
 pub use payload::{BufferPool, Payload};
 pub use store_device::StoreDevice;
 pub use time::Instant;
+pub use twin::{Exchange, ExchangeReport, Twin};
 pub use urb::{Done, InFlight, IsoPacket, Status, Urb, UrbFlags, UrbId};
 pub use usb::{Direction, EpAddr, Setup, Speed, TransferType};

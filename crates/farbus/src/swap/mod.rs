@@ -55,7 +55,7 @@ pub struct SwapStatus {
     pub bytes_per_s: u64,
     /// Since it began, seconds.
     pub elapsed_s: f64,
-    /// The longest that a change was made to wait, milliseconds: the quiet time.
+    /// The longest that a request was made to wait, milliseconds: the quiet time.
     pub quiet_ms: f64,
     /// Why it failed. The device is where it was then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -235,7 +235,8 @@ fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> 
         let (before, now) = (swap.phase(), clock.now());
         let step = swap.step(now);
         let after = clock.now();
-        if before == Phase::Draining {
+        // A piece is held while it is compared, everybody for the flip.
+        if matches!(before, Phase::Draining | Phase::Flipping) {
             quiet = quiet.max(after - now);
         }
         if after - shown >= LOOK_EVERY || swap.phase() != before || matches!(step, Step::Ended(_)) {
