@@ -234,7 +234,7 @@ impl Twinned {
             done: Completions::new(BufferPool::new(0)),
             stage: Stage::Preparing,
             since: now,
-            look_at: now,
+            look_at: now + LOOK_EVERY,
             untold: selected.chain(self.settings.iter().cloned()).collect(),
             telling: None,
             told: 0,
@@ -248,7 +248,6 @@ impl Twinned {
     /// Does what can be done now of the exchange.
     fn go_on(&mut self, now: Instant, done: &mut Completions) {
         while let Some(exchange) = &mut self.exchange {
-            exchange.look_at = now + LOOK_EVERY;
             match exchange.tell(now) {
                 Ok(true) => {}
                 Ok(false) if now - exchange.since > PREPARE_TIME_MAX => {
@@ -398,6 +397,15 @@ fn bit(endpoint: EpAddr) -> u32 {
     1 << endpoint.index()
 }
 
+/// Dropped in the middle of an exchange, the twin ends what it was being told.
+impl Drop for Twinned {
+    fn drop(&mut self) {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.twin.reset(exchange.look_at, &mut exchange.done);
+        }
+    }
+}
+
 impl Device for Twinned {
     fn descriptors(&self) -> &Descriptors {
         &self.descriptors
@@ -474,7 +482,8 @@ impl Device for Twinned {
         if self.device.poll_timeout().is_some_and(|at| at <= now) {
             self.with(done, |device, done| device.handle_timeout(now, done));
         }
-        if let Some(exchange) = &mut self.exchange {
+        if let Some(exchange) = self.exchange.as_mut().filter(|exchange| exchange.look_at <= now) {
+            exchange.look_at = now + LOOK_EVERY;
             exchange.twin.handle_ready(now, &mut exchange.done);
             if exchange.twin.poll_timeout().is_some_and(|at| at <= now) {
                 exchange.twin.handle_timeout(now, &mut exchange.done);
