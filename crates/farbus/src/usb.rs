@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 use farbus_io::link::{Interest, Wake, wait};
 use farbus_io::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
 use farbus_session::DeviceRecord;
+use farbus_session::twin::Twinned;
 use tracing::{info, warn};
 
 use crate::broker::Broker;
 use crate::failure::Attribute;
 use crate::share::{Share, ShareError};
+use crate::swap::twin::Plug;
 use crate::wanted::{Wanted, name};
 
 /// Why real devices are not shared.
@@ -85,6 +87,8 @@ pub struct Shared {
     devices: Vec<Tracked>,
     /// Those that cannot be had: what was said of each is said once.
     troubles: BTreeMap<Place, Trouble>,
+    /// Those whose place a twin took: this machine's, until they are plugged in again.
+    left: Vec<Place>,
     /// Who opens them, and gives them back should we be killed.
     broker: Arc<Broker>,
 }
@@ -99,6 +103,8 @@ struct Tracked {
     bus: u32,
     /// Its bus id on the wire.
     export: String,
+    /// Whether it took another's place: nobody said that it is meant, and it is.
+    is_twin: bool,
 }
 
 /// Why a device is not shared that is to be.
@@ -115,7 +121,7 @@ pub struct Trouble {
 impl Shared {
     /// Nothing yet; `broker` opens what will be.
     pub fn new(broker: Arc<Broker>) -> Self {
-        Self { wanted: Wanted::default(), devices: Vec::new(), troubles: BTreeMap::new(), broker }
+        Self { wanted: Wanted::default(), devices: Vec::new(), troubles: BTreeMap::new(), left: Vec::new(), broker }
     }
 
     /// Shares every device that `selector` means, and remembers it. All or none: the first that cannot be had ends it.
@@ -169,10 +175,24 @@ impl Shared {
     }
 
     fn offer(&mut self, share: &Share, found: &Found, name: &str, device: UsbDevice) -> Result<DeviceRecord, UsbError> {
-        let record = share.add(name, device).map_err(UsbError::Share)?;
+        let record = share.add(name, Twinned::new(Box::new(device))).map_err(UsbError::Share)?;
         let place = place_of(found);
-        self.devices.push(Tracked { place, bus: found.bus, export: record.bus_id.clone() });
+        share.swaps().plug_in(&record.bus_id, Plug::of(found));
+        self.devices.push(Tracked { place, bus: found.bus, export: record.bus_id.clone(), is_twin: false });
         Ok(record)
+    }
+
+    /// Takes note of those whose place a twin took.
+    fn follow_twins(&mut self, share: &Share) {
+        for tracked in &mut self.devices {
+            let Some(Plug { bus_id, bus, number }) = share.swaps().plug(&tracked.export) else { continue };
+            let place = (bus_id, number);
+            if place != tracked.place {
+                self.broker.given_back(tracked.bus, tracked.place.1);
+                self.left.push(std::mem::replace(&mut tracked.place, place));
+                (tracked.bus, tracked.is_twin) = (bus, true);
+            }
+        }
     }
 
     /// Everything was given back, by whoever held it.
@@ -185,10 +205,12 @@ impl Shared {
     /// From now on `wanted` is meant and nothing else: what is not meant any more is taken off the lists, and its session ended.
     fn want(&mut self, share: &Share, wanted: Wanted) -> io::Result<bool> {
         self.wanted = wanted;
+        self.follow_twins(share);
         let all = Inventory::default().devices()?;
         let is_meant = |place: &Place| all.iter().any(|f| place_of(f) == *place && self.wanted.name_of(f).is_some());
         let is_there = |place: &Place| all.iter().any(|found| place_of(found) == *place);
-        for device in self.devices.extract_if(.., |device| is_there(&device.place) && !is_meant(&device.place)) {
+        let is_unmeant = |device: &mut Tracked| is_there(&device.place) && !device.is_twin && !is_meant(&device.place);
+        for device in self.devices.extract_if(.., is_unmeant) {
             // A session that used it may have taken it off the lists already.
             let _ = share.remove(&device.export);
             self.broker.given_back(device.bus, device.place.1);
@@ -205,6 +227,8 @@ impl Shared {
             false => Inventory::default().devices()?,
         };
         let is_there = |place: &Place| all.iter().any(|found| place_of(found) == *place);
+        self.follow_twins(share);
+        self.left.retain(is_there);
         self.devices.retain(|tracked| {
             let stays = is_there(&tracked.place) || !share.remove_gone(&tracked.export);
             if !stays {
@@ -218,7 +242,8 @@ impl Shared {
         for found in &all {
             let Some(name) = self.wanted.name_of(found) else { continue };
             // One at the same place as another that is still being let go of waits for it.
-            if self.devices.iter().any(|tracked| tracked.place.0 == found.bus_id) {
+            let is_left = self.left.contains(&place_of(found));
+            if is_left || self.devices.iter().any(|tracked| tracked.place.0 == found.bus_id) {
                 continue;
             }
             if found.configuration == 0 {

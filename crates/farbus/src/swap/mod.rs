@@ -1,6 +1,8 @@
-//! Exchanging the medium of a shared disk while it is in use: whoever runs it, and what is remembered of it.
+//! Exchanging the medium of a shared disk, or a real device for its twin, while it is in use: whoever runs it, and what is remembered
+//! of it.
 
 pub mod journal;
+pub mod twin;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,6 +22,7 @@ use tracing::{info, warn};
 
 use crate::failure::{Attribute, FailureReport};
 use journal::Notes;
+use twin::Plug;
 
 /// How often what is seen of a swap is brought up to date, and how soon it notices that it is cancelled.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -29,7 +32,7 @@ const NICENESS: i32 = 10;
 const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// How a swap is doing, as `farbus swap --json` shows it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwapStatus {
     /// The device.
     pub device: String,
@@ -57,6 +60,12 @@ pub struct SwapStatus {
     pub elapsed_s: f64,
     /// The longest that a request was made to wait, milliseconds: the quiet time.
     pub quiet_ms: f64,
+    /// A USB device: requests that told its twin what it had been told.
+    #[serde(default)]
+    pub replayed: usize,
+    /// A USB device: requests that waited for data, and were asked of the twin again.
+    #[serde(default)]
+    pub asked_again: usize,
     /// Why it failed. The device is where it was then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<FailureReport>,
@@ -66,7 +75,12 @@ pub struct SwapStatus {
 #[derive(Debug, Default)]
 pub struct Swaps {
     runs: Mutex<BTreeMap<String, Arc<Run>>>,
+    /// Where real devices are plugged in, whichever they were when they were shared.
+    plugs: Plugs,
 }
+
+/// By bus id on the wire.
+type Plugs = Arc<Mutex<BTreeMap<String, Plug>>>;
 
 /// What to do.
 #[derive(Debug)]
@@ -95,6 +109,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Run {
+    fn new(status: SwapStatus) -> Self {
+        Self { status: Mutex::new(status), changed: Condvar::new(), is_cancelled: AtomicBool::new(false) }
+    }
+
+    /// It is over, and this is to be known of it.
+    fn end(&self, state: &str, note: impl FnOnce(&mut SwapStatus)) {
+        let mut status = lock(&self.status);
+        note(&mut status);
+        state.clone_into(&mut status.state);
+        drop(status);
+        self.changed.notify_all();
+    }
+
     fn is_over(&self) -> bool {
         lock(&self.status).state != RUNNING
     }
@@ -110,6 +137,8 @@ impl Run {
 }
 
 const RUNNING: &str = "running";
+const DONE: &str = "done";
+const FAILED: &str = "failed";
 
 impl Swaps {
     /// Begins to exchange the medium of the device with this bus id.
@@ -131,43 +160,58 @@ impl Swaps {
             phase: swap.phase().as_str().to_owned(),
             round: 1,
             total_bytes: export.switch().size_bytes(),
-            copied_bytes: 0,
             left_bytes: export.switch().size_bytes(),
-            unverified_bytes: 0,
-            bytes_per_s: 0,
-            elapsed_s: 0.0,
-            quiet_ms: 0.0,
-            failure: None,
+            ..SwapStatus::default()
         };
-        let run = Run { status: Mutex::new(status), changed: Condvar::new(), is_cancelled: AtomicBool::new(false) };
-        let run = Arc::new(run);
+        let run = Arc::new(Run::new(status));
         lock(&self.runs).insert(bus_id.to_owned(), Arc::clone(&run));
         info!(device, from, to, verify = options.verify, resume = options.resume, "being moved");
         let for_thread = Arc::clone(&run);
         let spawned = thread::Builder::new().name("swap".into()).spawn(move || {
             let result = carry_out(swap, &clock, &for_thread);
-            let mut status = lock(&for_thread.status);
             match result {
                 Ok(Report { copied_bytes, rounds, took }) => {
-                    info!(device, from, to, copied_bytes, rounds, ?took, quiet_ms = status.quiet_ms, "moved");
+                    let quiet_ms = lock(&for_thread.status).quiet_ms;
+                    info!(device, from, to, copied_bytes, rounds, ?took, quiet_ms, "moved");
                     export.is_at(to);
-                    (status.left_bytes, status.unverified_bytes) = (0, 0);
-                    "done".clone_into(&mut status.state);
+                    for_thread.end(DONE, |status| (status.left_bytes, status.unverified_bytes) = (0, 0));
                 }
                 Err(error) => {
                     warn!(device, from, to, %error, "not moved: it stays where it was");
-                    status.failure = Some(report(&error, &device, &to));
-                    "failed".clone_into(&mut status.state);
+                    for_thread.end(FAILED, |status| status.failure = Some(report(&error, &device, &to)));
                 }
             }
-            drop(status);
-            for_thread.changed.notify_all();
         });
         spawned.map(drop).map_err(|error| {
             // With the thread the swap was dropped, and so given up.
             lock(&self.runs).remove(bus_id);
             FailureReport { attribute: Attribute::Local, message: format!("no thread for it: {error}") }
         })
+    }
+
+    /// Where a real device is plugged in now that is shared.
+    pub fn plug(&self, bus_id: &str) -> Option<Plug> {
+        lock(&self.plugs).get(bus_id).cloned()
+    }
+
+    /// A real device is shared that is plugged in there.
+    pub fn plug_in(&self, bus_id: &str, plug: Plug) {
+        lock(&self.plugs).insert(bus_id.to_owned(), plug);
+    }
+
+    /// One more begins, unless the device is being swapped already.
+    fn enter(&self, bus_id: &str, run: &Arc<Run>) -> Result<(), ()> {
+        let mut runs = lock(&self.runs);
+        if runs.get(bus_id).is_some_and(|run| !run.is_over()) {
+            return Err(());
+        }
+        runs.insert(bus_id.to_owned(), Arc::clone(run));
+        Ok(())
+    }
+
+    /// It did not begin after all.
+    fn withdraw(&self, bus_id: &str) {
+        lock(&self.runs).remove(bus_id);
     }
 
     /// How the swap of a device is doing, or how the last one ended.
@@ -293,15 +337,13 @@ impl Files {
         *lock(&self.0) = files;
     }
 
-    /// A disk and its journal.
+    /// As many as are needed: a disk and its journal, or a device's node.
     ///
     /// # Errors
     /// If they did not come along.
-    pub fn take(&self) -> io::Result<[std::os::fd::OwnedFd; 2]> {
+    pub fn take<const COUNT: usize>(&self) -> io::Result<[std::os::fd::OwnedFd; COUNT]> {
         let files = std::mem::take(&mut *lock(&self.0));
-        files
-            .try_into()
-            .map_err(|_| io::Error::other("a disk and a journal have to come along: ask with 'farbus swap'"))
+        files.try_into().map_err(|_| io::Error::other("descriptors have to come along: ask with 'farbus swap'"))
     }
 }
 
