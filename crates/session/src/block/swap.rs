@@ -42,6 +42,10 @@ const HELD_BYTES_MAX: u64 = 64 << 10;
 const UNFLUSHED_BYTES_MAX: u64 = 32 << 20;
 /// How soon to look again whether everybody has caught up.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
+/// Changes on their way that everybody may be held for: some microseconds each.
+const FLIP_CHANGES: usize = 4;
+/// How often it is tried to have no more than that.
+const FOLLOWS_MAX: u32 = 64;
 /// How long everybody goes on at most before they are held again, because somebody's request took too long the last time. It begins with
 /// [`LOOK_AGAIN`] and doubles.
 const FLIP_AGAIN_MAX: Duration = Duration::from_millis(100);
@@ -271,6 +275,8 @@ pub struct Swap {
     unverified: Granules,
     /// Bytes copied since the destination was last made durable.
     unflushed: u64,
+    /// How often the trail was followed before a flip.
+    follows: u32,
     /// How long everybody goes on before they are held again.
     flip_again: Duration,
     bucket: Bucket,
@@ -359,6 +365,7 @@ impl Swap {
             left_before: u64::MAX,
             unverified: Granules::none_of(needed),
             unflushed: 0,
+            follows: 0,
             flip_again: LOOK_AGAIN,
             bucket: Bucket::new(options.rate, now),
             meter: Meter { copied: 0, since: now, copied_before: 0, rate: 0 },
@@ -417,8 +424,10 @@ impl Swap {
             Phase::Draining => self.drain(now),
             Phase::Deciding => self.decide(now),
             Phase::Following => {
-                self.tandem.catch_up(&mut *self.destination);
-                Ok(self.enter(Phase::Flipping, now))
+                let left = self.tandem.follow(&mut *self.destination);
+                self.follows += 1;
+                let is_enough = left <= FLIP_CHANGES || self.follows >= FOLLOWS_MAX;
+                Ok(if is_enough { self.enter(Phase::Flipping, now) } else { Step::Again })
             }
             Phase::Flipping => self.flip(now),
         }
@@ -553,6 +562,7 @@ impl Swap {
     /// The source failed to take a change after the rest was copied: what it has there now is copied.
     fn go_back(&mut self, now: Instant) -> Step {
         self.tandem.go_back();
+        self.follows = 0;
         self.enter(Phase::Draining, now)
     }
 
@@ -562,6 +572,7 @@ impl Swap {
             Flip::Busy => {
                 let again = now + self.flip_again;
                 self.flip_again = (self.flip_again * 2).min(FLIP_AGAIN_MAX);
+                self.follows = 0;
                 let _ = self.enter(Phase::Following, now);
                 Ok(Step::At(again))
             }

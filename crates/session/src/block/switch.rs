@@ -20,7 +20,7 @@
 //! | `Both`, `Alone` | never: [`Shared::flip`] has all handles at once, and the trail at its end |
 //!
 //! Who copies in `Both` does it in the trail's turn: what was changed before is read, what is changed meanwhile follows. So whoever
-//! writes never waits for a copy. Whoever finds the trail long goes along it himself; so it ends, however fast he writes.
+//! writes never waits for a copy. Whoever finds the trail long goes a step along it for each of his own; so it ends, however fast he writes.
 //!
 //! Up to `Both` the source is complete; from `Both` on, once what was noted has been copied and made durable, the destination is
 //! too, but for what was never flushed. A flush is answered in `Both` when the trail is at its end and both are durable. So the line of
@@ -40,9 +40,9 @@ use super::granules::Granules;
 use super::stripes::Stripes;
 use super::trail::{Change, Trail};
 
-/// How often a handle that is busy is looked at before all others go on: a millisecond or so, within which a request ends that
+/// How often a handle that is busy is looked at before all others go on: a tenth of a millisecond or so, within which a request ends that
 /// does not wait for a disk. One that does is met when it is between two.
-const LOOKS_MAX: u32 = 20_000;
+const LOOKS_MAX: u32 = 2_000;
 
 /// A medium behind which another may be put while it is in use. Its handles go on; its size stays.
 #[derive(Clone)]
@@ -329,6 +329,12 @@ impl Tandem {
         self.trail.turn().catch_up(destination, |offset, error| self.note_trouble(offset, error));
     }
 
+    /// Goes along the trail, which is to end soon. Says how many changes wait after it.
+    pub fn follow(&self, destination: &mut dyn BlockStore) -> usize {
+        self.trail.shorten();
+        self.trail.follow(destination, |offset, error| self.note_trouble(offset, error))
+    }
+
     /// Whether something was noted again that had been copied.
     pub fn has_strayed(&self) -> bool {
         self.has_strayed.load(Ordering::Acquire)
@@ -412,7 +418,7 @@ impl Lanes {
                 let is_much = tandem.trail.add(change);
                 drop(held);
                 if is_much {
-                    tandem.catch_up(&mut **other);
+                    tandem.trail.help(&mut **other, |offset, error| tandem.note_trouble(offset, error));
                 }
                 Ok(())
             }

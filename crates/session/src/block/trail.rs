@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farbus_model::limits::SWAP_TRAIL_BYTES_MAX;
@@ -9,6 +10,12 @@ use farbus_model::{BlockStore, StoreError};
 
 /// What a change takes besides its bytes.
 const CHANGE_BYTES: usize = 64;
+/// Bytes that may wait shortly before the end of it: more than thirty requests of a page, so that they do not wait for room.
+const SHORT_BYTES: usize = 256 << 10;
+/// Changes that whoever adds to a long trail makes for each of his own: it becomes shorter.
+const HELP: usize = 2;
+/// Changes that are made in one turn, by somebody for whom nobody is to wait long.
+const TURN: usize = 16;
 
 /// A change of a medium.
 #[derive(Debug)]
@@ -59,9 +66,11 @@ impl Change<'_> {
 }
 
 /// Changes in the order in which they were made.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Trail {
     waiting: Mutex<Waiting>,
+    /// Bytes that may wait.
+    bytes_max: AtomicUsize,
     /// Had by whoever changes the other medium.
     turn: Mutex<()>,
 }
@@ -79,19 +88,46 @@ pub(super) struct Turn<'a> {
     _guard: MutexGuard<'a, ()>,
 }
 
+impl Default for Trail {
+    fn default() -> Self {
+        let bytes_max = AtomicUsize::new(SWAP_TRAIL_BYTES_MAX);
+        Self { waiting: Mutex::default(), bytes_max, turn: Mutex::default() }
+    }
+}
+
 impl Trail {
-    /// Adds a change that was made in the first medium. Says whether so much waits that whoever adds has to help.
+    /// Adds a change that was made in the first medium. Says whether so much waits that whoever adds has to [`Trail::help`].
     pub fn add(&self, change: Change<'_>) -> bool {
         let change = change.into_owned();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.bytes += change.memory_bytes();
         waiting.changes.push_back(change);
-        waiting.bytes > SWAP_TRAIL_BYTES_MAX
+        waiting.bytes > self.bytes_max.load(Ordering::Relaxed)
     }
 
     /// Waits until nobody else changes the other medium.
     pub fn turn(&self) -> Turn<'_> {
         Turn { trail: self, _guard: self.turn.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    /// It is to end soon: only a little may wait from now on.
+    pub fn shorten(&self) {
+        self.bytes_max.store(SHORT_BYTES, Ordering::Relaxed);
+    }
+
+    /// Makes a few changes, so that there is room for those of whoever does it.
+    pub fn help(&self, other: &mut dyn BlockStore, failed: impl FnMut(u64, StoreError)) {
+        self.turn().make(HELP, other, failed);
+    }
+
+    /// Makes all changes that wait now, a few at a time: nobody waits long for a turn. Says how many wait after it.
+    pub fn follow(&self, other: &mut dyn BlockStore, mut failed: impl FnMut(u64, StoreError)) -> usize {
+        let mut left = self.len();
+        while left > 0 {
+            self.turn().make(left.min(TURN), other, &mut failed);
+            left = left.saturating_sub(TURN);
+        }
+        self.len()
     }
 
     fn len(&self) -> usize {
@@ -108,9 +144,13 @@ impl Trail {
 
 impl Turn<'_> {
     /// Makes all changes that wait now in `other`; `failed` is told of each that cannot be made.
-    pub fn catch_up(&self, other: &mut dyn BlockStore, mut failed: impl FnMut(u64, StoreError)) {
+    pub fn catch_up(&self, other: &mut dyn BlockStore, failed: impl FnMut(u64, StoreError)) {
         // Not those that come meanwhile: whoever adds faster than this makes them would never let it end.
-        for _ in 0..self.trail.len() {
+        self.make(self.trail.len(), other, failed);
+    }
+
+    fn make(&self, count: usize, other: &mut dyn BlockStore, mut failed: impl FnMut(u64, StoreError)) {
+        for _ in 0..count {
             let Some(change) = self.trail.take() else { return };
             if let Err(error) = change.make(other) {
                 failed(change.offset(), error);
@@ -155,5 +195,12 @@ mod tests {
             assert_eq!(is_much, added == pieces, "{added}");
         }
         assert_eq!(trail.len(), pieces);
+        let mut other = MemoryStore::new(vec![0; piece]);
+        trail.help(&mut other, |offset, error| panic!("{offset}: {error}"));
+        assert_eq!(trail.len(), pieces - HELP);
+        trail.shorten();
+        assert!(trail.add(Change::Discard { offset: 0, length: 512 }));
+        assert_eq!(trail.follow(&mut other, |offset, error| panic!("{offset}: {error}")), 0);
+        assert!(!trail.add(Change::Discard { offset: 0, length: 512 }));
     }
 }
