@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use crate::broker::Broker;
 use crate::failure::Attribute;
 use crate::share::{Share, ShareError};
-use crate::swap::twin::Plug;
+use crate::swap::Plug;
 use crate::wanted::{Wanted, name};
 
 /// Why real devices are not shared.
@@ -177,7 +177,7 @@ impl Shared {
     fn offer(&mut self, share: &Share, found: &Found, name: &str, device: UsbDevice) -> Result<DeviceRecord, UsbError> {
         let record = share.add(name, Twinned::new(Box::new(device))).map_err(UsbError::Share)?;
         let place = place_of(found);
-        share.swaps().plug_in(&record.bus_id, Plug::of(found));
+        share.swaps().plugs().put(&record.bus_id, Plug::of(found));
         self.devices.push(Tracked { place, bus: found.bus, export: record.bus_id.clone(), is_twin: false });
         Ok(record)
     }
@@ -185,7 +185,7 @@ impl Shared {
     /// Takes note of those whose place a twin took.
     fn follow_twins(&mut self, share: &Share) {
         for tracked in &mut self.devices {
-            let Some(Plug { bus_id, bus, number }) = share.swaps().plug(&tracked.export) else { continue };
+            let Some(Plug { bus_id, bus, number }) = share.swaps().plugs().get(&tracked.export) else { continue };
             let place = (bus_id, number);
             if place != tracked.place {
                 self.broker.given_back(tracked.bus, tracked.place.1);

@@ -19,6 +19,7 @@ mod served;
 mod share;
 mod swap;
 mod trust;
+mod twin;
 
 use clap::{CommandFactory, Parser, Subcommand};
 

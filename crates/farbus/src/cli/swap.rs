@@ -20,6 +20,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use super::Failure;
 use super::output::{print_json, say};
 use super::owner::{ask_owner, format_bytes};
+use super::twin;
 use crate::block::bytes_from;
 use crate::client::Attribute;
 use crate::control::{Answer, Question, ask_all, ask_one};
@@ -27,7 +28,7 @@ use crate::device_status::MediumStatus;
 use crate::failure::FailureReport;
 use crate::share::{Share, ShareError};
 use crate::swap::journal::{Journals, Medium};
-use crate::swap::{Order, SwapStatus, twin};
+use crate::swap::{Order, SwapStatus};
 
 /// How often the progress is asked for.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

@@ -2,7 +2,6 @@
 //! of it.
 
 pub mod journal;
-pub mod twin;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,6 +13,7 @@ use std::time::Duration;
 
 use farbus_io::link::Clock;
 use farbus_io::store::FileStore;
+use farbus_io::usb::Found;
 use farbus_model::Instant;
 use farbus_session::block::swap::{Options, Phase, Progress, Report, Step, SwapError};
 use farbus_session::block::{BlockExport, Swap};
@@ -22,7 +22,6 @@ use tracing::{info, warn};
 
 use crate::failure::{Attribute, FailureReport};
 use journal::Notes;
-use twin::Plug;
 
 /// How often what is seen of a swap is brought up to date, and how soon it notices that it is cancelled.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -79,8 +78,39 @@ pub struct Swaps {
     plugs: Plugs,
 }
 
-/// By bus id on the wire.
-type Plugs = Arc<Mutex<BTreeMap<String, Plug>>>;
+/// Where the real devices are plugged in that are shared, by bus id on the wire.
+#[derive(Clone, Debug, Default)]
+pub struct Plugs(Arc<Mutex<BTreeMap<String, Plug>>>);
+
+impl Plugs {
+    /// Where this one is.
+    pub fn get(&self, bus_id: &str) -> Option<Plug> {
+        lock(&self.0).get(bus_id).cloned()
+    }
+
+    /// This one is there now.
+    pub fn put(&self, bus_id: &str, plug: Plug) {
+        lock(&self.0).insert(bus_id.to_owned(), plug);
+    }
+}
+
+/// Where a real device is plugged in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plug {
+    /// Bus and ports on the way to it.
+    pub bus_id: String,
+    /// Number of its bus.
+    pub bus: u32,
+    /// Its number there, which another one at the same place has not.
+    pub number: u32,
+}
+
+impl Plug {
+    /// That of a device.
+    pub fn of(found: &Found) -> Self {
+        Self { bus_id: found.bus_id.clone(), bus: found.bus, number: found.number }
+    }
+}
 
 /// What to do.
 #[derive(Debug)]
@@ -97,8 +127,9 @@ pub struct Order {
     pub options: Options,
 }
 
+/// A swap, as whoever carries it out and whoever asks for it share it.
 #[derive(Debug)]
-struct Run {
+pub struct Run {
     status: Mutex<SwapStatus>,
     changed: Condvar,
     is_cancelled: AtomicBool,
@@ -109,12 +140,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Run {
-    fn new(status: SwapStatus) -> Self {
+    /// It has begun.
+    pub fn new(status: SwapStatus) -> Self {
         Self { status: Mutex::new(status), changed: Condvar::new(), is_cancelled: AtomicBool::new(false) }
     }
 
     /// It is over, and this is to be known of it.
-    fn end(&self, state: &str, note: impl FnOnce(&mut SwapStatus)) {
+    pub fn end(&self, state: &str, note: impl FnOnce(&mut SwapStatus)) {
         let mut status = lock(&self.status);
         note(&mut status);
         state.clone_into(&mut status.state);
@@ -136,9 +168,12 @@ impl Run {
     }
 }
 
-const RUNNING: &str = "running";
-const DONE: &str = "done";
-const FAILED: &str = "failed";
+/// It is under way.
+pub const RUNNING: &str = "running";
+/// It ended well.
+pub const DONE: &str = "done";
+/// The device is what it was.
+pub const FAILED: &str = "failed";
 
 impl Swaps {
     /// Begins to exchange the medium of the device with this bus id.
@@ -189,28 +224,23 @@ impl Swaps {
         })
     }
 
-    /// Where a real device is plugged in now that is shared.
-    pub fn plug(&self, bus_id: &str) -> Option<Plug> {
-        lock(&self.plugs).get(bus_id).cloned()
+    /// Where the real devices are plugged in that are shared.
+    pub fn plugs(&self) -> &Plugs {
+        &self.plugs
     }
 
-    /// A real device is shared that is plugged in there.
-    pub fn plug_in(&self, bus_id: &str, plug: Plug) {
-        lock(&self.plugs).insert(bus_id.to_owned(), plug);
-    }
-
-    /// One more begins, unless the device is being swapped already.
-    fn enter(&self, bus_id: &str, run: &Arc<Run>) -> Result<(), ()> {
+    /// One more begins, unless the device is being swapped already; says whether it does.
+    pub fn enter(&self, bus_id: &str, run: &Arc<Run>) -> bool {
         let mut runs = lock(&self.runs);
-        if runs.get(bus_id).is_some_and(|run| !run.is_over()) {
-            return Err(());
+        let is_free = runs.get(bus_id).is_none_or(|run| run.is_over());
+        if is_free {
+            runs.insert(bus_id.to_owned(), Arc::clone(run));
         }
-        runs.insert(bus_id.to_owned(), Arc::clone(run));
-        Ok(())
+        is_free
     }
 
     /// It did not begin after all.
-    fn withdraw(&self, bus_id: &str) {
+    pub fn withdraw(&self, bus_id: &str) {
         lock(&self.runs).remove(bus_id);
     }
 

@@ -6,35 +6,17 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus_io::usb::{Found, Inventory, Obstacle, UsbDevice};
+use farbus_io::usb::{Inventory, Obstacle, UsbDevice};
 use farbus_model::{Command, Exchange, Twin};
 use farbus_session::twin::{DRAIN_TIME_MAX, PREPARE_TIME_MAX};
 use tracing::{info, warn};
 
-use super::{DONE, FAILED, RUNNING, Run, SwapStatus};
 use crate::failure::{Attribute, FailureReport};
 use crate::share::{Share, ShareError};
+use crate::swap::{DONE, FAILED, Plug, RUNNING, Run, SwapStatus};
 
 /// How long the device's engine may take for an exchange, each of whose stages ends by itself.
 const ENGINE_TIME_MAX: Duration = Duration::from_secs(5);
-
-/// Where a real device is plugged in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plug {
-    /// Bus and ports on the way to it.
-    pub bus_id: String,
-    /// Number of its bus.
-    pub bus: u32,
-    /// Its number there, which another one at the same place has not.
-    pub number: u32,
-}
-
-impl Plug {
-    /// That of a device.
-    pub fn of(found: &Found) -> Self {
-        Self { bus_id: found.bus_id.clone(), bus: found.bus, number: found.number }
-    }
-}
 
 /// Begins to put the device at `to` (`usb:BUSID`), whose `node` is open, in the place of one that is shared.
 ///
@@ -59,9 +41,13 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
         not(Attribute::Refused, &error, "if it is shared as well: farbus share without it, then this")
     })?;
     let run = Arc::new(Run::new(status(share, device, bus_id, to)));
-    share.swaps().enter(bus_id, &run).map_err(|()| {
-        not(Attribute::Refused, &"it is being swapped already", &format!("watch it: farbus swap {device}"))
-    })?;
+    if !share.swaps().enter(bus_id, &run) {
+        return Err(not(
+            Attribute::Refused,
+            &"it is being swapped already",
+            &format!("watch it: farbus swap {device}"),
+        ));
+    }
     let (tell, told) = mpsc::sync_channel(1);
     let twin = Twin::new(Box::new(opened), move |outcome| {
         // Whoever began it may have stopped waiting: the device is given back then, here.
@@ -77,14 +63,14 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
     }
     drop(twin);
     let (device, to, places, bus_id) =
-        (device.to_owned(), to.to_owned(), Arc::clone(&share.swaps().plugs), bus_id.to_owned());
+        (device.to_owned(), to.to_owned(), share.swaps().plugs().clone(), bus_id.to_owned());
     let plug = Plug::of(&found);
     let wait = move || {
         let outcome = told.recv_timeout(PREPARE_TIME_MAX + DRAIN_TIME_MAX + ENGINE_TIME_MAX);
         let failure = match outcome {
             Ok(Exchange::Done { left, report }) => {
                 info!(device, to, ?report, "swapped for its twin");
-                super::lock(&places).insert(bus_id, plug);
+                places.put(&bus_id, plug);
                 run.end(DONE, |status| {
                     status.quiet_ms = report.quiet.as_secs_f64() * 1e3;
                     (status.replayed, status.asked_again) = (report.replayed, report.asked_again);
@@ -114,7 +100,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
 }
 
 fn status(share: &Share, device: &str, bus_id: &str, to: &str) -> SwapStatus {
-    let from = share.swaps().plug(bus_id).map(|plug| format!("usb:{}", plug.bus_id)).unwrap_or_default();
+    let from = share.swaps().plugs().get(bus_id).map(|plug| format!("usb:{}", plug.bus_id)).unwrap_or_default();
     SwapStatus {
         device: device.to_owned(),
         from,
