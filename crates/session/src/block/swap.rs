@@ -42,6 +42,10 @@ const HELD_BYTES_MAX: u64 = 64 << 10;
 const UNFLUSHED_BYTES_MAX: u64 = 32 << 20;
 /// How soon to look again whether everybody has caught up.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
+/// How often busy handles are looked at the first time: a tenth of a millisecond, within which a request ends that waits for no disk.
+const LOOKS_MIN: u32 = 2_000;
+/// The same at most, after doubling: some milliseconds, as long as somebody may be kept from a processor in the middle of a request.
+const LOOKS_MAX: u32 = 64_000;
 /// Changes on their way that everybody may be held for: some microseconds each.
 const FLIP_CHANGES: usize = 4;
 /// How often it is tried to have no more than that.
@@ -279,6 +283,8 @@ pub struct Swap {
     follows: u32,
     /// How long everybody goes on before they are held again.
     flip_again: Duration,
+    /// How often busy handles are looked at then.
+    looks: u32,
     bucket: Bucket,
     meter: Meter,
     is_cancelled: bool,
@@ -367,6 +373,7 @@ impl Swap {
             unflushed: 0,
             follows: 0,
             flip_again: LOOK_AGAIN,
+            looks: LOOKS_MIN,
             bucket: Bucket::new(options.rate, now),
             meter: Meter { copied: 0, since: now, copied_before: 0, rate: 0 },
             is_cancelled: false,
@@ -567,11 +574,12 @@ impl Swap {
     }
 
     fn flip(&mut self, now: Instant) -> Result<Step, SwapError> {
-        match self.shared.flip(&mut *self.destination) {
+        match self.shared.flip(&mut *self.destination, self.looks) {
             Flip::Done => Ok(self.enter(Phase::Releasing, now)),
             Flip::Busy => {
                 let again = now + self.flip_again;
                 self.flip_again = (self.flip_again * 2).min(FLIP_AGAIN_MAX);
+                self.looks = (self.looks * 2).min(LOOKS_MAX);
                 self.follows = 0;
                 let _ = self.enter(Phase::Following, now);
                 Ok(Step::At(again))

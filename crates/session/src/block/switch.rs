@@ -40,10 +40,6 @@ use super::granules::Granules;
 use super::stripes::Stripes;
 use super::trail::{Change, Trail};
 
-/// How often a handle that is busy is looked at before all others go on: a tenth of a millisecond or so, within which a request ends that
-/// does not wait for a disk. One that does is met when it is between two.
-const LOOKS_MAX: u32 = 2_000;
-
 /// A medium behind which another may be put while it is in use. Its handles go on; its size stays.
 #[derive(Clone)]
 pub struct Switch {
@@ -251,8 +247,9 @@ impl Shared {
     }
 
     /// Puts the destination in the source's place for everybody at once, which ends the swap. Whoever begins a request meanwhile waits:
-    /// for those that are under way, and for the end of the trail.
-    pub fn flip(&self, destination: &mut dyn BlockStore) -> Flip {
+    /// for those that are under way, and for the end of the trail. Handles that are busy are looked at so often, all together, before
+    /// everybody goes on: fifty nanoseconds each or so.
+    pub fn flip(&self, destination: &mut dyn BlockStore, looks_max: u32) -> Flip {
         let mut gate = lock(&self.gate);
         let Some(tandem) = gate.swap.clone() else { return Flip::Done };
         let slots: Vec<Arc<Slot>> = gate.slots.iter().filter_map(Weak::upgrade).collect();
@@ -265,7 +262,7 @@ impl Shared {
                 match slot.lanes.try_lock() {
                     Ok(lanes) => break lanes,
                     Err(TryLockError::Poisoned(lanes)) => break lanes.into_inner(),
-                    Err(TryLockError::WouldBlock) if looks == LOOKS_MAX => return Flip::Busy,
+                    Err(TryLockError::WouldBlock) if looks >= looks_max => return Flip::Busy,
                     Err(TryLockError::WouldBlock) => spin_loop(),
                 }
                 looks += 1;
