@@ -115,9 +115,16 @@ impl Trail {
         self.bytes_max.store(SHORT_BYTES, Ordering::Relaxed);
     }
 
-    /// Makes a few changes, so that there is room for those of whoever does it.
+    /// Makes a few changes, so that there is room for those of whoever does it. While somebody else does so nobody waits for a turn, unless
+    /// far too much waits already.
     pub fn help(&self, other: &mut dyn BlockStore, failed: impl FnMut(u64, StoreError)) {
-        self.turn().make(HELP, other, failed);
+        let bytes = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).bytes;
+        let turn = match self.turn.try_lock() {
+            Ok(guard) => Turn { trail: self, _guard: guard },
+            Err(_) if bytes > 2 * SWAP_TRAIL_BYTES_MAX => self.turn(),
+            Err(_) => return,
+        };
+        turn.make(HELP, other, failed);
     }
 
     /// Makes all changes that wait now, a few at a time: nobody waits long for a turn. Says how many wait after it.
