@@ -12,6 +12,8 @@ use farbus_model::{BlockStore, StoreError};
 const CHANGE_BYTES: usize = 64;
 /// Bytes that may wait shortly before the end of it: more than thirty requests of a page, so that they do not wait for room.
 const SHORT_BYTES: usize = 256 << 10;
+/// Bytes beyond which whoever adds waits for his turn, be somebody else at it or not: what takes a millisecond to be made.
+const WAIT_BYTES: usize = 1 << 20;
 /// Changes that whoever adds to a long trail makes for each of his own: it becomes shorter.
 const HELP: usize = 2;
 /// Changes that are made in one turn, by somebody for whom nobody is to wait long.
@@ -121,7 +123,7 @@ impl Trail {
         let bytes = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).bytes;
         let turn = match self.turn.try_lock() {
             Ok(guard) => Turn { trail: self, _guard: guard },
-            Err(_) if bytes > 2 * SWAP_TRAIL_BYTES_MAX => self.turn(),
+            Err(_) if bytes > WAIT_BYTES => self.turn(),
             Err(_) => return,
         };
         turn.make(HELP, other, failed);
