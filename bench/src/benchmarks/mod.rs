@@ -16,6 +16,7 @@ mod storage;
 mod survey;
 mod syscalls;
 mod throughput;
+mod timeline;
 
 use anyhow::Result;
 
@@ -29,7 +30,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 17] = [
+pub const ALL: [Benchmark; 18] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -125,6 +126,12 @@ pub const ALL: [Benchmark; 17] = [
         target: "no error while UDP takes 0 to 95 % of a link, interrupt and control p99 within 250 ms (root; Netbus, Figure 8)",
         by_default: false,
         run: congestion::run,
+    },
+    Benchmark {
+        name: timeline::NAME,
+        target: "no failed transaction while a database's disk moves twice; requests held for less than Netbus's 15 ms (Figure 11)",
+        by_default: false,
+        run: timeline::run,
     },
     Benchmark {
         name: survey::NAME,

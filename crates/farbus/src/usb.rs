@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 use farbus_io::link::{Interest, Wake, wait};
 use farbus_io::usb::{Found, Hotplug, Inventory, Obstacle, OpenError, Selector, UsbDevice};
 use farbus_session::DeviceRecord;
+use farbus_session::twin::Twinned;
 use tracing::{info, warn};
 
 use crate::broker::Broker;
 use crate::failure::Attribute;
 use crate::share::{Share, ShareError};
+use crate::swap::Plug;
 use crate::wanted::{Wanted, name};
 
 /// Why real devices are not shared.
@@ -87,6 +89,8 @@ pub struct Shared {
     troubles: BTreeMap<Place, Trouble>,
     /// Those that another process had, by bus and number.
     inherited: Vec<(u32, u32)>,
+    /// Those whose place a twin took: this machine's, until they are plugged in again.
+    left: Vec<Place>,
     /// Who opens them, and gives them back should we be killed.
     broker: Arc<Broker>,
 }
@@ -101,6 +105,8 @@ struct Tracked {
     bus: u32,
     /// Its bus id on the wire.
     export: String,
+    /// Whether it took another's place: nobody said that it is meant, and it is.
+    is_twin: bool,
 }
 
 /// Why a device is not shared that is to be.
@@ -117,8 +123,8 @@ pub struct Trouble {
 impl Shared {
     /// Nothing yet; `broker` opens what will be.
     pub fn new(broker: Arc<Broker>) -> Self {
-        let (wanted, devices, inherited) = (Wanted::default(), Vec::new(), Vec::new());
-        Self { wanted, devices, troubles: BTreeMap::new(), inherited, broker }
+        let (wanted, devices, inherited, left) = (Wanted::default(), Vec::new(), Vec::new(), Vec::new());
+        Self { wanted, devices, troubles: BTreeMap::new(), inherited, left, broker }
     }
 
     /// The same; another process had these open, by bus and number.
@@ -181,10 +187,24 @@ impl Shared {
     }
 
     fn offer(&mut self, share: &Share, found: &Found, name: &str, device: UsbDevice) -> Result<DeviceRecord, UsbError> {
-        let record = share.add(name, device).map_err(UsbError::Share)?;
+        let record = share.add(name, Twinned::new(Box::new(device))).map_err(UsbError::Share)?;
         let place = place_of(found);
-        self.devices.push(Tracked { place, bus: found.bus, export: record.bus_id.clone() });
+        share.swaps().plugs().put(&record.bus_id, Plug::of(found));
+        self.devices.push(Tracked { place, bus: found.bus, export: record.bus_id.clone(), is_twin: false });
         Ok(record)
+    }
+
+    /// Takes note of those whose place a twin took.
+    fn follow_twins(&mut self, share: &Share) {
+        for tracked in &mut self.devices {
+            let Some(Plug { bus_id, bus, number }) = share.swaps().plugs().get(&tracked.export) else { continue };
+            let place = (bus_id, number);
+            if place != tracked.place {
+                self.broker.given_back(tracked.bus, tracked.place.1);
+                self.left.push(std::mem::replace(&mut tracked.place, place));
+                (tracked.bus, tracked.is_twin) = (bus, true);
+            }
+        }
     }
 
     /// Everything was given back, by whoever held it.
@@ -197,10 +217,12 @@ impl Shared {
     /// From now on `wanted` is meant and nothing else: what is not meant any more is taken off the lists, and its session ended.
     fn want(&mut self, share: &Share, wanted: Wanted) -> io::Result<bool> {
         self.wanted = wanted;
+        self.follow_twins(share);
         let all = Inventory::default().devices()?;
         let is_meant = |place: &Place| all.iter().any(|f| place_of(f) == *place && self.wanted.name_of(f).is_some());
         let is_there = |place: &Place| all.iter().any(|found| place_of(found) == *place);
-        for device in self.devices.extract_if(.., |device| is_there(&device.place) && !is_meant(&device.place)) {
+        let is_unmeant = |device: &mut Tracked| is_there(&device.place) && !device.is_twin && !is_meant(&device.place);
+        for device in self.devices.extract_if(.., is_unmeant) {
             // A session that used it may have taken it off the lists already.
             let _ = share.remove(&device.export);
             self.broker.given_back(device.bus, device.place.1);
@@ -217,6 +239,8 @@ impl Shared {
             false => Inventory::default().devices()?,
         };
         let is_there = |place: &Place| all.iter().any(|found| place_of(found) == *place);
+        self.follow_twins(share);
+        self.left.retain(is_there);
         self.devices.retain(|tracked| {
             let stays = is_there(&tracked.place) || !share.remove_gone(&tracked.export);
             if !stays {
@@ -230,7 +254,8 @@ impl Shared {
         for found in &all {
             let Some(name) = self.wanted.name_of(found) else { continue };
             // One at the same place as another that is still being let go of waits for it.
-            if self.devices.iter().any(|tracked| tracked.place.0 == found.bus_id) {
+            let is_left = self.left.contains(&place_of(found));
+            if is_left || self.devices.iter().any(|tracked| tracked.place.0 == found.bus_id) {
                 continue;
             }
             if found.configuration == 0 {

@@ -31,7 +31,7 @@ pub use block::{BlockStore, Medium, StoreError};
 pub use block_device::{BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest};
 pub use definition::Definition;
 pub use descriptor::{Descriptors, Endpoint, Selection};
-pub use device::{Command, CommandError, Completions, Device, Readiness};
+pub use device::{Command, CommandError, Completions, Device, Exchange, ExchangeReport, Readiness, Twin};
 pub use limits::Limits;
 pub use payload::{BufferPool, Payload};
 pub use store_device::StoreDevice;

@@ -107,6 +107,7 @@ impl Said {
                 Message::control(Kind::Opened, *attachment, 0, opened.encode().into())
             }
             Said::End(kind, end) => Message::control(*kind, DISK, 0, end.encode().into()),
+            Said::Close(close) => Message::control(Kind::Close, DISK, 0, close.encode().into()),
             Said::Grant(events) => Message::control(Kind::Grant, STICK, 0, events.to_le_bytes().to_vec().into()),
             Said::Event(event) => message(Kind::Event, STICK, 0, event.part(), event.data.clone()),
             Said::UsbRequest(urb, kind) => {
@@ -188,6 +189,7 @@ impl Said {
                 assert_eq!(End::decode(&body).as_ref(), Ok(end));
                 refused_short(&body, |bytes| End::decode(bytes).is_err());
             }
+            Said::Close(close) => assert_eq!(Close::decode(&body).as_ref(), Ok(close)),
             Said::Grant(events) => assert_eq!(body, events.to_le_bytes()),
             Said::Event(event) => assert_eq!(usb::Event::decode(body.into()).as_ref(), Ok(event)),
             Said::UsbRequest(urb, _) => {
@@ -385,6 +387,7 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("opened_usb", Said::Opened(STICK, opened(1, 1024, 4 << 20, stick.encode()), Description::Usb(stick))),
         ("refused", Said::End(Kind::Refused, busy)),
         ("close", Said::Bare(Kind::Close, DISK, 0)),
+        ("close_with_heir", Said::Close(Close::to(std::array::from_fn(|at| 0xc0 + at as u8), Vec::new()))),
         ("hand_over", Said::Close(Close::to([0xa5; 32], FROZEN.to_vec()))),
         ("inherit", Said::Inherit(inherit)),
         ("luggage", Said::Luggage(FROZEN)),

@@ -41,6 +41,23 @@ withdraw() {
   echo "note: $(ls /run/drivers.* | wc -l) devices have their $(cat /run/drivers.* | wc -l) drivers again"
 }
 
+# expect_twin NAME: a device that is there and not shared, which is to have its drivers again in the end.
+expect_twin() {
+  within 20 near "$1" || fail "this machine has no device $1"
+  has_drivers() { drivers_of "$(near "$1")" | grep .; }
+  within 10 has_drivers "$1" || fail "$1 has no driver"
+  drivers_of "$(near "$1")" >"/run/drivers.$1"
+}
+
+# swap_for DEVICE NAME TWIN: what is shared as DEVICE, and is NAME here, is TWIN from now on, and NAME has its drivers again.
+swap_for() {
+  farbus swap "$1" --to "usb:$(basename "$(near "$3")")" || fail "farbus swap"
+  as_before() { drivers_of "$(near "$2")" | cmp -s - "/run/drivers.$2"; }
+  within 10 as_before "$@" || fail "$2 had the drivers: $(cat "/run/drivers.$2"); now: $(drivers_of "$(near "$2")")"
+  [ -z "$(drivers_of "$(near "$3")" | grep -v usbfs)" ] || fail "$3 has drivers: $(drivers_of "$(near "$3")")"
+  cat /run/share.log
+}
+
 # What the exporter has to say when a step has failed.
 complaints() {
   tail -n 15 /run/share.log | sed 's/^/share: /'

@@ -128,6 +128,43 @@ use_serial() {
   detach
 }
 
+# use_twins NAME NUMBER DRIVER: a serial port that is another one from the middle on. Nobody here notices.
+use_twins() {
+  take "$1" "$2"
+  tty() { ls -d "$device"/*:*/ttyUSB* 2>/dev/null | head -n 1 | grep .; }
+  within 15 tty || fail "no serial port appeared"
+  insist_on_driver "$3"
+  compare
+  port=/dev/$(basename "$(tty)")
+  wait_for 5 [ -c "$port" ] || fail "no node $port"
+  stty -F "$port" raw -echo 115200 || fail "stty"
+  exec 3<>"$port"
+  cat <&3 >/run/heard &
+  reader=$!
+  : >/run/expected
+  talk() {
+    seq 1 100 | sed "s/^/the $1 brown fox number /" >/run/said
+    cat /run/said >&3
+    tr a-z A-Z </run/said >>/run/expected
+    complete() { [ "$(stat -c %s /run/heard)" -ge "$(stat -c %s /run/expected)" ]; }
+    within 60 complete || fail "heard $(stat -c %s /run/heard) of $(stat -c %s /run/expected) bytes from the $1"
+  }
+  talk first
+  number=$(cat "$device/devnum")
+  dmesg -c >>/run/kernel.log
+  say ready
+  await swapped
+  talk second
+  noticed=$(dmesg)
+  [ -z "$noticed" ] || fail "the kernel noticed: $noticed"
+  [ "$number" = "$(cat "$device/devnum")" ] || fail "it was device $number and is $(cat "$device/devnum")"
+  cmp /run/heard /run/expected || fail "what was heard is not the answer to what was said"
+  note "$3, $(stat -c %s /run/heard) bytes each way by two adapters, device $number throughout"
+  kill $reader
+  exec 3>&-
+  detach
+}
+
 # use_net NAME NUMBER OWN-ADDRESS OTHER-ADDRESS: ping, small and large.
 use_net() {
   take "$1" "$2"

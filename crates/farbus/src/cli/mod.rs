@@ -20,6 +20,7 @@ mod share;
 mod sleep;
 mod swap;
 mod trust;
+mod twin;
 
 use clap::{CommandFactory, Parser, Subcommand};
 

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::store::{FileStore, Trouble};
+use farbus_io::usb::{Inventory, Selector};
 use farbus_session::block::swap::Options;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -19,6 +20,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use super::Failure;
 use super::output::{print_json, say};
 use super::owner::{ask_owner, format_bytes};
+use super::twin;
 use crate::block::bytes_from;
 use crate::client::Attribute;
 use crate::control::{Answer, Question, ask_all, ask_one};
@@ -31,27 +33,30 @@ use crate::swap::{Order, SwapStatus};
 /// How often the progress is asked for.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Move a shared disk to another file or block device while it is in use.
+/// Move a shared disk to another place, or swap a USB device for its twin, in use.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Its users notice nothing: all of it is copied, then what was changed meanwhile, and for the last moment both\n\
     are written. Whatever PATH held is overwritten; a file that is not there is made. A power cut at any moment leaves\n\
     one complete disk: PATH if the swap is done, else the old one, and the same command continues. Ctrl-C cancels.\n\n\
     From then on share PATH: the old one is refused, because it is old, until 'farbus swap --forget OLD'.\n\n\
+    A real USB device is swapped for another of the same make, as it is plugged in here and not shared: it is told what the\n\
+    first was told, and what waits for data waits for it. The first one may be unplugged then.\n\n\
     Examples:\n  farbus swap disk --to block:/srv/new.img\n  \
     farbus swap disk --to block:/dev/nvme0n1 --rate 100M --verify\n  \
     farbus swap disk                          watch one that is under way\n  \
     farbus swap disk --cancel\n  \
+    farbus swap serial --to usb:1-3           another adapter takes its place\n  \
     farbus swap disk --to block:b.img --json | jq '{state, bytes_per_s, quiet_ms}'\n  \
     farbus swap --forget a.img                use what was left behind all the same"
 )]
 pub struct Args {
-    /// Name or bus id of the shared disk.
+    /// Name or bus id of the shared device.
     #[arg(required_unless_present = "forget")]
     device: Option<String>,
-    /// Where to: 'block:' and the path of a file or block device, at least as large.
-    #[arg(long, value_name = "block:PATH", value_parser = path_from)]
-    to: Option<PathBuf>,
+    /// Where to: 'block:' and the path of a file or block device, at least as large; 'usb:' and a twin's bus id.
+    #[arg(long, value_name = "block:PATH|usb:BUSID", value_parser = place_from)]
+    to: Option<Place>,
     /// Copy at most so many bytes a second: 100M.
     #[arg(long, value_name = "BYTES", value_parser = rate_from, requires = "to")]
     rate: Option<u64>,
@@ -69,10 +74,20 @@ pub struct Args {
     pub json: bool,
 }
 
-fn path_from(text: &str) -> Result<PathBuf, String> {
-    match text.strip_prefix("block:") {
-        Some(path) if !path.is_empty() => Ok(path.into()),
-        _ => Err(format!("'{text}' is no place for a disk: try block:PATH")),
+/// What a device is swapped for.
+#[derive(Clone, Debug)]
+enum Place {
+    /// A disk's: a file or block device.
+    Disk(PathBuf),
+    /// A real device's: another one.
+    Usb(Selector),
+}
+
+fn place_from(text: &str) -> Result<Place, String> {
+    match text.split_once(':') {
+        Some(("block", path)) if !path.is_empty() => Ok(Place::Disk(path.into())),
+        Some(("usb", which)) => which.parse().map(Place::Usb).map_err(|error| format!("'{text}': {error}")),
+        _ => Err(format!("'{text}' is no place for a device: try block:PATH, or usb:BUSID")),
     }
 }
 
@@ -94,11 +109,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let owner = Owner::of(device)?;
     // From here on Ctrl-C is the wish to cancel.
     let is_cancelled = Arc::new(AtomicBool::new(false));
-    if let Some(path) = &args.to {
+    if let Some(place) = &args.to {
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&is_cancelled)).map_err(Failure::local)?;
         }
-        owner.begin(path, args)?;
+        match place {
+            Place::Disk(path) => owner.begin(path, args)?,
+            Place::Usb(selector) => owner.begin_twin(selector)?,
+        }
     }
     let ended = owner.watch(args.json, &is_cancelled)?;
     if args.json {
@@ -108,6 +126,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     match ended.failure {
         Some(FailureReport { attribute, message }) => Err(Failure::new(attribute, message)),
         None if args.json => Ok(()),
+        None if owner.medium.is_none() => {
+            say(format!(
+                "{} is {} now: {} requests told it what {} knew, {} were asked of it again; none waited longer than {:.2} ms",
+                ended.device, ended.to, ended.replayed, ended.from, ended.asked_again, ended.quiet_ms
+            ));
+            say(format!("{} is this machine's again; from now on share {}", ended.from, ended.to));
+            Ok(())
+        }
         None => {
             let rounds = if ended.round == 1 { "one round".to_owned() } else { format!("{} rounds", ended.round) };
             say(format!(
@@ -136,11 +162,12 @@ fn forget(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The process that shares a disk.
+/// The process that shares a device.
 struct Owner {
     pid: u32,
     device: String,
-    medium: MediumStatus,
+    /// A disk's.
+    medium: Option<MediumStatus>,
 }
 
 impl Owner {
@@ -150,10 +177,7 @@ impl Owner {
             let devices = status["devices"].as_array().into_iter().flatten();
             let mut shared = devices.filter(|it| it["name"] == *device || it["bus_id"] == *device);
             let Some(found) = shared.next().filter(|_| status["role"] != "attach") else { continue };
-            let medium = serde_json::from_value(found["medium"].clone()).map_err(|_| {
-                let message = format!("{device} is no disk that is shared here: only a disk can be moved");
-                Failure::new(Attribute::Refused, message)
-            })?;
+            let medium = serde_json::from_value(found["medium"].clone()).ok();
             let name = found["name"].as_str().unwrap_or(device).to_owned();
             return Ok(Self { pid, device: name, medium });
         }
@@ -177,17 +201,48 @@ impl Owner {
         }
     }
 
+    fn begin_twin(&self, selector: &Selector) -> Result<(), Failure> {
+        if self.medium.is_some() {
+            let message = format!("{} is a disk: it moves to block:PATH", self.device);
+            return Err(Failure::new(Attribute::Refused, message));
+        }
+        let all = Inventory::default().devices().map_err(Failure::local)?;
+        let found: Vec<_> = all.iter().filter(|found| selector.matches(found)).collect();
+        let [found] = found[..] else {
+            let (attribute, what) = match found.len() {
+                0 => (Attribute::Gone, format!("no USB device is {selector}")),
+                count => (Attribute::Refused, format!("{count} USB devices are {selector}: name one by its bus id")),
+            };
+            return Err(Failure::new(attribute, format!("{what}\n  see: farbus share --list")));
+        };
+        let node = OpenOptions::new().read(true).write(true).open(&found.node);
+        let node = node.map_err(|error| Failure::local(format!("cannot open {}: {error}", found.node.display())))?;
+        let question = Question::Swap {
+            device: self.device.clone(),
+            to: format!("usb:{}", found.bus_id),
+            rate: None,
+            verify: false,
+            resume: false,
+            files: crate::swap::Files::default(),
+        };
+        self.ask(&question, &[node.as_fd()]).map(drop)
+    }
+
     fn begin(&self, path: &Path, args: &Args) -> Result<(), Failure> {
-        let is_made = make(path, self.medium.size_bytes)
+        let medium = self.medium.as_ref().ok_or_else(|| {
+            let message = format!("{} is no disk: only a disk can be moved to a file or block device", self.device);
+            Failure::new(Attribute::Refused, message)
+        })?;
+        let is_made = make(path, medium.size_bytes)
             .map_err(|error| Failure::local(format!("cannot make {}: {error}", path.display())))?;
-        let begun = self.begin_on(path, args);
+        let begun = self.begin_on(path, medium, args);
         if is_made && begun.is_err() {
             let _ = std::fs::remove_file(path);
         }
         begun
     }
 
-    fn begin_on(&self, path: &Path, args: &Args) -> Result<(), Failure> {
+    fn begin_on(&self, path: &Path, medium: &MediumStatus, args: &Args) -> Result<(), Failure> {
         let path = std::path::absolute(path).map_err(Failure::local)?;
         let store = FileStore::open(&path, false).map_err(|error| match error.trouble {
             Trouble::InUse => {
@@ -196,9 +251,9 @@ impl Owner {
             }
             _ => Failure::local(error),
         })?;
-        let from = match self.medium.at.strip_prefix("block:") {
+        let from = match medium.at.strip_prefix("block:") {
             Some(path) => Medium::at(Path::new(path)),
-            None => Medium::called(&self.medium.at),
+            None => Medium::called(&medium.at),
         };
         let journals = Journals::of_user().map_err(Failure::local)?;
         let begun = journals.begin(&from, &Medium::at(&path));
@@ -226,7 +281,11 @@ impl Owner {
 
     /// Watches until it has ended.
     fn watch(&self, is_quiet: bool, is_cancelled: &AtomicBool) -> Result<SwapStatus, Failure> {
-        let bar = if is_quiet { ProgressBar::hidden() } else { ProgressBar::new(self.medium.size_bytes) };
+        let bar = if is_quiet {
+            ProgressBar::hidden()
+        } else {
+            ProgressBar::new(self.medium.as_ref().map_or(0, |medium| medium.size_bytes))
+        };
         let template = "{prefix:>10} [{bar:30}] {bytes} of {total_bytes}, {msg}";
         bar.set_style(ProgressStyle::with_template(template).map_err(Failure::local)?.progress_chars("=> "));
         let mut is_told = false;
@@ -277,13 +336,26 @@ pub fn answer(share: &Share, question: Question) -> Answer {
         Err(ShareError::NoDevice(_)) => return Answer::Unknown,
         Err(error) => return Answer::Refused(error.to_string()),
     };
-    let Some(export) = export else { return Answer::Refused(format!("{device} is no disk: only a disk can be moved")) };
     let none = || {
-        let message = format!("{device} is not being moved\n  move it: farbus swap {device} --to block:PATH");
+        let message =
+            format!("{device} is not being swapped\n  begin: farbus swap {device} --to block:PATH, or usb:BUSID");
         Answer::Failed(FailureReport { attribute: Attribute::Gone, message })
     };
     match question {
+        Question::Swap { to, files, .. } if to.starts_with("usb:") => {
+            if export.is_some() {
+                return Answer::Refused(format!("{device} is a disk: it moves to block:PATH"));
+            }
+            let begun = files.take().map_err(|error| Answer::Refused(error.to_string()));
+            match begun.and_then(|[node]| twin::begin(share, &device, &bus_id, &to, node).map_err(Answer::Failed)) {
+                Ok(()) => Answer::Ok(Value::Null),
+                Err(refusal) => refusal,
+            }
+        }
         Question::Swap { to, rate, verify, resume, files, .. } => {
+            let Some(export) = export else {
+                return Answer::Refused(format!("{device} is no disk: only a disk can be moved"));
+            };
             let order = files.take().and_then(|[disk, journal]| {
                 let path = to.strip_prefix("block:").unwrap_or(&to).to_owned();
                 let destination = FileStore::passed(disk, path, false).map_err(io::Error::other)?;

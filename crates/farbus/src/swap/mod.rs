@@ -1,4 +1,5 @@
-//! Exchanging the medium of a shared disk while it is in use: whoever runs it, and what is remembered of it.
+//! Exchanging the medium of a shared disk, or a real device for its twin, while it is in use: whoever runs it, and what is remembered
+//! of it.
 
 pub mod journal;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use farbus_io::link::Clock;
 use farbus_io::store::FileStore;
+use farbus_io::usb::Found;
 use farbus_model::Instant;
 use farbus_session::block::swap::{Options, Phase, Progress, Report, Step, SwapError};
 use farbus_session::block::{BlockExport, Swap};
@@ -29,7 +31,7 @@ const NICENESS: i32 = 10;
 const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// How a swap is doing, as `farbus swap --json` shows it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwapStatus {
     /// The device.
     pub device: String,
@@ -55,8 +57,14 @@ pub struct SwapStatus {
     pub bytes_per_s: u64,
     /// Since it began, seconds.
     pub elapsed_s: f64,
-    /// The longest that a change was made to wait, milliseconds: the quiet time.
+    /// The longest that a request was made to wait, milliseconds: the quiet time.
     pub quiet_ms: f64,
+    /// A USB device: requests that told its twin what it had been told.
+    #[serde(default)]
+    pub replayed: usize,
+    /// A USB device: requests that waited for data, and were asked of the twin again.
+    #[serde(default)]
+    pub asked_again: usize,
     /// Why it failed. The device is where it was then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<FailureReport>,
@@ -66,6 +74,42 @@ pub struct SwapStatus {
 #[derive(Debug, Default)]
 pub struct Swaps {
     runs: Mutex<BTreeMap<String, Arc<Run>>>,
+    /// Where real devices are plugged in, whichever they were when they were shared.
+    plugs: Plugs,
+}
+
+/// Where the real devices are plugged in that are shared, by bus id on the wire.
+#[derive(Clone, Debug, Default)]
+pub struct Plugs(Arc<Mutex<BTreeMap<String, Plug>>>);
+
+impl Plugs {
+    /// Where this one is.
+    pub fn get(&self, bus_id: &str) -> Option<Plug> {
+        lock(&self.0).get(bus_id).cloned()
+    }
+
+    /// This one is there now.
+    pub fn put(&self, bus_id: &str, plug: Plug) {
+        lock(&self.0).insert(bus_id.to_owned(), plug);
+    }
+}
+
+/// Where a real device is plugged in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plug {
+    /// Bus and ports on the way to it.
+    pub bus_id: String,
+    /// Number of its bus.
+    pub bus: u32,
+    /// Its number there, which another one at the same place has not.
+    pub number: u32,
+}
+
+impl Plug {
+    /// That of a device.
+    pub fn of(found: &Found) -> Self {
+        Self { bus_id: found.bus_id.clone(), bus: found.bus, number: found.number }
+    }
 }
 
 /// What to do.
@@ -83,8 +127,9 @@ pub struct Order {
     pub options: Options,
 }
 
+/// A swap, as whoever carries it out and whoever asks for it share it.
 #[derive(Debug)]
-struct Run {
+pub struct Run {
     status: Mutex<SwapStatus>,
     changed: Condvar,
     is_cancelled: AtomicBool,
@@ -95,6 +140,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Run {
+    /// It has begun.
+    pub fn new(status: SwapStatus) -> Self {
+        Self { status: Mutex::new(status), changed: Condvar::new(), is_cancelled: AtomicBool::new(false) }
+    }
+
+    /// It is over, and this is to be known of it.
+    pub fn end(&self, state: &str, note: impl FnOnce(&mut SwapStatus)) {
+        let mut status = lock(&self.status);
+        note(&mut status);
+        state.clone_into(&mut status.state);
+        drop(status);
+        self.changed.notify_all();
+    }
+
     fn is_over(&self) -> bool {
         lock(&self.status).state != RUNNING
     }
@@ -109,7 +168,12 @@ impl Run {
     }
 }
 
-const RUNNING: &str = "running";
+/// It is under way.
+pub const RUNNING: &str = "running";
+/// It ended well.
+pub const DONE: &str = "done";
+/// The device is what it was.
+pub const FAILED: &str = "failed";
 
 impl Swaps {
     /// Begins to exchange the medium of the device with this bus id.
@@ -131,43 +195,53 @@ impl Swaps {
             phase: swap.phase().as_str().to_owned(),
             round: 1,
             total_bytes: export.switch().size_bytes(),
-            copied_bytes: 0,
             left_bytes: export.switch().size_bytes(),
-            unverified_bytes: 0,
-            bytes_per_s: 0,
-            elapsed_s: 0.0,
-            quiet_ms: 0.0,
-            failure: None,
+            ..SwapStatus::default()
         };
-        let run = Run { status: Mutex::new(status), changed: Condvar::new(), is_cancelled: AtomicBool::new(false) };
-        let run = Arc::new(run);
+        let run = Arc::new(Run::new(status));
         lock(&self.runs).insert(bus_id.to_owned(), Arc::clone(&run));
         info!(device, from, to, verify = options.verify, resume = options.resume, "being moved");
         let for_thread = Arc::clone(&run);
         let spawned = thread::Builder::new().name("swap".into()).spawn(move || {
             let result = carry_out(swap, &clock, &for_thread);
-            let mut status = lock(&for_thread.status);
             match result {
                 Ok(Report { copied_bytes, rounds, took }) => {
-                    info!(device, from, to, copied_bytes, rounds, ?took, quiet_ms = status.quiet_ms, "moved");
+                    let quiet_ms = lock(&for_thread.status).quiet_ms;
+                    info!(device, from, to, copied_bytes, rounds, ?took, quiet_ms, "moved");
                     export.is_at(to);
-                    (status.left_bytes, status.unverified_bytes) = (0, 0);
-                    "done".clone_into(&mut status.state);
+                    for_thread.end(DONE, |status| (status.left_bytes, status.unverified_bytes) = (0, 0));
                 }
                 Err(error) => {
                     warn!(device, from, to, %error, "not moved: it stays where it was");
-                    status.failure = Some(report(&error, &device, &to));
-                    "failed".clone_into(&mut status.state);
+                    for_thread.end(FAILED, |status| status.failure = Some(report(&error, &device, &to)));
                 }
             }
-            drop(status);
-            for_thread.changed.notify_all();
         });
         spawned.map(drop).map_err(|error| {
             // With the thread the swap was dropped, and so given up.
             lock(&self.runs).remove(bus_id);
             FailureReport { attribute: Attribute::Local, message: format!("no thread for it: {error}") }
         })
+    }
+
+    /// Where the real devices are plugged in that are shared.
+    pub fn plugs(&self) -> &Plugs {
+        &self.plugs
+    }
+
+    /// One more begins, unless the device is being swapped already; says whether it does.
+    pub fn enter(&self, bus_id: &str, run: &Arc<Run>) -> bool {
+        let mut runs = lock(&self.runs);
+        let is_free = runs.get(bus_id).is_none_or(|run| run.is_over());
+        if is_free {
+            runs.insert(bus_id.to_owned(), Arc::clone(run));
+        }
+        is_free
+    }
+
+    /// It did not begin after all.
+    pub fn withdraw(&self, bus_id: &str) {
+        lock(&self.runs).remove(bus_id);
     }
 
     /// How the swap of a device is doing, or how the last one ended.
@@ -235,7 +309,8 @@ fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> 
         let (before, now) = (swap.phase(), clock.now());
         let step = swap.step(now);
         let after = clock.now();
-        if before == Phase::Draining {
+        // A piece is held while it is compared, everybody for the flip.
+        if matches!(before, Phase::Draining | Phase::Flipping) {
             quiet = quiet.max(after - now);
         }
         if after - shown >= LOOK_EVERY || swap.phase() != before || matches!(step, Step::Ended(_)) {
@@ -292,15 +367,13 @@ impl Files {
         *lock(&self.0) = files;
     }
 
-    /// A disk and its journal.
+    /// As many as are needed: a disk and its journal, or a device's node.
     ///
     /// # Errors
     /// If they did not come along.
-    pub fn take(&self) -> io::Result<[std::os::fd::OwnedFd; 2]> {
+    pub fn take<const COUNT: usize>(&self) -> io::Result<[std::os::fd::OwnedFd; COUNT]> {
         let files = std::mem::take(&mut *lock(&self.0));
-        files
-            .try_into()
-            .map_err(|_| io::Error::other("a disk and a journal have to come along: ask with 'farbus swap'"))
+        files.try_into().map_err(|_| io::Error::other("descriptors have to come along: ask with 'farbus swap'"))
     }
 }
 

@@ -52,9 +52,12 @@ fn a_disk_moves_and_what_it_left_behind_is_refused_until_it_is_forgotten() {
     said(&swap("zero", &to_new), 3, "only a disk");
     said(&swap("tape", &to_new), 4, "farbus status");
     said(&swap("disk", "disk:x"), 2, "block:PATH");
+    said(&swap("disk", "usb:1-1"), 3, "it moves to block:PATH");
+    said(&swap("zero", "usb:nowhere"), 2, "usb:");
+    said(&swap("zero", "usb:9-9.9"), 4, "farbus share --list");
     let small = house.image("small.img", MIB);
     said(&swap("disk", &format!("block:{}", small.display())), 3, "truncate -s 67108864");
-    said(&house.run(&["swap", "disk", "--cancel"]), 4, "not being moved");
+    said(&house.run(&["swap", "disk", "--cancel"]), 4, "not being swapped");
     share.process.signal(Signal::INT);
     assert_eq!(share.process.wait_for_end(PATIENCE), Some(0));
     said(&house.run(&["share", &format!("disk:{old}")]), 1, "farbus swap --forget");

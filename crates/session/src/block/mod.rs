@@ -31,6 +31,7 @@ mod stripes;
 pub mod swap;
 mod switch;
 mod traced;
+mod trail;
 
 pub use answered::{Answered, make_durable};
 pub use any_byte::AnyByte;

@@ -1,14 +1,14 @@
 //! A medium that may be exchanged while it is in use (requirement N12).
 //!
-//! Nothing is ever held still for long: instead of a pause in which the last changes are copied, both media are written for the last
-//! moments. Every handle goes by itself from one mode to the next, at its next request, or is taken along by whoever swaps:
+//! Nothing is held while anything is copied or made durable. For the last moments what is written to the source follows to the
+//! destination by itself, and everybody waits for one thing only: that all pointers change at once. Every handle goes by itself from one
+//! mode to the next, at its next request, or is taken along by whoever swaps:
 //!
 //! | mode | read from | a change goes to | and is |
 //! |---|---|---|---|
 //! | `Alone` | the medium | the medium | |
 //! | `Noting` | the source | the source | noted as to be copied, after it was made |
-//! | `Both` | the source | the source, then the destination | made while its granules are held, as they are while they are copied |
-//! | `Flipped` | the destination | the destination, then the source | the same |
+//! | `Both` | the source | the source, then the [`Trail`] to the destination | made and noted while its granules are held: both media are changed in one order |
 //! | `Alone` | the destination | the destination | |
 //!
 //! A mode begins when every handle has reached the one before, so two neighbouring ones are all that is ever found side by side:
@@ -16,22 +16,29 @@
 //! | side by side | why that is right |
 //! |---|---|
 //! | `Alone`, `Noting` | nothing has been copied yet, and everything is still to be |
-//! | `Noting`, `Both` | what the first changes is copied again, later, and held then |
-//! | `Both`, `Flipped` | both media are written by both: it does not matter which is read |
-//! | `Flipped`, `Alone` | nobody reads the source any more |
+//! | `Noting`, `Both` | what the first changes is copied again, later |
+//! | `Both`, `Alone` | never: [`Shared::flip`] has all handles at once, and the trail at its end |
+//!
+//! Who copies in `Both` does it in the trail's turn: what was changed before is read, what is changed meanwhile follows. So whoever
+//! writes never waits for a copy. Whoever finds the trail long goes a step along it for each of his own; so it ends, however fast he writes.
 //!
 //! Up to `Both` the source is complete; from `Both` on, once what was noted has been copied and made durable, the destination is
-//! too. A flush is answered in `Both` when both are durable. So the line of the journal that says which of the two the device is may
-//! be written at any moment of that time, and a power cut before, during and after it leaves one complete device.
+//! too, but for what was never flushed. A flush is answered in `Both` when the trail is at its end and both are durable. So the line of
+//! the journal that says which of the two the device is may be written at any moment of that time, and a power cut before, during and
+//! after it leaves one complete device. Should the destination fail between that line and the flip, flushes fail until another line takes
+//! it back.
 
+use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use farbus_model::{BlockStore, Medium, StoreError};
 
 use super::granules::Granules;
 use super::stripes::Stripes;
+use super::trail::{Change, Trail};
 
 /// A medium behind which another may be put while it is in use. Its handles go on; its size stays.
 #[derive(Clone)]
@@ -49,7 +56,7 @@ pub(super) struct Shared {
     gate: Mutex<Gate>,
 }
 
-/// The plan, and who follows it. A handle's lock is taken before this one, never after it.
+/// The plan, and who follows it. Its lock is taken before a handle's, never after it: whoever has it may have them all.
 struct Gate {
     current: Arc<dyn Medium>,
     slots: Vec<Weak<Slot>>,
@@ -65,7 +72,6 @@ pub(super) enum Mode {
     Alone,
     Noting,
     Both,
-    Flipped,
 }
 
 /// Two media, one of which takes the other's place.
@@ -73,8 +79,12 @@ pub(super) struct Tandem {
     pub destination: Arc<dyn Medium>,
     /// What the destination does not have yet.
     pub dirty: Granules,
-    /// Held by whoever changes both, or copies from one to the other, as far as he does.
+    /// Held by whoever changes the source and says so to the trail, as far as he does: both in one order.
     pub both: Stripes,
+    /// What the source has and the destination is to have.
+    pub trail: Trail,
+    /// The source refused a change that the trail knows nothing of: something is noted again.
+    has_strayed: AtomicBool,
     trouble: Mutex<Trouble>,
 }
 
@@ -82,7 +92,7 @@ pub(super) struct Tandem {
 #[derive(Default)]
 struct Trouble {
     first: Option<(u64, StoreError)>,
-    /// From here on the destination may be the device: its troubles are its user's.
+    /// From here on the destination may be the device after a power cut: what it does not have is not durable.
     is_decided: bool,
 }
 
@@ -175,10 +185,7 @@ impl Medium for Switch {
         let main = gate.current.open()?;
         let other = gate.swap.as_ref().map(|swap| swap.destination.open()).transpose()?;
         let (edition, mode, swap) = (gate.edition, gate.mode, gate.swap.clone());
-        let mut lanes = Lanes { main, other, edition, mode, swap };
-        if mode == Mode::Flipped {
-            lanes.flip();
-        }
+        let lanes = Lanes { main, other, edition, mode, swap };
         let slot = Arc::new(Slot { reached: AtomicU64::new(edition), lanes: Mutex::new(lanes) });
         gate.slots.retain(|slot| slot.strong_count() > 0);
         gate.slots.push(Arc::downgrade(&slot));
@@ -217,6 +224,8 @@ impl Shared {
             destination,
             both: Stripes::new(dirty.granule_bytes()),
             dirty,
+            trail: Trail::default(),
+            has_strayed: AtomicBool::new(false),
             trouble: Mutex::default(),
         });
         gate.swap = Some(Arc::clone(&tandem));
@@ -229,16 +238,50 @@ impl Shared {
         self.publish(&mut lock(&self.gate), mode);
     }
 
-    /// Ends the swap with the destination in its source's place, or as if it had never been.
-    pub fn end(&self, is_swapped: bool) {
+    /// Ends the swap as if it had never been.
+    pub fn end(&self) {
         let mut gate = lock(&self.gate);
-        if let Some(tandem) = gate.swap.take()
-            && is_swapped
-        {
-            gate.current = Arc::clone(&tandem.destination);
-        }
+        gate.swap = None;
         gate.spares.clear();
         self.publish(&mut gate, Mode::Alone);
+    }
+
+    /// Puts the destination in the source's place for everybody at once, which ends the swap. Whoever begins a request meanwhile waits:
+    /// for those that are under way, and for the end of the trail. Handles that are busy are looked at so often, all together, before
+    /// everybody goes on: fifty nanoseconds each or so.
+    pub fn flip(&self, destination: &mut dyn BlockStore, looks_max: u32) -> Flip {
+        let mut gate = lock(&self.gate);
+        let Some(tandem) = gate.swap.clone() else { return Flip::Done };
+        let slots: Vec<Arc<Slot>> = gate.slots.iter().filter_map(Weak::upgrade).collect();
+        // From here on who begins a request comes to the gate.
+        self.publish(&mut gate, Mode::Both);
+        let mut all = Vec::with_capacity(slots.len());
+        let mut looks = 0;
+        for slot in &slots {
+            let lanes = loop {
+                match slot.lanes.try_lock() {
+                    Ok(lanes) => break lanes,
+                    Err(TryLockError::Poisoned(lanes)) => break lanes.into_inner(),
+                    Err(TryLockError::WouldBlock) if looks >= looks_max => return Flip::Busy,
+                    Err(TryLockError::WouldBlock) => spin_loop(),
+                }
+                looks += 1;
+            };
+            all.push(lanes);
+        }
+        tandem.catch_up(destination);
+        if tandem.trouble().is_some() || tandem.has_strayed() {
+            return Flip::Incomplete;
+        }
+        gate.swap = None;
+        gate.spares.clear();
+        gate.current = Arc::clone(&tandem.destination);
+        self.publish(&mut gate, Mode::Alone);
+        let left: Vec<_> = slots.iter().zip(&mut all).map(|(slot, lanes)| lanes.flip(gate.edition, slot)).collect();
+        drop((all, gate));
+        // Closing what was left behind takes its time, and nobody waits for it any more.
+        drop(left);
+        Flip::Done
     }
 
     fn publish(&self, gate: &mut Gate, mode: Mode) {
@@ -249,34 +292,70 @@ impl Shared {
 
     /// Takes along whoever has nothing to do; says whether all handles are where the plan is.
     pub fn has_everybody(&self) -> bool {
-        let (slots, edition): (Vec<_>, _) = {
-            let gate = lock(&self.gate);
-            (gate.slots.iter().filter_map(Weak::upgrade).collect(), gate.edition)
-        };
+        let mut gate = lock(&self.gate);
+        let slots: Vec<_> = gate.slots.iter().filter_map(Weak::upgrade).collect();
         let mut has_everybody = true;
         for slot in slots {
             match slot.lanes.try_lock() {
-                Ok(mut lanes) => lanes.catch_up(self, &slot),
-                Err(TryLockError::Poisoned(lanes)) => lanes.into_inner().catch_up(self, &slot),
+                Ok(mut lanes) => lanes.catch_up(&mut gate, &slot),
+                Err(TryLockError::Poisoned(lanes)) => lanes.into_inner().catch_up(&mut gate, &slot),
                 // It has a request under way, and catches up with its next one.
-                Err(TryLockError::WouldBlock) => has_everybody &= slot.reached.load(Ordering::Acquire) == edition,
+                Err(TryLockError::WouldBlock) => {
+                    has_everybody &= slot.reached.load(Ordering::Acquire) == gate.edition;
+                }
             }
         }
         has_everybody
     }
 }
 
+/// What became of a flip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flip {
+    /// The destination is the device.
+    Done,
+    /// Somebody's request takes long: all go on as before.
+    Busy,
+    /// The destination lacks something: all go on as before.
+    Incomplete,
+}
+
 impl Tandem {
-    /// The destination failed where both were changed. What the user is told: nothing as long as the source is the device.
-    fn note_trouble(&self, offset: u64, error: StoreError) -> Result<(), StoreError> {
-        let mut trouble = lock(&self.trouble);
-        trouble.first.get_or_insert((offset, error));
-        if trouble.is_decided { Err(error) } else { Ok(()) }
+    /// Goes to the end of the trail.
+    pub fn catch_up(&self, destination: &mut dyn BlockStore) {
+        self.trail.turn().catch_up(destination, |offset, error| self.note_trouble(offset, error));
+    }
+
+    /// Goes along the trail, which is to end soon. Says how many changes wait after it.
+    pub fn follow(&self, destination: &mut dyn BlockStore) -> usize {
+        self.trail.shorten();
+        self.trail.follow(destination, |offset, error| self.note_trouble(offset, error))
+    }
+
+    /// Whether something was noted again that had been copied.
+    pub fn has_strayed(&self) -> bool {
+        self.has_strayed.load(Ordering::Acquire)
+    }
+
+    /// What was noted again is about to be copied.
+    pub fn go_back(&self) {
+        self.has_strayed.store(false, Ordering::Release);
+    }
+
+    /// The destination failed to follow.
+    pub fn note_trouble(&self, offset: u64, error: StoreError) {
+        lock(&self.trouble).first.get_or_insert((offset, error));
     }
 
     /// What went wrong with the destination, and where.
     pub fn trouble(&self) -> Option<(u64, StoreError)> {
         lock(&self.trouble).first
+    }
+
+    /// Why a flush has failed although the source is durable: the destination may be the device after a power cut, and is not complete.
+    fn why_not_durable(&self) -> Result<(), StoreError> {
+        let trouble = lock(&self.trouble);
+        trouble.first.filter(|_| trouble.is_decided).map_or(Ok(()), |(_, error)| Err(error))
     }
 
     /// The destination is about to become the device, unless something went wrong with it.
@@ -293,8 +372,7 @@ impl Tandem {
 }
 
 impl Lanes {
-    fn catch_up(&mut self, shared: &Shared, slot: &Slot) {
-        let mut gate = lock(&shared.gate);
+    fn catch_up(&mut self, gate: &mut Gate, slot: &Slot) {
         if self.edition == gate.edition {
             return;
         }
@@ -303,47 +381,42 @@ impl Lanes {
             Mode::Noting => self.other = gate.spares.pop(),
             // Whoever is here has noted before: everybody waits for everybody.
             Mode::Both => debug_assert!(self.other.is_some(), "a handle notes before it writes both"),
-            Mode::Flipped => self.flip(),
         }
         (self.edition, self.mode) = (gate.edition, gate.mode);
         self.swap.clone_from(&gate.swap);
         slot.reached.store(self.edition, Ordering::Release);
     }
 
-    fn flip(&mut self) {
-        if let Some(other) = &mut self.other {
-            std::mem::swap(&mut self.main, other);
-        }
+    /// Goes on with the destination alone; what it leaves is for the caller to close.
+    fn flip(&mut self, edition: u64, slot: &Slot) -> Option<Box<dyn BlockStore>> {
+        let left = self.other.take().map(|destination| std::mem::replace(&mut self.main, destination));
+        (self.edition, self.mode, self.swap) = (edition, Mode::Alone, None);
+        slot.reached.store(edition, Ordering::Release);
+        left
     }
 
-    fn change(
-        &mut self,
-        offset: u64,
-        length: u64,
-        mut act: impl FnMut(&mut dyn BlockStore) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
-        let (Some(tandem), Some(other)) = (&self.swap, &mut self.other) else { return act(&mut *self.main) };
+    fn change(&mut self, change: Change<'_>) -> Result<(), StoreError> {
+        let (Some(tandem), Some(other)) = (&self.swap, &mut self.other) else { return change.make(&mut *self.main) };
+        let (offset, length) = (change.offset(), change.length());
         match self.mode {
-            Mode::Alone => act(&mut *self.main),
+            Mode::Alone => change.make(&mut *self.main),
             Mode::Noting => {
                 let _after = Noted { dirty: &tandem.dirty, offset, length };
-                act(&mut *self.main)
+                change.make(&mut *self.main)
             }
             Mode::Both => {
-                let _held = tandem.both.hold(offset, length);
-                let made = act(&mut *self.main);
-                if made.is_err() {
+                let held = tandem.both.hold(offset, length);
+                if let Err(error) = change.make(&mut *self.main) {
                     // Nobody knows what is there now: it is copied as it is.
                     tandem.dirty.add(offset, length);
-                    return made;
+                    tandem.has_strayed.store(true, Ordering::Release);
+                    return Err(error);
                 }
-                act(&mut **other).or_else(|error| tandem.note_trouble(offset, error))
-            }
-            Mode::Flipped => {
-                let _held = tandem.both.hold(offset, length);
-                act(&mut *self.main)?;
-                // For those who read the source for one more moment; its troubles are nobody's any more.
-                let _ = act(&mut **other);
+                let is_much = tandem.trail.add(change);
+                drop(held);
+                if is_much {
+                    tandem.trail.help(&mut **other, |offset, error| tandem.note_trouble(offset, error));
+                }
                 Ok(())
             }
         }
@@ -353,7 +426,11 @@ impl Lanes {
         self.main.flush()?;
         match (&self.swap, &mut self.other) {
             (Some(tandem), Some(other)) if self.mode == Mode::Both => {
-                other.flush().or_else(|error| tandem.note_trouble(0, error))
+                tandem.catch_up(&mut **other);
+                if let Err(error) = other.flush() {
+                    tandem.note_trouble(0, error);
+                }
+                tandem.why_not_durable()
             }
             _ => Ok(()),
         }
@@ -375,24 +452,23 @@ impl Drop for Noted<'_> {
 
 impl SwitchStore {
     fn lanes(&self) -> MutexGuard<'_, Lanes> {
-        let mut lanes = lock(&self.slot.lanes);
-        if lanes.edition != self.shared.edition.load(Ordering::Acquire) {
-            lanes.catch_up(&self.shared, &self.slot);
+        let lanes = lock(&self.slot.lanes);
+        if lanes.edition == self.shared.edition.load(Ordering::Acquire) {
+            return lanes;
         }
+        drop(lanes);
+        let mut gate = lock(&self.shared.gate);
+        let mut lanes = lock(&self.slot.lanes);
+        lanes.catch_up(&mut gate, &self.slot);
         lanes
     }
 
-    fn change(
-        &mut self,
-        offset: u64,
-        length: u64,
-        act: impl FnMut(&mut dyn BlockStore) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
+    fn change(&mut self, change: Change<'_>) -> Result<(), StoreError> {
         // The medium behind it may become one that can be written.
         if self.shared.is_read_only {
             return Err(StoreError::ReadOnly);
         }
-        self.lanes().change(offset, length, act)
+        self.lanes().change(change)
     }
 }
 
@@ -410,18 +486,18 @@ impl BlockStore for SwitchStore {
     }
 
     fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
-        self.change(offset, from.len() as u64, |store| store.write_at(offset, from))
+        self.change(Change::Write { offset, bytes: Cow::Borrowed(from) })
     }
 
     fn flush(&mut self) -> Result<(), StoreError> {
         self.lanes().flush()
     }
 
-    fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
-        self.change(offset, len, |store| store.discard(offset, len))
+    fn discard(&mut self, offset: u64, length: u64) -> Result<(), StoreError> {
+        self.change(Change::Discard { offset, length })
     }
 
-    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
-        self.change(offset, len, |store| store.write_zeroes(offset, len))
+    fn write_zeroes(&mut self, offset: u64, length: u64) -> Result<(), StoreError> {
+        self.change(Change::WriteZeroes { offset, length })
     }
 }

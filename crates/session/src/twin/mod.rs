@@ -1,0 +1,524 @@
+//! A device that may be exchanged for its twin while it is in use (requirement N12).
+//!
+//! Two adapters of one make are the same device to their user, but for what the user has told the one and not the other. A [`Twinned`]
+//! device remembers that ([`settings`] says what) and lets another device take its place when its owner says so
+//! ([`Command::Swap`]):
+//!
+//! | stage | the user's requests | the twin |
+//! |---|---|---|
+//! | `Preparing` | go to the first device; what they set is told the twin as well | is told all that the first was told, one after the other |
+//! | `Draining` | new ones wait; those that wait for data are taken back, all others are waited for | is told the rest, and which endpoints are halted |
+//! | the switch | what was taken back, then what waited, is asked of the twin | is the device |
+//!
+//! A request that meets the switch ends once, whoever has it:
+//!
+//! | the request | and the switch |
+//! |---|---|
+//! | waits for data and has none | is asked of the twin |
+//! | waits for data and has some | ends with what it has |
+//! | has ended while it was taken back | ends as it did |
+//! | is withdrawn while the first has it | is withdrawn there |
+//! | is withdrawn while it waits for the twin | ends as cancelled |
+//! | sends data that the first does not take within [`DRAIN_TIME_MAX`] | keeps the switch from being: all goes on with the first |
+//! | sends data as the first is unplugged | fails as on a bad cable: nobody knows what was taken |
+//!
+//! The first device may be unplugged from the moment that an exchange has begun; before, its user's session ends with it.
+//! A reset of the port, and the end of a session, make the switch at once: there is nothing to be told then.
+
+mod difference;
+pub mod settings;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use farbus_model::descriptor::{endpoint_of_index, kind, string_to_bytes};
+use farbus_model::usb::{Recipient, request};
+use farbus_model::{
+    BufferPool, Command, CommandError, Completions, Descriptors, Device, Direction, Done, EpAddr, Exchange,
+    ExchangeReport, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed, Status, Twin, Urb, UrbFlags, UrbId,
+};
+
+pub use difference::difference;
+use settings::{Setting, Settings, is_setting};
+
+/// How long requests that send something may take to end before all goes on with the first device. A serial line at 300 baud empties
+/// its buffer of 64 bytes in two seconds.
+pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
+/// How long the twin may take to be told everything.
+pub const PREPARE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How often the twin is looked at meanwhile, whose own readiness nobody waits on.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// A device, or its twin.
+pub struct Twinned {
+    device: Box<dyn Device>,
+    /// The first one's, whatever takes its place.
+    descriptors: Descriptors,
+    is_exchanged: bool,
+    /// What the device holds.
+    asked: BTreeMap<UrbId, Asked>,
+    asked_so_far: u64,
+    settings: Settings,
+    /// Endpoints that stalled and were not cleared, by [`EpAddr::index`].
+    halted: u32,
+    done: Completions,
+    exchange: Option<Box<Exchanging>>,
+}
+
+/// What has to be known of a request to ask for it again, and to learn from it.
+struct Asked {
+    order: u64,
+    interval: u32,
+    stream: u16,
+    flags: UrbFlags,
+    is_waiting_for_data: bool,
+    is_withdrawn: bool,
+    /// What it tells the device.
+    data: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Preparing,
+    Draining { has_halts: bool },
+}
+
+struct Exchanging {
+    twin: Box<dyn Device>,
+    order: Twin,
+    done: Completions,
+    stage: Stage,
+    since: Instant,
+    /// When the twin is looked at again.
+    look_at: Instant,
+    /// What the twin is still to be told.
+    untold: VecDeque<Setting>,
+    /// What it is being told.
+    telling: Option<Setup>,
+    told: usize,
+    held: VecDeque<InFlight>,
+    /// Taken back from the first device, by the order in which they were asked.
+    again: BTreeMap<u64, Urb>,
+}
+
+impl Twinned {
+    /// With `device` as the first of the two.
+    pub fn new(device: Box<dyn Device>) -> Self {
+        Self {
+            descriptors: device.descriptors().clone(),
+            device,
+            is_exchanged: false,
+            asked: BTreeMap::new(),
+            asked_so_far: 0,
+            settings: Settings::default(),
+            halted: 0,
+            // Its pool is the asker's while it works.
+            done: Completions::new(BufferPool::new(0)),
+            exchange: None,
+        }
+    }
+
+    fn with(&mut self, done: &mut Completions, act: impl FnOnce(&mut dyn Device, &mut Completions)) {
+        std::mem::swap(&mut self.done.pool, &mut done.pool);
+        act(&mut *self.device, &mut self.done);
+        std::mem::swap(&mut self.done.pool, &mut done.pool);
+        while let Some(answer) = self.done.pop() {
+            self.handle_answer(answer, done);
+        }
+    }
+
+    fn ask(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        let tells =
+            urb.endpoint.is_control() && is_setting(&self.descriptors, self.selection().configuration(), urb.setup);
+        let asked = Asked {
+            order: self.asked_so_far,
+            interval: urb.interval,
+            stream: urb.stream,
+            flags: urb.flags,
+            is_waiting_for_data: is_repeatable(urb.endpoint, urb.direction),
+            is_withdrawn: false,
+            data: tells.then(|| urb.payload.contiguous().into_owned()),
+        };
+        self.asked_so_far += 1;
+        self.asked.insert(urb.id, asked);
+        self.with(done, |device, done| device.submit(now, urb, done));
+    }
+
+    fn handle_answer(&mut self, mut answer: Done, done: &mut Completions) {
+        let Some(mut asked) = self.asked.remove(&answer.id) else { return done.push(answer) };
+        self.learn(&answer, asked.data.take());
+        let Some(exchange) = &mut self.exchange else { return done.push(answer) };
+        let is_lost = answer.status == Status::Gone;
+        let was_taken = is_lost || (answer.status == Status::Cancelled && exchange.stage != Stage::Preparing);
+        if was_taken && !asked.is_withdrawn {
+            if asked.is_waiting_for_data {
+                if answer.actual == 0 {
+                    exchange.again.insert(asked.order, asked_again(answer, &asked));
+                    return;
+                }
+                answer.status = if asked.flags.short_not_ok { Status::Short } else { Status::Ok };
+            } else if is_lost {
+                answer.status = Status::Protocol;
+            }
+        }
+        done.push(answer);
+    }
+
+    /// Takes note of what the device has done, for another to be told.
+    fn learn(&mut self, answer: &Done, data: Option<Vec<u8>>) {
+        let (setup, endpoint) = (answer.setup, answer.endpoint);
+        if !endpoint.is_control() {
+            if answer.status == Status::Stall {
+                self.halted |= bit(endpoint);
+            }
+            return;
+        }
+        if answer.status != Status::Ok {
+            return;
+        }
+        let is_halt = setup.value == request::ENDPOINT_HALT;
+        let setting = Setting { setup, data: data.unwrap_or_default() };
+        let is_told = if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+            self.halted = 0;
+            self.settings.forget_interfaces();
+            true
+        } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+            let configuration = self.descriptors.configuration(self.device.selection().configuration());
+            let settings = configuration.into_iter().flat_map(|c| &c.settings);
+            let theirs = settings.filter(|setting| u16::from(setting.interface) == setup.index);
+            self.halted &= !theirs.flat_map(|setting| &setting.endpoints).fold(0, |all, e| all | bit(e.address));
+            true
+        } else if setup.is_standard(request::CLEAR_FEATURE, Recipient::Endpoint) && is_halt {
+            self.halted &= !bit(endpoint_of_index(setup.index));
+            false
+        } else if setup.is_standard(request::SET_FEATURE, Recipient::Endpoint) && is_halt {
+            self.halted |= bit(endpoint_of_index(setup.index));
+            false
+        } else {
+            let configuration = self.device.selection().configuration();
+            let is_told = is_setting(&self.descriptors, configuration, setup);
+            if is_told {
+                self.settings.note(&self.descriptors, configuration, setting.clone());
+            }
+            is_told
+        };
+        if let Some(exchange) = self.exchange.as_mut().filter(|_| is_told) {
+            exchange.untold.push_back(setting);
+        }
+    }
+
+    // The exchange.
+
+    fn begin(&mut self, now: Instant, order: &Twin, done: &mut Completions) -> Result<(), CommandError> {
+        if self.exchange.is_some() {
+            return Err(CommandError("it is being swapped already".into()));
+        }
+        if self.device.is_gone() {
+            return Err(CommandError("it was unplugged".into()));
+        }
+        let twin = order.take().ok_or_else(|| CommandError("the other device was taken already".into()))?;
+        let ours = (&self.descriptors, self.device.speed());
+        if let Some(difference) = difference(ours, (twin.descriptors(), twin.speed())) {
+            let why = format!("it is not like the other device: {difference}");
+            order.tell(Exchange::Failed { twin: Some(twin), why: why.clone() });
+            return Err(CommandError(why));
+        }
+        let selection = self.device.selection();
+        let selected = (selection.configuration() != 0).then(|| Setup::set_configuration(selection.configuration()));
+        let alternates = selection.alternates().iter();
+        let alternates = alternates.map(|&(interface, alternate)| Setup::set_interface(interface, alternate));
+        let selected = selected.into_iter().chain(alternates).map(|setup| Setting { setup, data: Vec::new() });
+        self.exchange = Some(Box::new(Exchanging {
+            twin,
+            order: order.clone(),
+            done: Completions::new(BufferPool::new(0)),
+            stage: Stage::Preparing,
+            since: now,
+            look_at: now + LOOK_EVERY,
+            untold: selected.chain(self.settings.iter().cloned()).collect(),
+            telling: None,
+            told: 0,
+            held: VecDeque::new(),
+            again: BTreeMap::new(),
+        }));
+        self.go_on(now, done);
+        Ok(())
+    }
+
+    /// Does what can be done now of the exchange.
+    fn go_on(&mut self, now: Instant, done: &mut Completions) {
+        while let Some(exchange) = &mut self.exchange {
+            match exchange.tell(now) {
+                Ok(true) => {}
+                Ok(false) if now - exchange.since > PREPARE_TIME_MAX => {
+                    return self.give_up(now, "the other device does not answer".into(), done);
+                }
+                Ok(false) => return,
+                Err(why) => return self.give_up(now, why, done),
+            }
+            match exchange.stage {
+                Stage::Preparing => {
+                    (exchange.stage, exchange.since) = (Stage::Draining { has_halts: false }, now);
+                    self.take_back(now, done);
+                }
+                Stage::Draining { .. } if !self.asked.is_empty() => {
+                    if now - exchange.since > DRAIN_TIME_MAX {
+                        let why = "it does not take what was sent to it; try again when less is under way";
+                        self.give_up(now, why.into(), done);
+                    }
+                    return;
+                }
+                Stage::Draining { has_halts: false } => {
+                    exchange.stage = Stage::Draining { has_halts: true };
+                    let endpoints = self.device.selection().endpoints().map(|endpoint| endpoint.address);
+                    let halted = endpoints.filter(|endpoint| self.halted & bit(*endpoint) != 0);
+                    exchange.untold.extend(halted.map(|endpoint| Setting { setup: halt(endpoint), data: Vec::new() }));
+                }
+                Stage::Draining { has_halts: true } => return self.switch(now, done),
+            }
+        }
+    }
+
+    /// Takes back what waits for data; the rest is waited for.
+    fn take_back(&mut self, now: Instant, done: &mut Completions) {
+        let mut waiting: Vec<(u64, UrbId)> = self.asked.iter().map(|(id, asked)| (asked.order, *id)).collect();
+        // The last first: an endpoint goes on with what is queued behind one that is taken out.
+        waiting.sort_unstable_by_key(|(order, _)| std::cmp::Reverse(*order));
+        let repeatable = |(_, id): &(u64, UrbId)| self.asked.get(id).is_some_and(|asked| asked.is_repeatable());
+        for (_, id) in waiting.into_iter().filter(repeatable).collect::<Vec<_>>() {
+            self.with(done, |device, done| device.cancel(now, id, done));
+        }
+    }
+
+    /// The twin is the device.
+    fn switch(&mut self, now: Instant, done: &mut Completions) {
+        let Some(exchange) = self.exchange.take() else { return };
+        let Exchanging { twin, order, since, told, again, held, .. } = *exchange;
+        let left = std::mem::replace(&mut self.device, twin);
+        self.is_exchanged = true;
+        let quiet = if told == 0 && again.is_empty() && held.is_empty() { Duration::ZERO } else { now - since };
+        let report = ExchangeReport { replayed: told, asked_again: again.len(), held: held.len(), quiet };
+        self.resume(now, again, held, done);
+        order.tell(Exchange::Done { left, report });
+    }
+
+    /// All goes on with the first device.
+    fn give_up(&mut self, now: Instant, why: String, done: &mut Completions) {
+        let Some(exchange) = self.exchange.take() else { return };
+        let Exchanging { mut twin, order, done: mut ended, again, held, .. } = *exchange;
+        // Whatever it was being told ends here.
+        twin.reset(now, &mut ended);
+        while ended.pop().is_some() {}
+        self.resume(now, again, held, done);
+        order.tell(Exchange::Failed { twin: Some(twin), why });
+    }
+
+    fn resume(&mut self, now: Instant, again: BTreeMap<u64, Urb>, held: VecDeque<InFlight>, done: &mut Completions) {
+        for urb in again.into_values().map(Urb::launch).chain(held) {
+            self.ask(now, urb, done);
+        }
+    }
+
+    /// What the first device said of itself goes on to be said.
+    fn text_asked_for(&self, urb: &InFlight) -> Option<Vec<u8>> {
+        let setup = urb.setup;
+        let [index, what] = setup.value.to_le_bytes();
+        let is_text = urb.endpoint.is_control()
+            && setup.is_standard(request::GET_DESCRIPTOR, Recipient::Device)
+            && what == kind::STRING
+            && index != 0;
+        let mut text = string_to_bytes(self.descriptors.string(index).filter(|_| is_text && self.is_exchanged)?);
+        text.truncate(urb.length as usize);
+        Some(text)
+    }
+}
+
+impl Asked {
+    /// Whether it waits for data, which it may as well wait for elsewhere.
+    fn is_repeatable(&self) -> bool {
+        self.is_waiting_for_data && !self.is_withdrawn
+    }
+}
+
+impl Exchanging {
+    /// Goes on telling the twin what the first device was told; says whether it was told all.
+    fn tell(&mut self, now: Instant) -> Result<bool, String> {
+        loop {
+            while let Some(answer) = self.done.pop() {
+                self.telling = None;
+                self.told += 1;
+                if answer.status != Status::Ok {
+                    let Setup { request_type, request, value, index, .. } = answer.setup;
+                    return Err(format!(
+                        "the other device does not take what this one was told ({request_type:02x} {request:02x} \
+                         {value:04x} {index:04x}: {:?})",
+                        answer.status
+                    ));
+                }
+            }
+            if self.twin.is_gone() {
+                return Err("the other device was unplugged".into());
+            }
+            if self.telling.is_some() {
+                return Ok(false);
+            }
+            let Some(Setting { setup, data }) = self.untold.pop_front() else { return Ok(true) };
+            self.telling = Some(setup);
+            let payload = if data.is_empty() { Payload::Empty } else { data.into() };
+            self.twin.submit(now, Urb::control(UrbId(0), setup, payload).launch(), &mut self.done);
+            self.twin.end_turn(now, &mut self.done);
+        }
+    }
+
+    /// Whether requests wait for the end of it.
+    fn holds(&self) -> bool {
+        self.stage != Stage::Preparing
+    }
+}
+
+/// Whether a transfer may as well be made by another device of the kind, as long as nothing has come.
+fn is_repeatable(endpoint: EpAddr, direction: Direction) -> bool {
+    direction == Direction::In && !endpoint.is_control()
+}
+
+fn asked_again(answer: Done, asked: &Asked) -> Urb {
+    let mut urb = Urb::data_in(answer.id, answer.endpoint, answer.length);
+    (urb.interval, urb.stream, urb.flags, urb.start_frame) =
+        (asked.interval, asked.stream, asked.flags, answer.start_frame);
+    urb.iso = answer.iso;
+    urb
+}
+
+fn halt(endpoint: EpAddr) -> Setup {
+    Setup { request: request::SET_FEATURE, ..Setup::clear_halt(endpoint) }
+}
+
+fn bit(endpoint: EpAddr) -> u32 {
+    1 << endpoint.index()
+}
+
+/// Dropped in the middle of an exchange, the twin ends what it was being told.
+impl Drop for Twinned {
+    fn drop(&mut self) {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.twin.reset(exchange.look_at, &mut exchange.done);
+        }
+    }
+}
+
+impl Device for Twinned {
+    fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    fn speed(&self) -> Speed {
+        self.device.speed()
+    }
+
+    fn selection(&self) -> &Selection {
+        self.device.selection()
+    }
+
+    fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+        if let Some(text) = self.text_asked_for(&urb) {
+            return done.push(urb.answer(text.into()));
+        }
+        let is_gone = self.device.is_gone();
+        match &mut self.exchange {
+            Some(exchange) if exchange.holds() || is_gone => {
+                urb.own_payload();
+                exchange.held.push_back(urb);
+            }
+            _ => self.ask(now, urb, done),
+        }
+        if self.exchange.is_some() {
+            self.go_on(now, done);
+        }
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        if let Some(exchange) = &mut self.exchange {
+            if let Some(at) = exchange.held.iter().position(|urb| urb.id == id)
+                && let Some(urb) = exchange.held.remove(at)
+            {
+                return done.push(urb.fail(Status::Cancelled));
+            }
+            let again = exchange.again.iter().find(|(_, urb)| urb.id == id).map(|(order, _)| *order);
+            if let Some(urb) = again.and_then(|order| exchange.again.remove(&order)) {
+                return done.push(urb.launch().fail(Status::Cancelled));
+            }
+        }
+        if let Some(asked) = self.asked.get_mut(&id) {
+            asked.is_withdrawn = true;
+        }
+        self.with(done, |device, done| device.cancel(now, id, done));
+        self.go_on(now, done);
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        self.with(done, |device, done| device.reset(now, done));
+        (self.halted, self.settings) = (0, Settings::default());
+        if let Some(exchange) = &mut self.exchange {
+            let again = std::mem::take(&mut exchange.again).into_values().map(Urb::launch);
+            for urb in again.chain(std::mem::take(&mut exchange.held)) {
+                done.push(urb.fail(Status::Shutdown));
+            }
+            exchange.twin.reset(now, &mut exchange.done);
+            while exchange.done.pop().is_some() {}
+            if exchange.twin.is_gone() {
+                self.give_up(now, "the other device was unplugged".into(), done);
+            } else {
+                self.switch(now, done);
+            }
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let ours = self.exchange.as_ref().map(|exchange| exchange.look_at);
+        ours.into_iter().chain(self.device.poll_timeout()).min()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        if self.device.poll_timeout().is_some_and(|at| at <= now) {
+            self.with(done, |device, done| device.handle_timeout(now, done));
+        }
+        if let Some(exchange) = self.exchange.as_mut().filter(|exchange| exchange.look_at <= now) {
+            exchange.look_at = now + LOOK_EVERY;
+            exchange.twin.handle_ready(now, &mut exchange.done);
+            if exchange.twin.poll_timeout().is_some_and(|at| at <= now) {
+                exchange.twin.handle_timeout(now, &mut exchange.done);
+            }
+            self.go_on(now, done);
+        }
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+        self.with(done, |device, done| device.end_turn(now, done));
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.device.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+        self.with(done, |device, done| device.handle_ready(now, done));
+        self.go_on(now, done);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.exchange.is_none() && self.device.is_gone()
+    }
+
+    fn verbs(&self) -> &'static [&'static str] {
+        self.device.verbs()
+    }
+
+    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+        if let Command::Swap(twin) = command {
+            return self.begin(now, twin, done);
+        }
+        let mut result = Ok(());
+        self.with(done, |device, done| result = device.command(now, command, done));
+        result
+    }
+}

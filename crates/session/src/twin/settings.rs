@@ -1,0 +1,229 @@
+//! What a device's user has told it, as far as a twin has to be told the same.
+//!
+//! | request | is remembered |
+//! |---|---|
+//! | SET_CONFIGURATION, SET_INTERFACE | what is active: [`Selection`](farbus_model::Selection) |
+//! | CLEAR_FEATURE, SET_FEATURE of the device: remote wake-up | the last |
+//! | HID 1.11 §7.2: SET_REPORT, SET_IDLE | the last of each report |
+//! | HID: SET_PROTOCOL | the last |
+//! | CDC PSTN 1.2 §6.3: SET_LINE_CODING, SET_CONTROL_LINE_STATE, SET_COMM_FEATURE | the last of each |
+//! | CDC ECM 1.2 §6.2: multicast filters, packet filter; NCM 1.0 §6.2: formats, sizes, address | the last of each |
+//! | Audio and video: SET_CUR | the last of each control of each unit, interface and endpoint |
+//! | a maker's own OUT request (FTDI's baud rate, …) | each that is different, in order, the last [`VENDOR_SETTINGS_MAX`] |
+//! | anything else: RNDIS's messages, a break, mass storage's reset | not: it does something, or what it sets is not known |
+//!
+//! Only what the device accepted counts.
+
+use farbus_model::usb::{Recipient, RequestKind, request};
+use farbus_model::{Descriptors, Direction, Setup};
+
+/// A maker's requests that are remembered: an adapter's driver makes a dozen of them. One that loads a program makes more, and
+/// such a device cannot be told everything again.
+pub const VENDOR_SETTINGS_MAX: usize = 128;
+
+/// An OUT control request, as it was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Its setup packet.
+    pub setup: Setup,
+    /// Its data stage.
+    pub data: Vec<u8>,
+}
+
+/// Everything that was told, in the order in which it was told last.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    all: Vec<Setting>,
+}
+
+/// Class codes (USB-IF "Defined Class Codes").
+mod class {
+    pub const AUDIO: u8 = 1;
+    pub const COMMUNICATIONS: u8 = 2;
+    pub const HID: u8 = 3;
+    pub const VIDEO: u8 = 14;
+}
+
+/// What tells two settings of a kind apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// There is one for each `wIndex`.
+    Index,
+    /// And for the low byte of `wValue`: an id.
+    LowValue,
+    /// And for all of `wValue`: a selector.
+    Value,
+    /// Each is one of its own.
+    Each,
+}
+
+/// Whether a request sets something that can be set again.
+pub fn is_setting(all: &Descriptors, configuration: u8, setup: Setup) -> bool {
+    scope_of(all, configuration, setup).is_some()
+}
+
+fn scope_of(all: &Descriptors, configuration: u8, setup: Setup) -> Option<Scope> {
+    if setup.direction() == Direction::In && setup.length > 0 {
+        return None;
+    }
+    match setup.kind() {
+        RequestKind::Vendor => Some(Scope::Each),
+        RequestKind::Standard => {
+            let is_feature = matches!(setup.request, request::SET_FEATURE | request::CLEAR_FEATURE);
+            let is_wakeup = setup.recipient() == Recipient::Device && setup.value == request::DEVICE_REMOTE_WAKEUP;
+            (is_feature && is_wakeup).then_some(Scope::Value)
+        }
+        RequestKind::Class => match (class_of(all, configuration, setup)?, setup.request) {
+            (class::HID, 0x09) => Some(Scope::Value),
+            (class::HID, 0x0a) => Some(Scope::LowValue),
+            (class::HID, 0x0b) => Some(Scope::Index),
+            (class::COMMUNICATIONS, 0x02) => Some(Scope::Value),
+            (class::COMMUNICATIONS, 0x20 | 0x22 | 0x40 | 0x43 | 0x82 | 0x84 | 0x86 | 0x88 | 0x8a) => Some(Scope::Index),
+            (class::AUDIO | class::VIDEO, 0x01) => Some(Scope::Value),
+            _ => None,
+        },
+        RequestKind::Reserved => None,
+    }
+}
+
+/// The class of the interface that a request is for.
+fn class_of(all: &Descriptors, configuration: u8, setup: Setup) -> Option<u8> {
+    let settings = &all.configuration(configuration)?.settings;
+    let number = setup.index as u8;
+    let found = match setup.recipient() {
+        Recipient::Interface => settings.iter().find(|setting| setting.interface == number),
+        Recipient::Endpoint => {
+            settings.iter().find(|setting| setting.endpoints.iter().any(|e| e.address.as_byte() == number))
+        }
+        Recipient::Device | Recipient::Other => None,
+    };
+    found.map(|setting| setting.class[0])
+}
+
+impl Settings {
+    /// The device has accepted this.
+    pub fn note(&mut self, all: &Descriptors, configuration: u8, setting: Setting) {
+        let Some(scope) = scope_of(all, configuration, setting.setup) else { return };
+        let new = setting.setup;
+        // Whether a feature is set or cleared: the last word counts.
+        let is_same_request = |old: Setup| match new.kind() {
+            RequestKind::Standard => old.kind() == RequestKind::Standard,
+            _ => old.request_type == new.request_type && old.request == new.request,
+        };
+        self.all.retain(|old| {
+            let is_replaced = is_same_request(old.setup)
+                && old.setup.index == new.index
+                && match scope {
+                    Scope::Index => true,
+                    Scope::LowValue => old.setup.value as u8 == new.value as u8,
+                    Scope::Value => old.setup.value == new.value,
+                    Scope::Each => *old == setting,
+                };
+            !is_replaced
+        });
+        self.all.push(setting);
+        let is_vendor = |setting: &Setting| setting.setup.kind() == RequestKind::Vendor;
+        if self.all.iter().filter(|old| is_vendor(old)).count() > VENDOR_SETTINGS_MAX
+            && let Some(oldest) = self.all.iter().position(is_vendor)
+        {
+            self.all.remove(oldest);
+        }
+    }
+
+    /// Another configuration was selected: what its interfaces had been told is forgotten (USB 2.0 §9.1.1.5).
+    pub fn forget_interfaces(&mut self) {
+        self.all.retain(|setting| setting.setup.kind() != RequestKind::Class);
+    }
+
+    /// The bus was reset.
+    pub fn clear(&mut self) {
+        self.all.clear();
+    }
+
+    /// All of it, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Setting> {
+        self.all.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_model::descriptor::Configuration;
+
+    use super::*;
+
+    /// A configuration with an interface of each class, numbered as it is.
+    fn device() -> Descriptors {
+        let interfaces = [class::AUDIO, class::COMMUNICATIONS, class::HID, 8, class::VIDEO];
+        let mut bytes = vec![9, 2, 0, 0, interfaces.len() as u8, 1, 0, 0x80, 50];
+        for class in interfaces {
+            bytes.extend([9, 4, class, 0, 0, class, 0, 0, 0]);
+        }
+        let total = (bytes.len() as u16).to_le_bytes();
+        bytes[2..4].copy_from_slice(&total);
+        Descriptors { configurations: vec![Configuration::parse(&bytes).unwrap()], ..Descriptors::default() }
+    }
+
+    fn setting(request_type: u8, request: u8, value: u16, index: u16, data: &[u8]) -> Setting {
+        let setup = Setup { request_type, request, value, index, length: data.len() as u16 };
+        Setting { setup, data: data.to_vec() }
+    }
+
+    #[test]
+    fn the_last_of_each_is_remembered() {
+        let (line, dtr, idle) = ((0x21, 0x20), (0x21, 0x22), (0x21, 0x0a));
+        let told = [
+            setting(line.0, line.1, 0, 2, &[0x80, 0x25, 0, 0, 0, 0, 8]),
+            setting(dtr.0, dtr.1, 3, 2, &[]),
+            setting(idle.0, idle.1, 0x0401, 3, &[]),
+            setting(idle.0, idle.1, 0x0402, 3, &[]),
+            setting(line.0, line.1, 0, 2, &[0, 0xc2, 1, 0, 0, 0, 8]),
+            setting(idle.0, idle.1, 0x0801, 3, &[]),
+            setting(0x40, 3, 0x001a, 0, &[]),
+            setting(0x40, 3, 0x4138, 0, &[]),
+            setting(0x40, 3, 0x001a, 0, &[]),
+        ];
+        let mut settings = Settings::default();
+        for one in &told {
+            assert!(is_setting(&device(), 1, one.setup), "{one:?}");
+            settings.note(&device(), 1, one.clone());
+        }
+        let left: Vec<_> = settings.iter().cloned().collect();
+        assert_eq!(left, [1, 3, 4, 5, 7, 8].map(|at| told[at].clone()));
+        settings.forget_interfaces();
+        assert_eq!(settings.iter().count(), 2);
+        settings.clear();
+        assert_eq!(settings.iter().count(), 0);
+    }
+
+    #[test]
+    fn what_does_something_is_not_repeated() {
+        let not = [
+            // SEND_ENCAPSULATED_COMMAND and a break, mass storage's reset, an unknown interface, what is read.
+            setting(0x21, 0x00, 0, 2, &[1]),
+            setting(0x21, 0x23, 100, 2, &[]),
+            setting(0x21, 0xff, 0, 8, &[]),
+            setting(0x21, 0x20, 0, 77, &[]),
+            setting(0xa1, 0x21, 0, 2, &[0; 7]),
+            setting(0xc0, 0x05, 0, 0, &[0; 2]),
+            setting(0, request::SET_FEATURE, 48, 0, &[]),
+        ];
+        for one in not {
+            assert!(!is_setting(&device(), 1, one.setup), "{one:?}");
+        }
+        let mut settings = Settings::default();
+        settings.note(&device(), 1, setting(0, request::SET_FEATURE, request::DEVICE_REMOTE_WAKEUP, 0, &[]));
+        settings.note(&device(), 1, setting(0, request::CLEAR_FEATURE, request::DEVICE_REMOTE_WAKEUP, 0, &[]));
+        assert_eq!(settings.iter().map(|one| one.setup.request).collect::<Vec<_>>(), [request::CLEAR_FEATURE]);
+    }
+
+    #[test]
+    fn a_maker_s_requests_are_not_remembered_without_end() {
+        let mut settings = Settings::default();
+        for value in 0..1000 {
+            settings.note(&device(), 1, setting(0x40, 1, value, 0, &[]));
+        }
+        assert_eq!(settings.iter().count(), VENDOR_SETTINGS_MAX);
+        assert_eq!(settings.iter().last().map(|one| one.setup.value), Some(999));
+    }
+}

@@ -1,0 +1,558 @@
+//! Devices that are exchanged for their twins while they are used: made-up worlds in which a serial line is read and written, set and
+//! withdrawn from, while the adapter at its end is another one again and again. Every request ends once, every byte arrives once.
+
+#[path = "native/random.rs"]
+mod random;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use farbus_gadgets::keyboard::Keyboard;
+use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_gadgets::{Context, Control, Emulated, Function, Received, Sent};
+use farbus_model::definition::InterfaceDefinition;
+use farbus_model::usb::request;
+use farbus_model::{
+    BufferPool, Command, Completions, Definition, Descriptors, Device, Done, EpAddr, Exchange, ExchangeReport,
+    InFlight, Instant, Payload, Selection, Setup, Speed, Status, Twin, Urb, UrbId,
+};
+use farbus_session::twin::{DRAIN_TIME_MAX, Twinned, difference};
+use random::Random;
+
+const IN: EpAddr = EpAddr::from_byte(0x81);
+const OUT: EpAddr = EpAddr::from_byte(0x01);
+const LINE_CODING: u8 = 0x20;
+
+/// What is at the other end of the line, whichever adapter is at this one.
+#[derive(Default)]
+struct Line {
+    incoming: VecDeque<u8>,
+    sent: Vec<u8>,
+    is_stuck: bool,
+}
+
+/// What an adapter was told last.
+#[derive(Default)]
+struct Told {
+    coding: Vec<u8>,
+    vendor: Vec<u16>,
+}
+
+struct Adapter {
+    line: Arc<Mutex<Line>>,
+    told: Arc<Mutex<Told>>,
+}
+
+impl Adapter {
+    fn definition(serial: &str) -> Definition {
+        let interface = InterfaceDefinition::new(2, 2, 1).bulk_pair(1);
+        Definition::new(0x0403, 0x6001).speed(Speed::High).names("farbus", "adapter", serial).interface(interface)
+    }
+}
+
+impl Function for Adapter {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
+        let mut line = self.line.lock().unwrap();
+        let count = line.incoming.len().min(room);
+        if count == 0 {
+            return Sent::Nak;
+        }
+        Sent::Data(line.incoming.drain(..count).collect::<Vec<u8>>().into())
+    }
+
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+        let mut line = self.line.lock().unwrap();
+        if line.is_stuck {
+            return Received::Nak;
+        }
+        line.sent.extend(&*payload.contiguous());
+        Received::Accepted
+    }
+
+    fn control(&mut self, setup: Setup, data: &[u8], _cx: &mut Context<'_>) -> Control {
+        let mut told = self.told.lock().unwrap();
+        match (setup.request_type, setup.request) {
+            (0x21, LINE_CODING) => told.coding = data.to_vec(),
+            (0x40, 3) => told.vendor.push(setup.value),
+            _ => return Control::Stall,
+        }
+        Control::Ack
+    }
+}
+
+/// An adapter on a cable that may be pulled, and which takes its time to answer control requests.
+struct Cable {
+    device: Emulated<Adapter>,
+    is_pulled: Arc<AtomicBool>,
+    is_gone: bool,
+    later: VecDeque<InFlight>,
+    inner: Completions,
+}
+
+impl Cable {
+    fn step(&mut self, now: Instant, done: &mut Completions) {
+        if self.is_pulled.load(Ordering::Relaxed) && !self.is_gone {
+            self.is_gone = true;
+            for urb in self.later.drain(..) {
+                done.push(urb.fail(Status::Gone));
+            }
+            self.device.reset(now, &mut self.inner);
+            while let Some(answer) = self.inner.pop() {
+                done.push(Done { status: Status::Gone, ..answer });
+            }
+        }
+        for urb in self.later.drain(..) {
+            self.device.submit(now, urb, done);
+        }
+        self.device.handle_timeout(now, done);
+    }
+}
+
+impl Device for Cable {
+    fn descriptors(&self) -> &Descriptors {
+        self.device.descriptors()
+    }
+    fn speed(&self) -> Speed {
+        self.device.speed()
+    }
+    fn selection(&self) -> &Selection {
+        self.device.selection()
+    }
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        if self.is_gone {
+            done.push(urb.fail(Status::Gone));
+        } else if urb.endpoint.is_control() {
+            self.later.push_back(urb);
+        } else {
+            self.device.submit(now, urb, done);
+        }
+    }
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        if let Some(at) = self.later.iter().position(|urb| urb.id == id) {
+            return done.push(self.later.remove(at).unwrap().fail(Status::Cancelled));
+        }
+        self.device.cancel(now, id, done);
+    }
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        for urb in self.later.drain(..) {
+            done.push(urb.fail(Status::Shutdown));
+        }
+        self.device.reset(now, done);
+    }
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.device.poll_timeout()
+    }
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        self.step(now, done);
+    }
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+        self.step(now, done);
+    }
+    fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+}
+
+struct Plugged {
+    told: Arc<Mutex<Told>>,
+    is_pulled: Arc<AtomicBool>,
+}
+
+/// What became of exchanges.
+type Outcomes = Arc<Mutex<Vec<Exchange>>>;
+
+struct Play {
+    line: Arc<Mutex<Line>>,
+    device: Twinned,
+    now: Instant,
+    done: Completions,
+    next_id: u64,
+    /// What is owed an answer: what it sends, if it sends something.
+    owed: BTreeMap<u64, Option<Vec<u8>>>,
+    answered: Vec<Done>,
+    read: Vec<u8>,
+    /// What was taken of what was sent, in the order of its answers.
+    written: Vec<u8>,
+    outcomes: Outcomes,
+    /// Outcomes that were looked at.
+    known: usize,
+    current: Plugged,
+    /// The twin of the exchange that is under way.
+    next: Option<Plugged>,
+}
+
+fn adapter(line: &Arc<Mutex<Line>>, serial: &str) -> (Box<dyn Device>, Plugged) {
+    let plugged = Plugged { told: Arc::default(), is_pulled: Arc::default() };
+    let function = Adapter { line: Arc::clone(line), told: Arc::clone(&plugged.told) };
+    let device = Emulated::new(&Adapter::definition(serial), function);
+    let inner = Completions::new(BufferPool::new(0));
+    let is_pulled = Arc::clone(&plugged.is_pulled);
+    (Box::new(Cable { device, is_pulled, is_gone: false, later: VecDeque::new(), inner }), plugged)
+}
+
+impl Play {
+    fn new() -> Self {
+        let line = Arc::default();
+        let (device, current) = adapter(&line, "first");
+        let mut play = Self {
+            line,
+            device: Twinned::new(device),
+            now: Instant::ZERO + Duration::from_secs(1),
+            done: Completions::new(BufferPool::new(1 << 20)),
+            next_id: 0,
+            owed: BTreeMap::new(),
+            answered: Vec::new(),
+            read: Vec::new(),
+            written: Vec::new(),
+            outcomes: Outcomes::default(),
+            known: 0,
+            current,
+            next: None,
+        };
+        play.control(Setup::set_configuration(1), &[]);
+        play.settle();
+        play
+    }
+
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap()
+    }
+
+    fn submit(&mut self, make: impl FnOnce(UrbId) -> Urb) -> UrbId {
+        let id = UrbId(self.next_id);
+        self.next_id += 1;
+        let urb = make(id);
+        let sends = (urb.endpoint == OUT).then(|| urb.payload.contiguous().into_owned());
+        self.owed.insert(id.0, sends);
+        self.device.submit(self.now, urb.launch(), &mut self.done);
+        self.collect();
+        id
+    }
+
+    fn control(&mut self, setup: Setup, data: &[u8]) -> UrbId {
+        let payload = if data.is_empty() { Payload::Empty } else { data.to_vec().into() };
+        self.submit(|id| Urb::control(id, setup, payload))
+    }
+
+    fn coding(&mut self, bauds: u8) -> UrbId {
+        let setup = Setup { request_type: 0x21, request: LINE_CODING, value: 0, index: 0, length: 7 };
+        self.control(setup, &[bauds; 7])
+    }
+
+    fn vendor(&mut self, value: u16) -> UrbId {
+        self.control(Setup { request_type: 0x40, request: 3, value, index: 0, length: 0 }, &[])
+    }
+
+    fn ask(&mut self) -> UrbId {
+        self.submit(|id| Urb::data_in(id, IN, 64))
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> UrbId {
+        let payload: Payload = bytes.to_vec().into();
+        self.submit(|id| Urb::data_out(id, OUT, payload))
+    }
+
+    fn cancel(&mut self, id: UrbId) {
+        self.device.cancel(self.now, id, &mut self.done);
+        self.collect();
+    }
+
+    fn collect(&mut self) {
+        while let Some(answer) = self.done.pop() {
+            let sent = self.owed.remove(&answer.id.0).expect("a request ends once");
+            if answer.endpoint == IN {
+                self.read.extend(&*answer.payload.contiguous());
+            }
+            if let Some(bytes) = sent.filter(|_| answer.status == Status::Ok) {
+                self.written.extend(bytes);
+            }
+            self.answered.push(answer);
+        }
+        let outcomes = self.outcomes.lock().unwrap();
+        if outcomes.len() > self.known
+            && let Some(next) = self.next.take()
+        {
+            self.known = outcomes.len();
+            if matches!(outcomes.last(), Some(Exchange::Done { .. })) {
+                self.current = next;
+            }
+        }
+    }
+
+    /// Some time passes.
+    fn pass(&mut self, time: Duration) {
+        self.now = self.now + time;
+        self.device.handle_ready(self.now, &mut self.done);
+        if self.device.poll_timeout().is_some_and(|at| at <= self.now) {
+            self.device.handle_timeout(self.now, &mut self.done);
+        }
+        self.device.end_turn(self.now, &mut self.done);
+        self.collect();
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..50 {
+            self.pass(Duration::from_millis(2));
+        }
+    }
+
+    fn swap(&mut self) -> Result<(), String> {
+        let (twin, plugged) = adapter(&self.line, "second");
+        let result = self.swap_for(twin);
+        if result.is_ok() {
+            self.next = Some(plugged);
+            self.collect();
+        }
+        result
+    }
+
+    fn swap_for(&mut self, twin: Box<dyn Device>) -> Result<(), String> {
+        let outcomes = Arc::clone(&self.outcomes);
+        let order = Twin::new(twin, move |outcome| outcomes.lock().unwrap().push(outcome));
+        let result = self.device.command(self.now, &Command::Swap(order), &mut self.done);
+        result.map_err(|error| error.0)
+    }
+
+    fn report(&self) -> ExchangeReport {
+        match self.outcomes.lock().unwrap().last() {
+            Some(Exchange::Done { report, .. }) => *report,
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+
+    fn why_not(&self) -> String {
+        match self.outcomes.lock().unwrap().last() {
+            Some(Exchange::Failed { twin: Some(_), why }) => why.clone(),
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+
+    fn status_of(&self, id: UrbId) -> Option<Status> {
+        self.answered.iter().find(|answer| answer.id == id).map(|answer| answer.status)
+    }
+}
+
+#[test]
+fn what_the_first_was_told_the_twin_knows_and_what_waited_is_asked_of_it() {
+    let mut play = Play::new();
+    play.coding(96);
+    play.coding(115);
+    play.vendor(7);
+    play.settle();
+    let waiting = [play.ask(), play.ask()];
+    play.swap().unwrap();
+    play.settle();
+    // The configuration, the last line coding, the maker's request.
+    let report = play.report();
+    assert_eq!((report.replayed, report.asked_again, report.held), (3, 2, 0));
+    {
+        let told = play.current.told.lock().unwrap();
+        assert_eq!((told.coding.as_slice(), told.vendor.as_slice()), (&[115; 7][..], &[7][..]));
+    }
+    assert_eq!(waiting.map(|id| play.status_of(id)), [None, None]);
+    play.line().incoming.extend(b"hello");
+    play.settle();
+    assert_eq!((play.status_of(waiting[0]), play.read.as_slice()), (Some(Status::Ok), b"hello".as_slice()));
+    play.cancel(waiting[1]);
+    assert_eq!(play.status_of(waiting[1]), Some(Status::Cancelled));
+    // The first one's serial number goes on to be the device's.
+    assert_eq!(play.device.descriptors().string(3), Some("first"));
+    let text = play.control(Setup::get_descriptor(3, 3, 0x0409, 255), &[]);
+    play.settle();
+    let answer = play.answered.iter().find(|answer| answer.id == text).unwrap();
+    assert_eq!(farbus_model::descriptor::string_from_bytes(&answer.payload.contiguous()), "first");
+}
+
+#[test]
+fn a_halt_is_a_halt_of_the_twin_s_too() {
+    let mut play = Play::new();
+    let halt = Setup { request: request::SET_FEATURE, ..Setup::clear_halt(IN) };
+    play.control(halt, &[]);
+    play.settle();
+    play.swap().unwrap();
+    play.settle();
+    assert_eq!(play.report().replayed, 2);
+    play.line().incoming.extend(b"x");
+    let asked = play.ask();
+    assert_eq!(play.status_of(asked), Some(Status::Stall));
+    play.control(Setup::clear_halt(IN), &[]);
+    play.settle();
+    let asked = play.ask();
+    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(Status::Ok), b"x".as_slice()));
+}
+
+#[test]
+fn what_is_not_alike_is_refused_with_the_first_difference() {
+    let mut play = Play::new();
+    let other = Box::new(Keyboard::device());
+    let why = play.swap_for(other).unwrap_err();
+    assert!(why.contains("one runs at high speed, the other at full speed"), "{why}");
+    let zero = SourceSink::device(Speed::High, Fill::Zeros, false);
+    let why = play.swap_for(Box::new(zero)).unwrap_err();
+    assert!(why.contains("one is 0403:6001, the other 0525:a4a0"), "{why}");
+    assert_eq!(play.outcomes.lock().unwrap().len(), 2, "both are given back");
+    let one = Adapter::definition("a").build();
+    let mut other = Adapter::definition("b").build();
+    assert_eq!(difference((&one, Speed::High), (&other, Speed::High)), None);
+    let mut bytes = other.configurations[0].bytes.clone();
+    *bytes.last_mut().unwrap() ^= 1;
+    other.configurations[0].bytes = bytes;
+    let told = difference((&one, Speed::High), (&other, Speed::High)).unwrap();
+    assert!(told.starts_with("their configurations 1 differ at byte"), "{told}");
+    other.device.device_bcd += 1;
+    assert!(difference((&one, Speed::High), (&other, Speed::High)).unwrap().contains("bcdDevice"));
+    // It goes on as it was.
+    let asked = play.ask();
+    play.line().incoming.extend(b"ok");
+    play.settle();
+    assert_eq!(play.status_of(asked), Some(Status::Ok));
+}
+
+#[test]
+fn what_is_not_taken_keeps_the_switch_from_being() {
+    let mut play = Play::new();
+    play.line().is_stuck = true;
+    let asked = play.ask();
+    let stuck = play.send(b"stuck");
+    play.swap().unwrap();
+    assert_eq!(play.swap().unwrap_err(), "it is being swapped already");
+    play.settle();
+    let held = play.send(b" and held");
+    let withdrawn = play.ask();
+    play.cancel(withdrawn);
+    assert_eq!(play.status_of(withdrawn), Some(Status::Cancelled));
+    play.pass(DRAIN_TIME_MAX);
+    assert!(play.why_not().contains("does not take what was sent"), "{}", play.why_not());
+    assert_eq!([stuck, held, asked].map(|id| play.status_of(id)), [None; 3]);
+    play.line().is_stuck = false;
+    play.line().incoming.extend(b"in");
+    play.settle();
+    assert_eq!([stuck, held, asked].map(|id| play.status_of(id)), [Some(Status::Ok); 3]);
+    assert_eq!((play.line().sent.as_slice(), play.read.as_slice()), (&b"stuck and held"[..], &b"in"[..]));
+    // And the next time it goes.
+    play.swap().unwrap();
+    play.settle();
+    assert_eq!(play.report().asked_again, 0);
+}
+
+#[test]
+fn the_first_may_be_unplugged_once_it_has_begun_and_the_twin_may_not() {
+    let mut play = Play::new();
+    let asked = play.ask();
+    play.swap().unwrap();
+    play.current.is_pulled.store(true, Ordering::Relaxed);
+    play.settle();
+    assert!(!play.device.is_gone());
+    play.line().incoming.extend(b"twin");
+    play.settle();
+    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(Status::Ok), b"twin".as_slice()));
+    play.swap().unwrap();
+    let asked = play.ask();
+    play.next.as_ref().unwrap().is_pulled.store(true, Ordering::Relaxed);
+    play.settle();
+    assert!(play.why_not().contains("the other device"), "{}", play.why_not());
+    play.line().incoming.extend(b" stays");
+    play.settle();
+    assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(Status::Ok), b"twin stays".as_slice()));
+    // Unplugged without an exchange it is gone, and none begins.
+    play.current.is_pulled.store(true, Ordering::Relaxed);
+    play.settle();
+    assert!(play.device.is_gone());
+    assert_eq!(play.swap().unwrap_err(), "it was unplugged");
+}
+
+#[test]
+fn a_reset_makes_the_switch_at_once_and_answers_everything() {
+    let mut play = Play::new();
+    play.coding(1);
+    play.settle();
+    play.line().is_stuck = true;
+    let pending = [play.ask(), play.send(b"x")];
+    play.swap().unwrap();
+    play.settle();
+    let held = play.send(b"y");
+    play.device.reset(play.now, &mut play.done);
+    play.collect();
+    assert!(play.owed.is_empty(), "{:?}", play.owed);
+    assert_eq!([pending[0], pending[1], held].map(|id| play.status_of(id)), [Some(Status::Shutdown); 3]);
+    assert_eq!(play.report().replayed, 2);
+    play.line().is_stuck = false;
+    play.control(Setup::set_configuration(1), &[]);
+    play.settle();
+    let asked = play.ask();
+    play.line().incoming.extend(b"z");
+    play.settle();
+    assert_eq!(play.status_of(asked), Some(Status::Ok));
+}
+
+/// Worlds from seeds: whatever happens around an exchange, each byte arrives once and in order, and what was set is set.
+#[test]
+fn whatever_happens_meanwhile_every_request_ends_once_and_every_byte_arrives_once() {
+    let seeds = std::env::var("FARBUS_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(300);
+    let (mut done, mut again, mut held) = (0_u64, 0_u64, 0_u64);
+    for seed in 0..seeds {
+        let mut random = Random::new(seed);
+        let mut play = Play::new();
+        let (mut came, mut coding) = (Vec::new(), None);
+        for _ in 0..400 {
+            match random.below(12) {
+                0..2 if play.owed.len() < 8 => drop(play.ask()),
+                2..4 if play.owed.len() < 8 => {
+                    let bytes: Vec<u8> = (0..1 + random.below(100)).map(|_| random.next() as u8).collect();
+                    play.send(&bytes);
+                }
+                4 => {
+                    let bytes: Vec<u8> = (0..1 + random.below(100)).map(|_| random.next() as u8).collect();
+                    play.line().incoming.extend(&bytes);
+                    came.extend(bytes);
+                }
+                5 => {
+                    let ids: Vec<u64> = play.owed.keys().copied().collect();
+                    if !ids.is_empty() {
+                        play.cancel(UrbId(random.pick(&ids)));
+                    }
+                }
+                6 if random.once_in(3) => {
+                    let bauds = random.next() as u8;
+                    coding = Some((play.coding(bauds), bauds));
+                    play.settle();
+                }
+                7 if random.once_in(4) => {
+                    let is_stuck = play.line().is_stuck;
+                    play.line().is_stuck = !is_stuck;
+                }
+                8 if random.once_in(4) => {
+                    let began = play.swap();
+                    assert!(began.is_ok() || began == Err("it is being swapped already".into()), "{began:?}");
+                }
+                _ => play.pass(Duration::from_micros(random.below(3000))),
+            }
+            assert!(play.written.len() <= play.line().sent.len());
+        }
+        play.line().is_stuck = false;
+        play.settle();
+        while !play.line().incoming.is_empty() {
+            play.ask();
+            play.settle();
+        }
+        let waiting: Vec<u64> = play.owed.keys().copied().collect();
+        waiting.into_iter().for_each(|id| play.cancel(UrbId(id)));
+        play.settle();
+        assert!(play.owed.is_empty(), "seed {seed}: {:?}", play.owed);
+        assert!(play.read == came, "seed {seed}: what came is read, once and in order");
+        assert!(play.written == play.line().sent, "seed {seed}: what was sent is taken, once and in order");
+        if let Some((id, bauds)) = coding.filter(|(id, _)| play.status_of(*id) == Some(Status::Ok)) {
+            let told = play.current.told.lock().unwrap();
+            assert_eq!(told.coding, [bauds; 7], "seed {seed}: {id:?}");
+        }
+        for outcome in play.outcomes.lock().unwrap().iter() {
+            if let Exchange::Done { report, .. } = outcome {
+                (done, again, held) = (done + 1, again + report.asked_again as u64, held + report.held as u64);
+            }
+        }
+    }
+    eprintln!("{seeds} worlds: {done} exchanges, {again} requests asked again, {held} held");
+    assert!(done > seeds / 2 && again > seeds / 2, "{done} exchanges, {again} asked again, {held} held");
+}

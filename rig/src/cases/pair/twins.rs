@@ -1,0 +1,74 @@
+//! A device that becomes another one while it is used.
+
+use super::bench::Bench;
+use crate::cases::case::{Case, expect};
+use crate::lab::{Boot, Client, Lab};
+use crate::{Error, Result};
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+pub(super) const CASES: &[Case] = &[Case {
+    name: "pair-twins",
+    purpose: "a serial adapter is swapped for its twin while the other guest has its port open: same device number, silent log, bytes go on",
+    run: twins,
+}];
+
+const EXPORTER: &str = concat!(
+    include_str!("../../../guest/pair/common.sh"),
+    include_str!("../../../guest/pair/exporter.sh"),
+    include_str!("../../../guest/pair/serve.sh")
+);
+
+const EXPORTER_MODULES: &[&str] = &["virtio_mmio", "virtio_net", "xhci_pci", "ftdi_sio"];
+
+fn twins(lab: &Lab) -> Result<String> {
+    let [first, second] = ["first", "second"].map(|name| lab.scratch(name));
+    let heard = [answer_in_capitals(&first)?, answer_in_capitals(&second)?];
+    let mut hardware = vec!["-device".to_owned(), "qemu-xhci,id=hc,p2=4,p3=4".to_owned()];
+    for (name, socket) in [("serial", &first), ("twin", &second)] {
+        hardware.extend(["-chardev".to_owned(), format!("socket,id={name},path={}", socket.display())]);
+        hardware.extend(["-device".to_owned(), format!("usb-serial,bus=hc.0,chardev={name},serial=rig-{name}")]);
+    }
+    let exporter = Boot { script: EXPORTER, modules: EXPORTER_MODULES, hardware, ..Boot::default() };
+    let mut bench = Bench::set_up(lab, exporter, Client::Farbus, &[], "expect_twin twin;", &["serial"])?;
+    bench.device(
+        "serial",
+        "use_twins ftdi_sio",
+        |exporter, importer| {
+            importer.await_word("ready")?;
+            exporter.ask("swap_for 1-1 serial twin")?;
+            importer.tell("swapped")
+        },
+        |_| {
+            let [first, second] = heard.each_ref().map(|count| count.load(Ordering::Relaxed));
+            expect(first > 1000 && second > 1000, || {
+                format!("{first} bytes came by the first, {second} by the second")
+            })?;
+            Ok(format!("{first} bytes by the first adapter, {second} by the second"))
+        },
+    );
+    bench.verdict()
+}
+
+/// What is at a serial line's other end answers in capitals, byte by byte, until the machine is gone. Says how much it has heard.
+fn answer_in_capitals(socket: &Path) -> Result<Arc<AtomicUsize>> {
+    let listener = UnixListener::bind(socket).map_err(Error::io("listen for the serial line"))?;
+    let count = Arc::new(AtomicUsize::new(0));
+    let heard = Arc::clone(&count);
+    std::thread::spawn(move || -> std::io::Result<()> {
+        let (mut line, _) = listener.accept()?;
+        let mut bytes = [0; 4096];
+        loop {
+            let came = line.read(&mut bytes)?;
+            if came == 0 {
+                return Ok(());
+            }
+            heard.fetch_add(came, Ordering::Relaxed);
+            line.write_all(&bytes[..came].to_ascii_uppercase())?;
+        }
+    });
+    Ok(count)
+}
