@@ -556,3 +556,21 @@ fn whatever_happens_meanwhile_every_request_ends_once_and_every_byte_arrives_onc
     eprintln!("{seeds} worlds: {done} exchanges, {again} requests asked again, {held} held");
     assert!(done > seeds / 2 && again > seeds / 2, "{done} exchanges, {again} asked again, {held} held");
 }
+
+#[test]
+fn another_process_goes_on_with_it_and_with_nothing_that_was_cut_short() {
+    let zero = || Twinned::new(Box::new(SourceSink::device(Speed::High, Fill::Zeros, false)));
+    let mut first = zero();
+    let mut done = Completions::new(BufferPool::new(0));
+    let setups = [Setup::set_configuration(1), Setup { request: 3, value: 1, ..Setup::set_configuration(0) }];
+    for (id, setup) in setups.into_iter().enumerate() {
+        first.submit(Instant::ZERO, Urb::control(UrbId(id as u64), setup, Payload::Empty).launch(), &mut done);
+        while done.pop().is_some() {}
+    }
+    let state = first.save().expect("it is at rest");
+    let mut second = zero();
+    assert!(second.restore(&first.selection().clone(), &state));
+    assert_eq!(second.selection().configuration(), 1);
+    assert_eq!(second.save().as_ref(), Some(&state), "and could go on to a third");
+    assert!((0..state.len()).all(|end| !zero().restore(first.selection(), &state[..end])));
+}

@@ -38,6 +38,8 @@ use farbus_model::{
     ExchangeReport, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed, Status, Twin, Urb, UrbFlags, UrbId,
 };
 
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
 pub use difference::difference;
 use settings::{Setting, Settings, is_setting};
 
@@ -520,5 +522,36 @@ impl Device for Twinned {
         let mut result = Ok(());
         self.with(done, |device, done| result = device.command(now, command, done));
         result
+    }
+
+    /// What is behind it, and what that was told. In the place of another device it is not what a new process opens under that name.
+    fn save(&self) -> Option<Vec<u8>> {
+        if self.exchange.is_some() || self.is_exchanged {
+            return None;
+        }
+        let mut to = Writer::part();
+        to.bytes(&self.device.save()?);
+        to.u32(self.halted);
+        self.settings.save(&mut to);
+        Some(to.into_bytes())
+    }
+
+    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+        let read = || -> Result<_, Reject> {
+            let mut from = Reader::new(state);
+            let (device, halted) = (from.bytes("device")?, from.u32("halted")?);
+            let settings = Settings::restore(&mut from)?;
+            from.end("state").map(|()| (device, halted, settings))
+        };
+        let Ok((device, halted, settings)) = read() else { return false };
+        let is_restored = self.device.restore(selection, device);
+        if is_restored {
+            (self.halted, self.settings) = (halted, settings);
+        }
+        is_restored
+    }
+
+    fn leave(&mut self) {
+        self.device.leave();
     }
 }

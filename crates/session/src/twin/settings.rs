@@ -17,9 +17,15 @@
 use farbus_model::usb::{Recipient, RequestKind, request};
 use farbus_model::{Descriptors, Direction, Setup};
 
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+
 /// A maker's requests that are remembered: an adapter's driver makes a dozen of them. One that loads a program makes more, and
 /// such a device cannot be told everything again.
 pub const VENDOR_SETTINGS_MAX: usize = 128;
+
+/// Bytes of a setting that is written down: its setup packet, and how much data follows.
+const SETTING_BYTES_MIN: usize = 12;
 
 /// An OUT control request, as it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,6 +146,28 @@ impl Settings {
         self.all.clear();
     }
 
+    /// Writes it down for another process.
+    pub fn save(&self, to: &mut Writer) {
+        to.count(self.all.len());
+        for Setting { setup, data } in &self.all {
+            to.raw(&setup.to_bytes());
+            to.bytes(data);
+        }
+    }
+
+    /// As another process wrote it down.
+    ///
+    /// # Errors
+    /// [`Reject`]: it ends too early.
+    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let mut all = Vec::new();
+        for _ in 0..from.count("settings", SETTING_BYTES_MIN)? {
+            let setup = from.take(8, "setup")?.try_into().expect("eight bytes");
+            all.push(Setting { setup: Setup::from_bytes(setup), data: from.bytes("data")?.to_vec() });
+        }
+        Ok(Self { all })
+    }
+
     /// All of it, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Setting> {
         self.all.iter()
@@ -225,5 +253,21 @@ mod tests {
         }
         assert_eq!(settings.iter().count(), VENDOR_SETTINGS_MAX);
         assert_eq!(settings.iter().last().map(|one| one.setup.value), Some(999));
+    }
+
+    #[test]
+    fn another_process_knows_them_all_and_nothing_less() {
+        let device = device();
+        let mut settings = Settings::default();
+        for (request, data) in [(0x20, vec![1; 7]), (0x22, Vec::new())] {
+            settings.note(&device, 1, setting(0x21, request, 3, 2, &data));
+        }
+        let mut to = Writer::part();
+        settings.save(&mut to);
+        let bytes = to.into_bytes();
+        let read = Settings::restore(&mut Reader::new(&bytes)).unwrap();
+        assert_eq!(read.all.len(), 2);
+        assert!(read.iter().eq(settings.iter()));
+        assert!((0..bytes.len()).all(|end| Settings::restore(&mut Reader::new(&bytes[..end])).is_err()));
     }
 }

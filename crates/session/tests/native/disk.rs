@@ -108,10 +108,10 @@ impl Desk {
         ServedBlock::new(number, disk, medium.boot, give_back)
     }
 
-    fn serve_again(&mut self, left: &Left) -> Box<dyn Served> {
+    fn serve_again(&mut self, now: Instant, left: &Left) -> Box<dyn Served> {
         let state = left.state.as_ref().expect("a disk can go on");
         let mut served = self.serve(left.number);
-        served.restore(Instant::ZERO, &mut Reader::new(state)).unwrap();
+        served.restore(now, &mut Reader::new(state)).unwrap();
         Box::new(served)
     }
 }
@@ -193,7 +193,7 @@ impl DiskWorld {
             12 | 13 if !self.world.is_linked() => self.world.link(random, &mut self.done),
             19 if random.once_in(4) => {
                 let desk = &mut self.desk;
-                let serve = |left: &Left| desk.serve_again(left);
+                let serve = |now, left: &Left| desk.serve_again(now, left);
                 self.world.exporter_moves_on(!random.once_in(4), serve);
             }
             14..=18 => {

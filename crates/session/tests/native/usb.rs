@@ -136,10 +136,10 @@ impl Desk {
         ServedUsb::new(number, device, record(), Limits::DEFAULT, give_back)
     }
 
-    fn serve_again(&mut self, left: &Left) -> Box<dyn Served> {
+    fn serve_again(&mut self, now: Instant, left: &Left) -> Box<dyn Served> {
         let state = left.state.as_ref().expect("a device can go on");
         let mut served = self.serve(left.number);
-        served.restore(Instant::ZERO, &mut Reader::new(state)).unwrap();
+        served.restore(now, &mut Reader::new(state)).unwrap();
         Box::new(served)
     }
 }
@@ -306,7 +306,7 @@ impl<S: Seat> UsbWorld<S> {
             22 if random.once_in(4) => {
                 let resets = self.desk.silicon.lock().unwrap().resets;
                 let desk = &mut self.desk;
-                self.world.exporter_moves_on(!random.once_in(4), |left| desk.serve_again(left));
+                self.world.exporter_moves_on(!random.once_in(4), |now, left| desk.serve_again(now, left));
                 assert_eq!(self.desk.silicon.lock().unwrap().resets, resets, "the device knows nothing of it");
             }
             _ => self.world.shuffle(random, &mut self.desk, &mut self.done),

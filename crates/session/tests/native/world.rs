@@ -118,7 +118,11 @@ impl<A: Attached> World<A> {
 
     /// The exporter's process is replaced by another, which serves again what `serve` makes of it; or would have been, if it is not
     /// meant. Says whether there was one.
-    pub fn exporter_moves_on(&mut self, is_meant: bool, mut serve: impl FnMut(&Left) -> Box<dyn Served>) -> bool {
+    pub fn exporter_moves_on(
+        &mut self,
+        is_meant: bool,
+        mut serve: impl FnMut(Instant, &Left) -> Box<dyn Served>,
+    ) -> bool {
         let Some(mut session) = self.exporter.take() else { return false };
         session.come_to_rest(self.now);
         for _ in 0..1000 {
@@ -138,7 +142,7 @@ impl<A: Attached> World<A> {
         let (mut session, left) = ExporterSession::restore(self.now, LIMITS, &mut reader).unwrap();
         reader.end("snapshot").unwrap();
         for left in left {
-            let served = serve(&left);
+            let served = serve(self.now, &left);
             session.serve(self.now, left, served);
         }
         self.exporter = Some(session);
