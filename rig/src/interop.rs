@@ -56,6 +56,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("pair-ehci", STOCK, SHARE_USB),
     ("pair-gadgets", FARBUS_KERNEL, SHARE_USB),
     ("pair-isochronous", FARBUS_KERNEL, SHARE_USB),
+    ("pair-twins", FARBUS_KERNEL, SHARE_USB),
     ("daemon-cuts", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
     ("daemon-upgrade", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
     ("daemon-exporter-upgrade", DAEMON, Peer("`farbus daemon`, by a rule for real devices")),
