@@ -19,8 +19,10 @@ pub struct Arguments {
     skip_rig: bool,
 }
 
-/// Worlds of the session's simulator in one round, and the variable that says so.
-const WORLDS: (&str, &str) = ("FARBUS_SEEDS", "20000");
+/// The tests that play made-up worlds, how many in one round, and the variable that says so. A world of a swap has a power cut at each of its
+/// writes.
+const WORLDS: [(&str, &str); 3] = [("native", "20000"), ("twin", "20000"), ("swap", "1000")];
+const WORLDS_VARIABLE: &str = "FARBUS_SEEDS";
 /// Cuts of one disk's link in one round.
 const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
 /// Passes of the repeating rig cases in one round.
@@ -51,9 +53,11 @@ fn one_round(arguments: &Arguments) -> Result<(), String> {
 
 /// Optimized, with all checks: a hundred worlds a second and more.
 fn play_worlds() -> Result<(), String> {
-    let mut play = fuzz::optimized(cargo(&["test", "--package", "farbus-session", "--test", "native"]));
-    play.args(["--", "--nocapture"]).env(WORLDS.0, WORLDS.1);
-    cargo::run(play)
+    WORLDS.iter().try_for_each(|(test, count)| {
+        let mut play = fuzz::optimized(cargo(&["test", "--package", "farbus-session", "--test", test]));
+        play.args(["--", "--nocapture"]).env(WORLDS_VARIABLE, count);
+        cargo::run(play)
+    })
 }
 
 fn cut_links() -> Result<(), String> {
