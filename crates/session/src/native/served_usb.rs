@@ -59,7 +59,7 @@ struct Flight {
     /// It ends when the device has something to say, whenever that is.
     may_wait: bool,
     /// It was taken back from the device, which had not begun it.
-    taken_back: Option<Urb>,
+    taken_back: Option<Box<Urb>>,
 }
 
 /// How a request is to be done.
@@ -296,7 +296,7 @@ impl<D: Device> ServedUsb<D> {
         let Manner { flags, interval, stream } = flight.manner;
         let mut urb = Urb::data_in(done.id, done.endpoint, done.length);
         (urb.flags, urb.interval, urb.stream) = (flags, interval, stream);
-        flight.taken_back = Some(urb);
+        flight.taken_back = Some(Box::new(urb));
         true
     }
 
@@ -448,7 +448,7 @@ impl<D: Device> Served for ServedUsb<D> {
                 if !is_plain {
                     return Err(Reject::new("request", tag.into(), "what is taken back is IN, bulk or interrupt"));
                 }
-                flight.taken_back = Some(urb);
+                flight.taken_back = Some(Box::new(urb));
                 continue;
             }
             let (is_cancelled, data) = (from.flag("cancelled")?, from.payload("data")?);
@@ -496,7 +496,7 @@ impl<D: Device> Served for ServedUsb<D> {
         for flight in self.flights.values_mut() {
             if let Some(urb) = flight.taken_back.take() {
                 flight.begun = now;
-                taken.push((flight.order, urb));
+                taken.push((flight.order, *urb));
             }
         }
         taken.sort_unstable_by_key(|(order, _)| *order);
