@@ -246,6 +246,11 @@ impl Running {
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux says so");
         line.trim().trim_end_matches("kB").trim().parse().unwrap()
     }
+
+    /// By how much that has grown. Linux counts pages for each processor and reports their sum roughly: it may fall a little.
+    pub fn peak_grown_kib(&self, since_kib: u64) -> u64 {
+        self.peak_kib().saturating_sub(since_kib)
+    }
 }
 
 impl Drop for Running {

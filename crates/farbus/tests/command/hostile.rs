@@ -173,7 +173,7 @@ fn lengths_beyond_all_limits_are_refused_before_memory_is_taken() {
         assert_is_closed(stream, what);
         assert_is_offered(&share);
     }
-    let grown_kib = share.process.peak_kib() - before_kib;
+    let grown_kib = share.process.peak_grown_kib(before_kib);
     println!("{grown_kib} KiB");
     assert!(grown_kib < 8 << 10, "{grown_kib} KiB");
     witness.end();
@@ -187,7 +187,7 @@ fn a_length_alone_takes_no_memory_until_its_bytes_arrive() {
     stream.write_all(&submit(2, DIRECTION_OUT, 1, (16 * MIB) as u32, [0; 8])).unwrap();
     stream.write_all(&vec![0; MIB as usize]).unwrap();
     witness.assert_unharmed();
-    let grown_kib = share.process.peak_kib() - before_kib;
+    let grown_kib = share.process.peak_grown_kib(before_kib);
     println!("{grown_kib} KiB");
     assert!(grown_kib < 5 << 10, "{grown_kib} KiB for 1 MiB");
     // And it vanishes in the middle of it.
@@ -239,7 +239,7 @@ fn a_peer_that_never_reads_is_bounded_and_at_last_cut_off() {
         }
     }
     wait_until(PATIENCE, "it is cut off", is_cut_off);
-    let grown_kib = share.process.peak_kib() - before_kib;
+    let grown_kib = share.process.peak_grown_kib(before_kib);
     println!("{grown_kib} KiB for {sequence} requests");
     assert!(grown_kib < 24 << 10, "{grown_kib} KiB for {sequence} requests");
     assert_is_offered(&share);
@@ -261,7 +261,7 @@ fn strangers_that_come_and_go_leave_no_memory_behind() {
     visit(100);
     let after_some_kib = share.process.peak_kib();
     (0..5).for_each(|_| visit(100));
-    let grown_kib = share.process.peak_kib() - after_some_kib;
+    let grown_kib = share.process.peak_grown_kib(after_some_kib);
     println!("{grown_kib} KiB");
     // A receive buffer kept for each would be 125 MiB; what is left is the allocator's arenas.
     assert!(grown_kib < 16 << 10, "{grown_kib} KiB");
@@ -275,7 +275,7 @@ fn a_crowd_at_once_costs_little_each() {
     let before_kib = share.process.peak_kib();
     let crowd: Vec<_> = (0..CROWD).map(|_| connect(&share)).collect();
     witness.assert_unharmed();
-    let each_kib = (share.process.peak_kib() - before_kib) / CROWD;
+    let each_kib = share.process.peak_grown_kib(before_kib) / CROWD;
     println!("{each_kib} KiB each");
     assert!(each_kib < 512, "{each_kib} KiB");
     drop(crowd);
