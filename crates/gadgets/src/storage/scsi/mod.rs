@@ -12,11 +12,11 @@
 //! that does not like the plan (Bulk-Only's cases 2, 3, 7, 8, 10, 13) can leave it.
 
 pub(super) mod command;
-mod inquiry;
+pub(super) mod inquiry;
 mod limits;
-mod mode;
-mod provisioning;
-mod reports;
+pub(super) mod mode;
+pub(super) mod provisioning;
+pub(super) mod reports;
 mod transfer;
 
 use self::command::{Command, Demand, List, Power, Report};
