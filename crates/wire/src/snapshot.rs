@@ -25,8 +25,7 @@ pub const VERSION: u16 = 3;
 pub const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
 
 /// What may be asked of a block device, by its number here.
-const BLOCK_OPS: [BlockOp; 5] =
-    [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes];
+const BLOCK_OPS: [BlockOp; 5] = [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes];
 
 const MAGIC: [u8; 8] = *b"farbus\r\0";
 

@@ -413,7 +413,8 @@ impl<D: BlockDevice> AnyByte<D> {
             }
             asked.insert(request.id, (request.op, request.offset, request.length));
         }
-        let has_data = |request: &BlockRequest| request.op != BlockOp::Write || request.payload.len() == request.length as usize;
+        let has_data =
+            |request: &BlockRequest| request.op != BlockOp::Write || request.payload.len() == request.length as usize;
         if let Some(request) = waiting.iter().find(|request| !Self::is_change(request) || !has_data(request)) {
             return Err(Reject::new("request", request.id.0, "changes wait, and have what they write"));
         }
@@ -441,7 +442,8 @@ impl<D: BlockDevice> AnyByte<D> {
         if job.is_changing {
             // What it changes is below already: what it read before is not needed any more.
             let is_own = |op| op == job.request.op || (is_partial && op == BlockOp::Write);
-            let is_read_whole = |offset, length| (offset, u64::from(length)) == (blocks.start, blocks.end - blocks.start);
+            let is_read_whole =
+                |offset, length| (offset, u64::from(length)) == (blocks.start, blocks.end - blocks.start);
             let is_right = parts.iter().all(|(_, (op, offset, length))| {
                 is_own(*op) && (*op != BlockOp::Read || is_read_whole(*offset, *length))
             });

@@ -141,8 +141,16 @@ impl RemoteBlock {
         }
         let is_timed = self.timing.is_due(now);
         let missing = if request.op == BlockOp::Read { request.length } else { 0 };
-        let flight =
-            Flight { request, order, covers, data: Vec::new(), missing, submitted: Some(now), is_timed, residence: None };
+        let flight = Flight {
+            request,
+            order,
+            covers,
+            data: Vec::new(),
+            missing,
+            submitted: Some(now),
+            is_timed,
+            residence: None,
+        };
         let tag = self.slots.put(flight);
         self.say(tag);
     }

@@ -71,7 +71,7 @@ impl Kernel {
         let mut saved = Self::saved(world);
         for _ in 0..1 + random.below(3) {
             let part = random.below(2) as usize;
-            random.spoil(&mut saved[part]);
+            spoil(&mut saved[part], random);
         }
         let Ok((mut importer, mut exporter)) = Self::restored(now, &saved) else { return true };
         let hello = importer.hello();

@@ -28,18 +28,4 @@ impl Random {
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
-
-    /// Bytes that are not what they were.
-    pub fn spoil(&mut self, bytes: &mut Vec<u8>) {
-        if bytes.is_empty() {
-            return;
-        }
-        let at = self.below(bytes.len() as u64) as usize;
-        match self.below(4) {
-            0 => bytes[at] ^= 1 << self.below(8),
-            1 => bytes[at] = self.pick(&[0, 1, 0x7f, 0x80, 0xff]),
-            2 => bytes.truncate(at),
-            _ => bytes.insert(at, self.next() as u8),
-        }
-    }
 }

@@ -144,6 +144,11 @@ impl ServerConn {
         (id.0 >> NUMBER_SHIFT) as u16
     }
 
+    /// Its number among the connections of one device.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
     /// Which export is used, once the handshake has ended with one.
     pub fn export(&self) -> Option<usize> {
         match self.phase {
