@@ -48,7 +48,6 @@ pub mod neighbours;
 pub mod opened_disk;
 pub mod over;
 pub mod pairing;
-pub mod parting;
 pub mod place;
 pub mod port;
 pub mod questions;
@@ -66,6 +65,9 @@ pub mod swap;
 pub mod trust;
 pub mod usb;
 pub mod wanted;
+
+/// How what serves something is passed on to another process.
+pub use farbus_io::parting;
 
 /// Devices made of code, and how to make one.
 pub use farbus_gadgets as gadgets;

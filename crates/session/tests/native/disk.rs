@@ -196,6 +196,7 @@ impl DiskWorld {
                 let serve = |now, left: &Left| desk.serve_again(now, left);
                 self.world.exporter_moves_on(!random.once_in(4), serve);
             }
+            20 if random.once_in(4) => self.world.move_on(!random.once_in(4)),
             14..=18 => {
                 if let Some(session) = &mut self.world.exporter {
                     session.handle_ready(self.world.now);
@@ -204,6 +205,17 @@ impl DiskWorld {
             _ => self.world.shuffle(random, &mut self.desk, &mut self.done),
         }
         self.check();
+    }
+
+    pub fn spoil(&mut self, random: &mut Random) -> bool {
+        let now = self.world.now;
+        self.world.spoil(random, |mut remote| {
+            let mut done = Completions::new(BufferPool::new(0));
+            remote.handle_renewed(now, &mut done);
+            remote.handle_over(Cause::Gone, "enough", &mut done);
+            while done.pop().is_some() {}
+            assert_eq!(remote.in_flight(), 0, "everything was answered");
+        })
     }
 
     fn ask(&mut self, random: &mut Random) {

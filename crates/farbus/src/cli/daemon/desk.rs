@@ -450,7 +450,8 @@ impl Desk {
         for (target, asked) in asked {
             let late = || std::io::Error::other(format!("{target} did not come to rest in time; try again"));
             let parted = asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late)?;
-            leaving.push(Leaving { target: target.clone(), parted });
+            let manner = has.attachments[target].spec().manner(&self.hands);
+            leaving.push(Leaving { target: target.clone(), manner, parted });
         }
         let sessions = match interrupt {
             true => sessions.into_iter().filter_map(|asked| asked.wait(handover::ANSWER_TIME_MAX)).collect(),
