@@ -12,7 +12,7 @@ use farbus_model::descriptor::{self, Selection, kind};
 use farbus_model::usb::{Recipient, RequestKind, request};
 use farbus_model::{
     BufferPool, Command, CommandError, Completions, Definition, Descriptors, Device, Direction, Endpoint, EpAddr,
-    InFlight, Instant, IsoPacket, Payload, Setup, Speed, Status, TransferType, UrbId,
+    InFlight, Instant, IsoPacket, Payload, Setup, Speed, Status, Tally, TransferType, UrbId,
 };
 
 /// What a gadget does, endpoint by endpoint. Only what it needs has to be written.
@@ -53,6 +53,11 @@ pub trait Function: Send {
         let _ = cx;
     }
 
+    /// The host came late: an isochronous endpoint that it uses had nothing queued for this many service intervals.
+    fn starved(&mut self, endpoint: EpAddr, intervals: u64, cx: &mut Context<'_>) {
+        let _ = (endpoint, intervals, cx);
+    }
+
     /// When [`Function::handle_timeout`] wants to be called.
     fn poll_timeout(&self) -> Option<Instant> {
         None
@@ -75,6 +80,11 @@ pub trait Function: Send {
     fn command(&mut self, command: &Command, cx: &mut Context<'_>) -> Result<(), CommandError> {
         let _ = cx;
         Err(CommandError::unknown(command))
+    }
+
+    /// What it counts, for its owner to read meanwhile.
+    fn tally(&self) -> Option<Tally> {
+        None
     }
 
     /// What another process needs to go on with it; asked while no request waits. None: no other process can.
@@ -233,6 +243,14 @@ impl<F: Function> Emulated<F> {
         }
         self.note_waiting(index);
         moved
+    }
+
+    /// Nothing was queued there for so long.
+    fn note_idle(&mut self, address: EpAddr, idle: Duration, now: Instant, done: &mut Completions) {
+        let Some(endpoint) = self.selection.endpoint(address) else { return };
+        let intervals = idle.as_nanos().div_ceil(endpoint.service_interval(self.speed).as_nanos().max(1));
+        let intervals = u64::try_from(intervals).unwrap_or(u64::MAX);
+        self.with_function(now, done, |f, _, cx| f.starved(address, intervals, cx));
     }
 
     fn note_waiting(&mut self, index: usize) {
@@ -558,7 +576,8 @@ impl<F: Function> Device for Emulated<F> {
             // A periodic endpoint that stood idle begins a new schedule now.
             let isochronous = !urb.iso.is_empty();
             if isochronous && pipe.free_at < now {
-                pipe.free_at = now;
+                let idle = now - std::mem::replace(&mut pipe.free_at, now);
+                self.note_idle(urb.endpoint, idle, now, done);
             }
             if let Step::Waits = self.step(urb, now, done) {
                 self.waiting |= 1 << index;
@@ -620,6 +639,10 @@ impl<F: Function> Device for Emulated<F> {
         let result = self.with_function(now, done, |f, _, cx| f.command(command, cx));
         self.serve(now, done);
         result
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        self.function.tally()
     }
 
     fn save(&self) -> Option<Vec<u8>> {
