@@ -8,6 +8,7 @@ use super::uri::uri;
 use crate::attach::{Ended, Ender, ended_by};
 use crate::client::{Client, ClientError, Target, local};
 use crate::device_port::Cutter;
+use crate::gate::Gate;
 use crate::meters::Meters;
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
 use crate::place::{Entrance, Place};
@@ -49,7 +50,10 @@ impl NbdAttachment {
         // Over the network: a clear of its own is never known to be the faster way.
         let offer = Offer { name: String::new(), description: target.to_string(), device, zeroes_fast: false };
         let uri = uri(&entrance.place().map_err(local)?, "");
-        let server = NbdServer::new(entrance, vec![offer], watched).map_err(local)?.with_clock(clock);
+        let mut server = NbdServer::new(entrance, vec![offer], watched).map_err(local)?.with_clock(clock);
+        if let Some(standing) = &standing {
+            server = server.movable(standing.clone()).map_err(local)?;
+        }
         Ok(Self { server, uri, size_bytes, mode, local_address, cutter, standing })
     }
 
@@ -71,6 +75,11 @@ impl NbdAttachment {
     /// How its session stands, if it has one.
     pub fn standing(&self) -> Option<Standing> {
         self.standing.clone()
+    }
+
+    /// What holds it still while who uses it moves, if it has a session.
+    pub fn gate(&self) -> Option<Gate> {
+        self.server.gate()
     }
 
     /// What ends it.

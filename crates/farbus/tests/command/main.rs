@@ -6,6 +6,7 @@
 
 mod block;
 mod claims;
+mod cluster;
 mod congestion;
 mod cuts;
 mod daemon;
@@ -19,6 +20,7 @@ mod hostile;
 mod lines;
 mod migrate;
 mod nbd;
+mod nbd_migrate;
 mod network;
 mod observe;
 mod owner;

@@ -634,6 +634,10 @@ impl Attached for RemoteUsb {
     fn is_moving(&self) -> bool {
         self.is_moving && self.state == State::Open
     }
+
+    fn is_expected(&self) -> bool {
+        self.inherits.is_some()
+    }
 }
 
 impl RemoteUsb {

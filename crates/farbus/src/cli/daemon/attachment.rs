@@ -13,12 +13,13 @@ use super::config::Attach;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment, Plugged};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
+use crate::gate::Gate;
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::DiskMode;
 use crate::parting::Parter;
 use crate::place::Protocol;
-use crate::redir::{Gate, RedirAttachment};
+use crate::redir::RedirAttachment;
 use crate::session_relay::Saved;
 use crate::standing::Standing;
 
@@ -343,7 +344,7 @@ impl Shared {
         let (gate, parter, how) = match &had {
             Had::Kernel(attachment) => (None, attachment.parter(), "over a plain connection"),
             Had::File(_) => (None, None, "via fuse"),
-            Had::Nbd(_) => (None, None, "via nbd"),
+            Had::Nbd(attachment) => (attachment.gate(), None, "via nbd"),
             Had::Guests(attachment) => (Some(attachment.gate()), None, "via redir"),
         };
         let (standing, mode) = match &had {

@@ -25,9 +25,9 @@ use crate::allow::Network;
 use crate::broker::{Broker, Hands, Successor};
 use crate::client::{Attribute, FailureReport, Target, name_of};
 use crate::control::{Answer, Question};
+use crate::gate::{Gate, Granted};
 use crate::nearby::Nearby;
 use crate::place::{Entrance, Place};
-use crate::redir::Gate;
 use crate::share::Share;
 use crate::trust::Trust;
 use crate::usb::{self, Follower};
@@ -537,7 +537,7 @@ impl Desk {
     }
 
     /// Does something with what holds a virtual machine's device still, if there is such a device.
-    fn with_gate(&self, device: &str, act: impl FnOnce(&Gate) -> Result<(), &'static str>) -> Answer {
+    fn with_gate(&self, device: &str, act: impl FnOnce(&Gate) -> Result<Granted, &'static str>) -> Answer {
         // Done with nothing held: it may take its time.
         let gate = self.ask_kept(device, Kept::gate);
         gate.map_or(Answer::Unknown, |gate| answer_of_gate(gate.as_ref(), act))
