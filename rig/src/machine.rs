@@ -247,7 +247,12 @@ impl Guest {
                     return Err(Error::GuestTimeout {
                         awaiting: awaiting.to_owned(),
                         after: self.patience,
-                        tail: self.output.tail() + "\nconsole: " + &self.console.tail(),
+                        tail: format!(
+                            "{}\nconsole: {}\n{}",
+                            self.output.tail(),
+                            self.console.tail(),
+                            self.processor_twice()
+                        ),
                     });
                 }
                 Err(RecvTimeoutError::Disconnected) => {
@@ -257,6 +262,21 @@ impl Guest {
                 }
             }
         }
+    }
+
+    /// Where the processor is, and a second later: whether the machine stands still, and what it waits for.
+    fn processor_twice(&self) -> String {
+        let look = |line: &str| {
+            let words = serde_json::json!({ "command-line": line });
+            match monitor::ask(&self.monitor, "human-monitor-command", &words) {
+                // General and control registers come first; the vectors are of no interest.
+                Ok(said) => said.as_str().unwrap_or_default().lines().take(24).collect::<Vec<_>>().join("\n"),
+                Err(error) => format!("{line}: {error}"),
+            }
+        };
+        let first = ["info registers", "info lapic", "info pic"].map(look).join("\n");
+        std::thread::sleep(Duration::from_secs(1));
+        format!("processor:\n{first}a second later:\n{}", look("info registers"))
     }
 
     fn function_failed(&mut self) -> Error {

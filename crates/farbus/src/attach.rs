@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +13,7 @@ use farbus_io::link::{Clock, Interest, Link, Wake, wait};
 use farbus_io::sys::vhci::Port;
 use farbus_model::Limits;
 use farbus_session::native::control::{Cause, End, HANDED_OVER};
+use farbus_session::snapshot::{self, Writer};
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject, RemoteDevice};
 use tracing::{debug, warn};
 
@@ -22,9 +23,9 @@ use crate::device_port::Cutter as DiskCutter;
 use crate::latency::Latency;
 use crate::meters::{Calls, Meters, Readings};
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
-use crate::parting::{Parter, Verdict};
+use crate::parting::{Parter, Saved, Verdict};
 use crate::session_port::{Seen, SessionPort};
-use crate::session_relay::{self, Saved, SessionRelay};
+use crate::session_relay::{self, SessionRelay};
 use crate::standing::Standing;
 
 /// Why an attachment ended.
@@ -58,6 +59,11 @@ impl Ender {
         Ok(Self { asked: Arc::default(), wake: Arc::new(Wake::new()?) })
     }
 
+    /// The same, for who wakes it for another reason.
+    pub(crate) fn shared_wake(&self) -> Arc<Wake> {
+        Arc::clone(&self.wake)
+    }
+
     /// What whoever is to end waits on.
     pub(crate) fn wake(&self) -> &Wake {
         &self.wake
@@ -69,19 +75,19 @@ impl Ender {
         self.wake.wake();
     }
 
+    /// Whether it is to end; what woke it until now does so no more, and whatever that may have been for is looked at after this.
+    pub(crate) fn hears(&self) -> bool {
+        self.wake.clear();
+        self.was_asked()
+    }
+
     pub(crate) fn was_asked(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
 }
 
-/// What another process goes on with of a [`KernelAttachment`].
-#[derive(Debug)]
-pub struct Plugged {
-    /// The attachment.
-    pub saved: Saved,
-    /// Where it is plugged in.
-    pub port: Port,
-}
+/// Kind of the snapshots of a [`KernelAttachment`].
+const SNAPSHOT_KIND: u16 = 1;
 
 /// A device attached to this machine's kernel: the kernel's messages come in on a socket pair and
 /// only such answers as the protocol allows go back (field experience: CVE-2026-31607).
@@ -90,7 +96,7 @@ pub struct KernelAttachment {
     hands: Hands,
     port: Port,
     ender: Ender,
-    parter: Parter<Plugged>,
+    parter: Parter<Saved>,
     meters: Arc<Meters>,
 }
 
@@ -126,12 +132,21 @@ impl KernelAttachment {
         Ok(Self { relay, hands, port, ender, parter, meters: Arc::default() })
     }
 
-    /// What another process was attached to, on `port`: nothing happens before it runs.
+    /// What another process was attached to, on one of these ports: nothing happens before it runs.
     ///
     /// # Errors
     /// [`ClientError::Local`]: no attachment can have stood so.
-    pub fn restore(client: &Client, target: &Target, port: Port, saved: Saved) -> Result<Self, ClientError> {
-        let relay = SessionRelay::restore(saved, client.redial(target)?).map_err(local)?;
+    pub fn restore(client: &Client, target: &Target, ports: &[u32], saved: Saved) -> Result<Self, ClientError> {
+        let wrong = |reject: Reject| ClientError::Local(reject.to_string());
+        let Saved { snapshot, descriptors } = saved;
+        let mut reader = snapshot::open(&snapshot, SNAPSHOT_KIND).map_err(wrong)?;
+        let port = reader.u32("port").map_err(wrong)?;
+        if !ports.contains(&port) {
+            return Err(ClientError::Local(format!("port {port} is not known to be its")));
+        }
+        let [socket] = <[OwnedFd; 1]>::try_from(descriptors)
+            .map_err(|_| ClientError::Local("an attachment has its socket, and no other".into()))?;
+        let (port, relay) = (Port(port), SessionRelay::restore(reader, socket, client.redial(target)?).map_err(local)?);
         let ender = Ender::new().map_err(local)?;
         let (parter, hands) = (Parter::new(Arc::clone(&ender.wake)), client.hands().clone());
         Ok(Self { relay: Between::Session(Box::new(relay)), hands, port, ender, parter, meters: Arc::default() })
@@ -145,7 +160,7 @@ impl KernelAttachment {
     }
 
     /// What makes it ready for another process; none for a plain connection, which ends with its link.
-    pub fn parter(&self) -> Option<Parter<Plugged>> {
+    pub fn parter(&self) -> Option<Parter<Saved>> {
         matches!(self.relay, Between::Session(_)).then(|| self.parter.clone())
     }
 
@@ -207,13 +222,18 @@ enum Between {
 fn run_session(
     mut relay: Box<SessionRelay>,
     ender: &Ender,
-    (parter, port): (&Parter<Plugged>, Port),
+    (parter, port): (&Parter<Saved>, Port),
     meters: &Meters,
 ) -> Ended {
-    relay.go_on();
     let end = loop {
+        if ender.hears() {
+            break None;
+        }
         if let Some(asker) = parter.asked() {
-            match relay.save().map(|saved| asker.part(Plugged { saved, port })) {
+            let mut to = Writer::new(SNAPSHOT_KIND);
+            to.u32(port.0);
+            let saved = relay.save(&mut to).map(|socket| vec![socket]);
+            match saved.map(|descriptors| asker.part(Saved { snapshot: to.into_bytes(), descriptors })) {
                 Ok(Verdict::Go) => {
                     relay.hand_over();
                     return Ended::HandedOver;
@@ -222,10 +242,8 @@ fn run_session(
                 Err(end) => break Some(end),
             }
         }
-        match relay.turn(Interest::new(ender.wake.as_fd(), false), meters) {
-            Ok(()) if ender.was_asked() => break None,
-            Ok(()) => {}
-            Err(end) => break Some(end),
+        if let Err(end) = relay.turn(Interest::new(ender.wake.as_fd(), false), meters) {
+            break Some(end);
         }
     };
     relay.close();

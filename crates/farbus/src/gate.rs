@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +25,8 @@ pub struct Gate(Arc<Orders>);
 struct Orders {
     orders: Mutex<Vec<Order>>,
     wake: Wake,
+    /// Whether its device is held still, or on its way.
+    is_shut: AtomicBool,
 }
 
 /// What a device's owner wants of its engine.
@@ -73,7 +76,7 @@ impl Gate {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(Orders { orders: Mutex::default(), wake: Wake::new()? })))
+        Ok(Self(Arc::new(Orders { orders: Mutex::default(), wake: Wake::new()?, is_shut: AtomicBool::new(false) })))
     }
 
     /// Lets everything that is under way come to rest. When this returns whoever uses the device has all the answers that there are, and may be
@@ -92,6 +95,16 @@ impl Gate {
     /// What stands against it.
     pub fn hand_over(&self, heir: [u8; 32]) -> Result<Granted, &'static str> {
         self.ask(Wish::Move(heir))
+    }
+
+    /// Whether its device is held still, or on its way: nobody else may go on with it meanwhile.
+    pub fn is_shut(&self) -> bool {
+        self.0.is_shut.load(Ordering::Acquire)
+    }
+
+    /// It is, or is not any more.
+    pub(crate) fn shut(&self, is_shut: bool) {
+        self.0.is_shut.store(is_shut, Ordering::Release);
     }
 
     /// It stays where it is.

@@ -49,7 +49,6 @@ pub mod neighbours;
 pub mod opened_disk;
 pub mod over;
 pub mod pairing;
-pub mod parting;
 pub mod place;
 pub mod port;
 pub mod questions;
@@ -67,6 +66,9 @@ pub mod swap;
 pub mod trust;
 pub mod usb;
 pub mod wanted;
+
+/// How what serves something is passed on to another process.
+pub use farbus_io::parting;
 
 /// Devices made of code, and how to make one.
 pub use farbus_gadgets as gadgets;

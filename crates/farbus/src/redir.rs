@@ -172,6 +172,7 @@ impl Relay {
             if let Err(reject) = self.look_after_stay() {
                 break Ended::Broken(reject);
             }
+            gate.shut(self.held.is_some() || !matches!(self.stay, Stay::Here));
             if ender.was_asked() {
                 break Ended::Asked;
             }

@@ -8,7 +8,7 @@ use farbus_io::link::{Clock, Interest, Link, Watched, wait};
 use farbus_model::{Device, Limits};
 use farbus_session::native::RemoteUsb;
 use farbus_session::native::control::End;
-use farbus_session::snapshot::{self, Writer};
+use farbus_session::snapshot::{Reader, Writer};
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject};
 use tracing::debug;
 
@@ -17,22 +17,11 @@ use crate::linked::{Dial, Linked};
 use crate::meters::{Calls, Meters};
 use crate::standing::Standing;
 
-/// Kind of its snapshots.
-const SNAPSHOT_KIND: u16 = 1;
 /// How long what is on its way may take to be answered before the rest is passed on in flight: longer than a disk takes, shorter than
 /// anybody at the kernel's end notices. An interrupt that waits for a key never ends.
 const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
 /// What its link to the kernel is called.
 const KERNEL: &str = "this kernel";
-
-/// What another process goes on with.
-#[derive(Debug)]
-pub struct Saved {
-    /// Where everything stands.
-    pub snapshot: Vec<u8>,
-    /// Our end of the kernel's socket.
-    pub socket: OwnedFd,
-}
 
 /// Why a relay ended by itself.
 #[derive(Debug)]
@@ -103,18 +92,18 @@ impl SessionRelay {
     }
 
     /// Writes all of it down, for another process to go on with: the kernel is not heard meanwhile, and what is on its way is
-    /// answered first, as far as that takes no time. This relay may go on all the same, if the other does not.
+    /// answered first, as far as that takes no time. This relay may go on all the same, if the other does not. With it our end of the
+    /// kernel's socket.
     ///
     /// # Errors
     /// [`Stop`]: it is over instead.
-    pub fn save(&mut self) -> Result<Saved, Stop> {
+    pub fn save(&mut self, to: &mut Writer) -> Result<OwnedFd, Stop> {
         self.quiesce()?;
         let socket = self.kernel.as_fd().try_clone_to_owned().map_err(kernel_ended)?;
-        let mut snapshot = Writer::new(SNAPSHOT_KIND);
         let now = self.clock.now();
-        self.exporter.with_device(now, |device, _| device.save(&mut snapshot));
-        self.exporter.save(now, &mut snapshot);
-        Ok(Saved { snapshot: snapshot.into_bytes(), socket })
+        self.exporter.with_device(now, |device, _| device.save(to));
+        self.exporter.save(now, to);
+        Ok(socket)
     }
 
     fn quiesce(&mut self) -> Turn {
@@ -140,13 +129,12 @@ impl SessionRelay {
         }
     }
 
-    /// As another process wrote it down; nothing happens before [`SessionRelay::go_on`].
+    /// As another process wrote it down, to the end; nothing happens before its first turn.
     ///
     /// # Errors
     /// No relay can have stood so, or the system has no more threads or descriptors.
-    pub fn restore(saved: Saved, dial: Dial) -> io::Result<Self> {
+    pub fn restore(mut reader: Reader<'_>, socket: OwnedFd, dial: Dial) -> io::Result<Self> {
         let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
-        let mut reader = snapshot::open(&saved.snapshot, SNAPSHOT_KIND).map_err(wrong)?;
         let device = Linked::<RemoteUsb>::restore(dial, &mut reader)?;
         let clock = device.clock();
         let requests = |device: &Linked<RemoteUsb>| device.remote().in_flight_of();
@@ -156,7 +144,7 @@ impl SessionRelay {
             device.hand_over();
             wrong(reject)
         })?;
-        let relay = Self { kernel: Link::over_local(saved.socket, KERNEL), exporter, clock, calls: Calls::default() };
+        let relay = Self { kernel: Link::over_local(socket, KERNEL), exporter, clock, calls: Calls::default() };
         match reader.end("snapshot") {
             Ok(()) => Ok(relay),
             Err(reject) => {
@@ -164,11 +152,6 @@ impl SessionRelay {
                 Err(wrong(reject))
             }
         }
-    }
-
-    /// It begins, or the other process has let go.
-    pub fn go_on(&mut self) {
-        self.exporter.with_device(self.clock.now(), |device, _| device.go_on());
     }
 
     /// Another process goes on with it.

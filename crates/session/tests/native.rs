@@ -110,3 +110,21 @@ fn a_spoilt_snapshot_is_refused_or_does_no_harm() {
     println!("{refused} refused, {taken} taken");
     assert!(refused > 0 && taken > 0, "{refused} refused, {taken} taken prove little");
 }
+
+#[test]
+fn a_disk_s_spoilt_snapshot_is_refused_or_does_no_harm() {
+    let (mut refused, mut taken) = (0, 0);
+    every_seed("the disk's spoilt snapshot", |random| {
+        let mut world = disk::DiskWorld::new(random);
+        for _ in 0..60 {
+            world.step(random);
+            match world.spoil(random) {
+                true => refused += 1,
+                false => taken += 1,
+            }
+        }
+        world.settle(random).max(15)
+    });
+    println!("{refused} refused, {taken} taken");
+    assert!(refused > 0 && taken > 0, "{refused} refused, {taken} taken prove little");
+}

@@ -1,22 +1,25 @@
 //! One thread, one entrance, its clients and the devices that they use.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, INTERESTS_MAX, Interest, Link, Watched, wait};
 use farbus_model::limits::NBD_CONNECTIONS_MAX;
 use farbus_model::{BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Limits};
-use farbus_session::Counters;
-use farbus_session::nbd::{Export, ServerConn};
+use farbus_session::nbd::{Export, Pending, ServerConn};
+use farbus_session::snapshot::{self, Reader, Writer};
+use farbus_session::{Counters, Reject};
 use tracing::{debug, info, warn};
 
 use crate::attach::{Ended, Ender};
 use crate::engine::span_until;
 use crate::gate::Gate;
 use crate::meters::{Calls, Meters};
-use crate::place::Entrance;
+use crate::parting::{Asker, Parter, Saved, Verdict};
+use crate::place::{Entrance, Place};
 use crate::standing::Standing;
 
 use super::moving::{Clients, Moving};
@@ -49,6 +52,8 @@ const LOOK_EVERY: u32 = 4;
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long nobody is let in after the system could not: it has run out of something.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Kind of its snapshots.
+const SNAPSHOT_KIND: u16 = 3;
 /// The number of the server itself among those who ask its devices.
 const SELF: u16 = u16::MAX;
 
@@ -74,6 +79,9 @@ pub struct NbdServer {
     unflushed: Option<String>,
     /// What is known of its device's moves, if it may go elsewhere.
     moving: Option<Moving>,
+    parter: Parter<Saved>,
+    /// Requests of clients that had gone when another process went on here: nobody is to be told.
+    orphans: BTreeSet<BlockId>,
 }
 
 /// How far one client's requests came.
@@ -107,6 +115,12 @@ struct Client {
 }
 
 impl Client {
+    fn new(link: Link, conn: ServerConn, choose_until: Instant) -> Self {
+        let number = conn.number();
+        let (is_full, has_more, is_waiting) = (false, false, false);
+        Self { number, link, conn, choose_until, is_full, has_more, is_waiting, is_deaf: false, is_gone: false }
+    }
+
     /// Not while what was received waits for its turn, or nothing may be asked: there may be no room for more behind it.
     fn wants_input(&self, limits: &Limits, is_held: bool) -> bool {
         !self.is_deaf
@@ -152,6 +166,8 @@ impl NbdServer {
                 zeroes_fast: offer.zeroes_fast,
             })
             .collect();
+        let ender = Ender::new()?;
+        let parter = Parter::new(ender.shared_wake());
         Ok(Self {
             entrance,
             devices: offers.into_iter().map(|offer| offer.device).collect(),
@@ -159,7 +175,7 @@ impl NbdServer {
             done: Completions::new(BufferPool::new(limits.pool_bytes)),
             clients: Vec::new(),
             watched,
-            ender: Ender::new()?,
+            ender,
             clock: Clock::start(),
             limits,
             handshake_time_max: HANDSHAKE_TIME_MAX,
@@ -170,6 +186,8 @@ impl NbdServer {
             own_flushes: 0,
             unflushed: None,
             moving: None,
+            parter,
+            orphans: BTreeSet::new(),
         })
     }
 
@@ -216,6 +234,11 @@ impl NbdServer {
         self.ender.clone()
     }
 
+    /// What makes it ready for another process, if its devices are.
+    pub fn parter(&self) -> Parter<Saved> {
+        self.parter.clone()
+    }
+
     /// What passes through, for status.
     pub fn meters(&self) -> Arc<Meters> {
         Arc::clone(&self.meters)
@@ -224,6 +247,15 @@ impl NbdServer {
     /// Serves until it ends; then everything that was written is made durable, as far as it can be.
     pub fn run(mut self) -> Ended {
         let ended = loop {
+            if self.ender.hears() {
+                break Ended::Asked;
+            }
+            if let Some(asker) = self.parter.asked()
+                && self.part(asker) == Verdict::Go
+            {
+                self.leave();
+                return Ended::HandedOver;
+            }
             self.serve();
             self.meters.publish(self.counters, self.calls);
             self.look_after_moves();
@@ -262,6 +294,111 @@ impl NbdServer {
         if was_held && !self.is_held() {
             self.serve();
         }
+    }
+
+    /// Another process is to go on: nothing is heard until it is known whether it does.
+    fn part(&mut self, asker: Asker<Saved>) -> Verdict {
+        match self.save() {
+            Ok(Some(saved)) => asker.part(saved),
+            // Whoever asked hears nothing, and gives up.
+            Ok(None) => Verdict::Stay,
+            Err(error) => {
+                warn!(%error, "the NBD server cannot be passed on");
+                Verdict::Stay
+            }
+        }
+    }
+
+    /// Writes it down: its entrance, the state of its devices, and of each client what it said and is owed.
+    fn save(&mut self) -> io::Result<Option<Saved>> {
+        // Whoever holds it still, or goes on with it elsewhere, does so with this one.
+        if self.is_held() {
+            return Ok(None);
+        }
+        // What devices have done is their clients'.
+        self.hand_out();
+        let (mut to, now) = (Writer::new(SNAPSHOT_KIND), self.clock.now());
+        to.count(self.devices.len());
+        for device in &mut self.devices {
+            let Some(saved) = device.save(now) else { return Ok(None) };
+            to.bytes(&saved);
+        }
+        let mut descriptors = vec![self.entrance.as_fd().try_clone_to_owned()?];
+        let here = |client: &&Client| !client.is_gone;
+        to.count(self.clients.iter().filter(here).count());
+        for client in self.clients.iter().filter(here) {
+            to.bytes(client.link.peer().as_bytes());
+            to.flag(client.is_deaf);
+            client.conn.save(&mut to);
+            descriptors.push(client.link.as_fd().try_clone_to_owned()?);
+        }
+        Ok(Some(Saved { snapshot: to.into_bytes(), descriptors }))
+    }
+
+    /// Another process goes on with it, or does already.
+    pub fn leave(mut self) {
+        self.devices.iter_mut().for_each(BlockDevice::leave);
+        // What is handed over is not removed; without a descriptor for it that is seen to by the other half.
+        let _ = self.entrance.into_descriptor();
+    }
+
+    /// As another process saved it, at an entrance that was at `place` there; `restore` makes a device of what was saved of it, and says
+    /// what that was asked, and what clock it knows. Nothing happens before it runs.
+    ///
+    /// # Errors
+    /// None can have stood so, or the system has no more descriptors.
+    pub fn restore(
+        saved: Saved,
+        place: &Place,
+        mut restore: impl FnMut(&[u8]) -> io::Result<(Offer, Pending, Clock)>,
+    ) -> io::Result<Self> {
+        let mut from = snapshot::open(&saved.snapshot, SNAPSHOT_KIND).map_err(wrong)?;
+        let mut descriptors = saved.descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof));
+        let entrance = Entrance::passed(next()?, place);
+        let count = from.count("devices", 4).map_err(wrong)?;
+        if count != 1 {
+            return Err(wrong(Reject::new("devices", count as u64, "an attachment has one")));
+        }
+        let (offer, pending, clock) = restore(from.bytes("device").map_err(wrong)?)?;
+        let mut server = Self::new(entrance, vec![offer], None)?.with_clock(clock);
+        match server.restore_clients(&mut from, pending, next) {
+            Ok(()) => Ok(server),
+            Err(error) => {
+                server.leave();
+                Err(error)
+            }
+        }
+    }
+
+    fn restore_clients(
+        &mut self,
+        from: &mut Reader<'_>,
+        mut pending: Pending,
+        mut next: impl FnMut() -> io::Result<OwnedFd>,
+    ) -> io::Result<()> {
+        for _ in 0..from.count("clients", 20).map_err(wrong)? {
+            let peer = String::from_utf8_lossy(from.bytes("peer").map_err(wrong)?).into_owned();
+            let is_deaf = from.flag("deaf").map_err(wrong)?;
+            let conn =
+                ServerConn::restore(Arc::clone(&self.exports), &self.limits, &mut pending, from).map_err(wrong)?;
+            let number = conn.number();
+            if number == SELF || self.clients.iter().any(|client| client.number == number) {
+                return Err(wrong(Reject::new("client", number.into(), "each has a number of its own")));
+            }
+            let socket = next()?;
+            let link = match peer.parse() {
+                Ok(address) => Link::over_tcp(socket, address)?,
+                Err(_) => Link::over_local(socket, &peer),
+            };
+            let client = Client::new(link, conn, self.clock.now() + self.handshake_time_max);
+            self.clients.push(Client { is_deaf, ..client });
+        }
+        if self.clients.len() > NBD_CONNECTIONS_MAX {
+            return Err(wrong(Reject::new("clients", self.clients.len() as u64, "16 are let in")));
+        }
+        self.orphans = pending.into_keys().collect();
+        from.end("snapshot").map_err(wrong)
     }
 
     /// Does whatever can be done without waiting.
@@ -361,6 +498,10 @@ impl NbdServer {
                 (BlockOp::Read, Ok(())) => self.counters.bytes_in += u64::from(answer.length),
                 (BlockOp::Write, Ok(())) => self.counters.bytes_out += u64::from(answer.length),
                 _ => {}
+            }
+            if self.orphans.remove(&answer.id) {
+                self.done.pool.recycle(answer.payload);
+                continue;
             }
             let asker = self.clients.iter_mut().find(|client| client.number == number);
             let asker = asker.expect("a client stays until it was answered");
@@ -502,23 +643,15 @@ impl NbdServer {
         while self.clients.len() < NBD_CONNECTIONS_MAX {
             match self.entrance.try_accept() {
                 Ok(Some(link)) => {
-                    let is_free = |number: &u16| self.clients.iter().all(|client| client.number != *number);
+                    let is_free = |number: &u16| {
+                        self.clients.iter().all(|client| client.number != *number)
+                            && self.orphans.iter().all(|orphan| ServerConn::number_of(*orphan) != *number)
+                    };
                     let number = (0..SELF).find(is_free).expect("there are more numbers than clients");
                     debug!(number, peer = link.peer(), "an NBD client came");
                     let conn = ServerConn::new(number, Arc::clone(&self.exports), &self.limits);
                     let choose_until = self.clock.now() + self.handshake_time_max;
-                    let client = Client {
-                        number,
-                        link,
-                        conn,
-                        choose_until,
-                        is_full: false,
-                        has_more: false,
-                        is_waiting: false,
-                        is_deaf: false,
-                        is_gone: false,
-                    };
-                    self.clients.push(client);
+                    self.clients.push(Client::new(link, conn, choose_until));
                 }
                 Ok(None) => return,
                 Err(error) => {
@@ -565,4 +698,8 @@ impl NbdServer {
     fn waits_on(&mut self, until: Instant) -> bool {
         self.clock.now() < until && self.wait(Some(until)).is_ok()
     }
+}
+
+fn wrong(reject: Reject) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reject.to_string())
 }

@@ -78,6 +78,11 @@ impl Moving {
 
     /// Takes orders, and sees what comes next.
     pub fn look_after(&mut self, now: Instant, clients: Clients) {
+        self.see_what_comes_next(now, clients);
+        self.gate.shut(self.is_held());
+    }
+
+    fn see_what_comes_next(&mut self, now: Instant, clients: Clients) {
         for order in self.gate.take() {
             self.carry_out(now, order, clients);
         }
@@ -199,7 +204,7 @@ mod tests {
     fn it_goes_when_whoever_uses_it_has_left_and_comes_back_if_nobody_wants_it() {
         let (mut moving, standing) = moving();
         assert_eq!(ordered(&mut moving, ANSWERED, |gate| gate.hand_over([7; 32])), Ok(Granted::ToUser));
-        assert!(moving.is_held() && !moving.is_away() && standing.is_ours());
+        assert!(moving.is_held() && !moving.is_away() && standing.is_ours() && moving.gate.is_shut());
         assert_eq!(
             ordered(&mut moving, ANSWERED, |gate| gate.hand_over([8; 32])),
             Err("it is being handed over already")
@@ -209,7 +214,7 @@ mod tests {
         assert_eq!(ordered(&mut moving, GONE, Gate::go_on), Err("it is not held"));
         standing.disinherit();
         moving.look_after(at_s(3), GONE);
-        assert!(!moving.is_held());
+        assert!(!moving.is_held() && !moving.gate.is_shut());
         assert_eq!(ordered(&mut moving, GONE, |gate| gate.hand_over([7; 32])), Ok(Granted::AtOnce));
     }
 

@@ -29,6 +29,7 @@ mod redir;
 mod redir_links;
 mod redir_migrate;
 mod restart;
+mod restart_attached;
 mod rights;
 mod sessions;
 mod siege;

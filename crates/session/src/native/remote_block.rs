@@ -1,16 +1,17 @@
 //! A block device of another host, brought by a session.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Payload, StoreError,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Completions, Instant, Payload, StoreError,
 };
 use farbus_wire::native::block::{self, Description};
 use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, LUGGAGE_NAME_BYTES, Open, Opened};
 use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
+use farbus_wire::snapshot::{Reader, Writer};
 
-use super::importer::{Attached, State};
+use super::importer::{Attached, Movable, State};
 use super::slots::Slots;
 use super::timing::{Timed, Timing, split_residence};
 use crate::Reject;
@@ -59,7 +60,8 @@ struct Flight {
     covers: u64,
     data: Vec<Payload>,
     missing: u32,
-    submitted: Instant,
+    /// None if that was in another process, whose clock was another.
+    submitted: Option<Instant>,
     is_timed: bool,
     /// As its reply began, whose data may take further frames.
     residence: Option<Residence>,
@@ -105,6 +107,11 @@ impl RemoteBlock {
     /// The lease under which it is used; 0 before it is open.
     pub fn lease(&self) -> u64 {
         self.open.epoch
+    }
+
+    /// What it was asked and has not answered, in no order.
+    pub fn requests(&self) -> impl Iterator<Item = &BlockRequest> {
+        self.slots.iter().map(|(_, flight)| &*flight.request).chain(self.held.iter().map(|held| &**held))
     }
 
     /// Requests in flight, those that wait among them.
@@ -158,8 +165,16 @@ impl RemoteBlock {
         }
         let is_timed = self.timing.is_due(now);
         let missing = if request.op == BlockOp::Read { request.length } else { 0 };
-        let flight =
-            Flight { request, order, covers, data: Vec::new(), missing, submitted: now, is_timed, residence: None };
+        let flight = Flight {
+            request,
+            order,
+            covers,
+            data: Vec::new(),
+            missing,
+            submitted: Some(now),
+            is_timed,
+            residence: None,
+        };
         let tag = self.slots.put(flight);
         self.say(tag);
     }
@@ -288,7 +303,7 @@ impl RemoteBlock {
         let Flight { request, data, submitted, covers, residence, .. } =
             self.slots.remove(tag).expect("it is in flight");
         self.bytes -= cost(&request);
-        if let Some(residence) = residence {
+        if let (Some(residence), Some(submitted)) = (residence, submitted) {
             self.timing.note(now - submitted, residence);
         }
         done.push(match result {
@@ -449,5 +464,129 @@ impl Attached for RemoteBlock {
 
     fn is_expected(&self) -> bool {
         self.is_expected
+    }
+}
+
+impl Movable for RemoteBlock {
+    /// # Panics
+    /// If it was never open, or is over: there is nothing to go on with.
+    fn save(&self, to: &mut Writer) {
+        assert!(self.outbox.is_empty(), "what was to be said is with the session");
+        let description = self.description.as_ref().expect("what goes on was open");
+        to.u16(self.attachment);
+        to.bytes(&self.open.encode());
+        to.flag(match self.state {
+            State::Opening => false,
+            State::Open => true,
+            State::Ended(_) => panic!("what is over does not go on"),
+        });
+        for flag in [self.is_still, self.is_moving, self.is_expected, self.is_undurable] {
+            to.flag(flag);
+        }
+        to.bytes(&description.encode());
+        to.u16(self.credit.requests);
+        to.u32(self.credit.bytes);
+        for number in [self.next_order, self.changed, self.flushed] {
+            to.u64(number);
+        }
+        to.count(self.opened.len());
+        self.opened.iter().for_each(|part| to.payload(part));
+        to.count(self.slots.len());
+        for (tag, flight) in self.slots.iter() {
+            to.u16(tag);
+            to.block_request(&flight.request);
+            to.u64(flight.order);
+            to.u64(flight.covers);
+            to.flag(flight.is_timed);
+            to.count(flight.data.len());
+            flight.data.iter().for_each(|data| to.payload(data));
+        }
+        to.count(self.held.len());
+        self.held.iter().for_each(|request| to.block_request(request));
+    }
+
+    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let attachment = from.u16("attachment")?;
+        let mut remote = Self::new(attachment, Open::decode(from.bytes("open")?)?);
+        remote.outbox.clear();
+        if from.flag("state")? {
+            remote.state = State::Open;
+        }
+        (remote.is_still, remote.is_moving) = (from.flag("still")?, from.flag("moving")?);
+        remote.is_expected = from.flag("expected")?;
+        remote.is_undurable = from.flag("undurable")?;
+        let description = Description::decode(from.bytes("description")?)?;
+        remote.description = Some(description);
+        remote.credit = Credit { requests: from.u16("requests")?, bytes: from.u32("bytes")? };
+        remote.next_order = from.u64("next order")?;
+        (remote.changed, remote.flushed) = (from.u64("changed")?, from.u64("flushed")?);
+        for _ in 0..from.count("parts of a description", 4)? {
+            remote.opened.push(from.payload("part of a description")?);
+        }
+        // Nothing is launched before all of it is right: what was launched has to be answered.
+        let mut names = BTreeSet::new();
+        let mut request = |from: &mut Reader<'_>| {
+            let request = from.block_request()?;
+            let wrong = |rule| Reject::new("request", request.id.0, rule);
+            description.info.check(&request).map_err(|_| wrong("its device can have it"))?;
+            if names.insert(request.id) { Ok(request) } else { Err(wrong("an id names one request")) }
+        };
+        let (mut saved, mut tags) = (Vec::new(), BTreeSet::new());
+        for _ in 0..from.count("requests in flight", 2)? {
+            let tag = from.u16("tag")?;
+            if !tags.insert(tag) {
+                return Err(Reject::new("tag", tag.into(), "a tag names one request"));
+            }
+            saved.push((tag, request(from)?, Begun::restore(from)?));
+        }
+        let mut held = Vec::new();
+        for _ in 0..from.count("requests held", 8)? {
+            held.push(request(from)?);
+        }
+        for (_, request, begun) in &saved {
+            let expected = if request.op == BlockOp::Read { request.length as usize } else { 0 };
+            let count = begun.data.iter().map(Payload::len).sum::<usize>();
+            if count > expected || (count == expected && !begun.data.is_empty()) {
+                return Err(Reject::new("data", count as u64, "what was read whole was answered"));
+            }
+        }
+        let flights = saved.into_iter().map(|(tag, request, begun)| (tag, begun.into_flight(request))).collect();
+        remote.slots = Slots::of(flights).expect("each tag was seen once");
+        remote.bytes = remote.slots.iter().map(|(_, flight)| cost(&flight.request)).sum();
+        remote.held = held.into_iter().map(BlockRequest::launch).collect();
+        Ok(remote)
+    }
+
+    fn hand_over(&mut self) {
+        self.slots.take_all().for_each(|(_, flight)| drop(flight.request.recall()));
+        self.held.drain(..).for_each(|request| drop(request.recall()));
+    }
+}
+
+/// How far a request is, in another process's words.
+struct Begun {
+    order: u64,
+    covers: u64,
+    is_timed: bool,
+    data: Vec<Payload>,
+}
+
+impl Begun {
+    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let (order, covers) = (from.u64("order")?, from.u64("covers")?);
+        let is_timed = from.flag("timed")?;
+        let mut data = Vec::new();
+        for _ in 0..from.count("parts of an answer", 4)? {
+            data.push(from.payload("part of an answer")?);
+        }
+        Ok(Self { order, covers, is_timed, data })
+    }
+
+    fn into_flight(self, request: BlockRequest) -> Flight {
+        let Self { order, covers, is_timed, data } = self;
+        let expected = if request.op == BlockOp::Read { request.length } else { 0 };
+        let missing = expected - data.iter().map(Payload::len).sum::<usize>() as u32;
+        let request = request.launch();
+        Flight { request, order, covers, data, missing, submitted: None, is_timed, residence: None }
     }
 }

@@ -230,8 +230,9 @@ impl DiskWorld {
                     assert!(session.show_again(self.world.now, &mut self.desk), "it is there");
                 }
             }
-            20..=22 if self.desk.is_elsewhere => self.changes_elsewhere(random),
-            23 if self.desk.is_elsewhere && random.once_in(8) => self.handed_over(),
+            21..=23 if self.desk.is_elsewhere => self.changes_elsewhere(random),
+            24 if self.desk.is_elsewhere && random.once_in(8) => self.handed_over(),
+            20 if random.once_in(4) => self.world.move_on(!random.once_in(4)),
             14..=18 => {
                 if let Some(session) = &mut self.world.exporter {
                     session.handle_ready(self.world.now);
@@ -266,6 +267,17 @@ impl DiskWorld {
         if let Some(session) = &mut self.world.exporter {
             session.look_for_legacies(self.world.now, &mut self.desk);
         }
+    }
+
+    pub fn spoil(&mut self, random: &mut Random) -> bool {
+        let now = self.world.now;
+        self.world.spoil(random, |mut remote| {
+            let mut done = Completions::new(BufferPool::new(0));
+            remote.handle_renewed(now, &mut done);
+            remote.handle_over(Cause::Gone, "enough", &mut done);
+            while done.pop().is_some() {}
+            assert_eq!(remote.in_flight(), 0, "everything was answered");
+        })
     }
 
     fn ask(&mut self, random: &mut Random) {

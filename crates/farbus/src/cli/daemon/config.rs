@@ -18,6 +18,7 @@ use super::super::listen::{everywhere, listen_address, listen_place, place_said}
 use super::super::share::What;
 use crate::address::{DEFAULT_PORT, SECURE_PORT};
 use crate::allow::Network;
+use crate::broker::Hands;
 use crate::broker::Mandate;
 use crate::client::Target;
 use crate::opened_disk::DiskMode;
@@ -85,6 +86,18 @@ impl Attach {
     /// In which folder it appears, as a file.
     pub fn folder(&self) -> PathBuf {
         self.at.clone().unwrap_or_else(|| default_folder(&self.target))
+    }
+
+    /// How it is attached, in words that another process understands: it goes on with what is attached so here too.
+    pub fn manner(&self, hands: &Hands) -> String {
+        if self.via.is_kernel(hands) {
+            return "kernel".to_owned();
+        }
+        match &self.place {
+            Some((Protocol::Nbd, place)) => format!("nbd at {}, {}", place.as_host(), self.mode.as_str()),
+            Some((Protocol::Usbredir, place)) => format!("redir at {}", place.as_host()),
+            None => format!("fuse at {}, {}", self.folder().display(), self.mode.as_str()),
+        }
     }
 
     /// Where programs find it, if they alone use it.
