@@ -12,7 +12,7 @@ use farbus_model::descriptor::{self, Selection, kind};
 use farbus_model::usb::{Recipient, RequestKind, request};
 use farbus_model::{
     BufferPool, Command, CommandError, Completions, Definition, Descriptors, Device, Direction, Endpoint, EpAddr,
-    InFlight, Instant, IsoPacket, Payload, Readiness, Setup, Speed, Status, TransferType, UrbId,
+    InFlight, Instant, IsoPacket, Payload, Readiness, Setup, Speed, Status, Tally, TransferType, UrbId,
 };
 
 /// What a gadget does, endpoint by endpoint. Only what it needs has to be written.
@@ -51,6 +51,11 @@ pub trait Function: Send {
     /// The bus was reset: forget everything that a host told.
     fn reset(&mut self, cx: &mut Context<'_>) {
         let _ = cx;
+    }
+
+    /// The host came late: an isochronous endpoint that it uses had nothing queued for this many service intervals.
+    fn starved(&mut self, endpoint: EpAddr, intervals: u64, cx: &mut Context<'_>) {
+        let _ = (endpoint, intervals, cx);
     }
 
     /// When [`Function::handle_timeout`] wants to be called.
@@ -96,6 +101,11 @@ pub trait Function: Send {
     fn command(&mut self, command: &Command, cx: &mut Context<'_>) -> Result<(), CommandError> {
         let _ = cx;
         Err(CommandError::unknown(command))
+    }
+
+    /// What it counts, for its owner to read meanwhile.
+    fn tally(&self) -> Option<Tally> {
+        None
     }
 
     /// What another process needs to go on with it; asked while no request waits. None: no other process can.
@@ -263,6 +273,14 @@ impl<F: Function> Emulated<F> {
         }
         self.note_waiting(index);
         moved
+    }
+
+    /// Nothing was queued there for so long.
+    fn note_idle(&mut self, address: EpAddr, idle: Duration, now: Instant, done: &mut Completions) {
+        let Some(endpoint) = self.selection.endpoint(address) else { return };
+        let intervals = idle.as_nanos().div_ceil(endpoint.service_interval(self.speed).as_nanos().max(1));
+        let intervals = u64::try_from(intervals).unwrap_or(u64::MAX);
+        self.with_function(now, done, |f, _, cx| f.starved(address, intervals, cx));
     }
 
     fn note_waiting(&mut self, index: usize) {
@@ -590,7 +608,8 @@ impl<F: Function> Device for Emulated<F> {
             // A periodic endpoint that stood idle begins a new schedule now.
             let isochronous = !urb.iso.is_empty();
             if isochronous && pipe.free_at < now {
-                pipe.free_at = now;
+                let idle = now - std::mem::replace(&mut pipe.free_at, now);
+                self.note_idle(urb.endpoint, idle, now, done);
             }
             if let Step::Waits = self.step(urb, now, done) {
                 self.waiting |= 1 << index;
@@ -671,6 +690,10 @@ impl<F: Function> Device for Emulated<F> {
         let result = self.with_function(now, done, |f, _, cx| f.command(command, cx));
         self.serve(now, done);
         result
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        self.function.tally()
     }
 
     fn save(&self) -> Option<Vec<u8>> {

@@ -4,6 +4,7 @@
 //! Nothing here needs privilege but what shows a disk as a file or watches system calls. Where FUSE or strace is missing
 //! such a test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
 
+mod audio;
 mod block;
 mod claims;
 mod cluster;
@@ -13,6 +14,7 @@ mod daemon;
 mod demo;
 mod disk;
 mod door;
+mod driver;
 mod exporters;
 mod full_disk;
 mod harness;

@@ -35,7 +35,8 @@ use farbus_model::descriptor::{endpoint_of_index, kind, string_to_bytes};
 use farbus_model::usb::{Recipient, request};
 use farbus_model::{
     BufferPool, Command, CommandError, Completions, Descriptors, Device, Direction, Done, EpAddr, Exchange,
-    ExchangeReport, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed, Status, Twin, Urb, UrbFlags, UrbId,
+    ExchangeReport, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed, Status, Tally, Twin, Urb, UrbFlags,
+    UrbId,
 };
 
 use crate::Reject;
@@ -525,6 +526,10 @@ impl Device for Twinned {
     }
 
     /// What is behind it, and what that was told. In the place of another device it is not what a new process opens under that name.
+    fn tally(&self) -> Option<Tally> {
+        self.device.tally()
+    }
+
     fn save(&self) -> Option<Vec<u8>> {
         if self.exchange.is_some() || self.is_exchanged {
             return None;
