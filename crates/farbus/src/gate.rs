@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use farbus_io::link::{Interest, Wake};
+use farbus_model::Instant;
+use tracing::info;
 
 /// How long what is under way may take in all to come to rest, and whoever uses the device to read what it is sent.
 pub const QUIET_WITHIN: Duration = Duration::from_secs(8);
@@ -140,9 +142,42 @@ impl Gate {
     }
 }
 
+/// A device that was handed over to this host: how soon it answers here is worth a line.
+#[derive(Debug, Default)]
+pub struct Arrival(Option<(Instant, u64)>);
+
+impl Arrival {
+    /// It is here now, and has answered so many requests in this process.
+    pub fn note(&mut self, now: Instant, answered: u64) {
+        self.0 = Some((now, answered));
+    }
+
+    /// It has answered so many by now.
+    pub fn see(&mut self, now: Instant, answered: u64) {
+        if let Some((since, before)) = self.0
+            && answered > before
+        {
+            info!(after_us = (now - since).as_micros() as u64, "answers its first request here");
+            self.0 = None;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_answer_after_an_arrival_is_told_once() {
+        let mut arrival = Arrival::default();
+        let at_us = |us: u64| Instant::from_nanos(us * 1000);
+        arrival.see(at_us(1), 5);
+        arrival.note(at_us(2), 5);
+        arrival.see(at_us(3), 5);
+        assert!(arrival.0.is_some());
+        arrival.see(at_us(4), 6);
+        assert!(arrival.0.is_none());
+    }
 
     #[test]
     fn an_order_waits_for_its_engine_and_is_answered_once() {

@@ -18,7 +18,7 @@ use crate::attach::{Ended, Ender};
 use crate::client::{Client, ClientError, GRACE, Target, local};
 use crate::engine::span_until;
 use crate::far_device::FarDevice;
-use crate::gate::{Answer, Gate, Granted, LEAVE_WITHIN, Order, QUIET_WITHIN, Wish};
+use crate::gate::{Answer, Arrival, Gate, Granted, LEAVE_WITHIN, Order, QUIET_WITHIN, Wish};
 use crate::meters::{Calls, Meters};
 use crate::place::{Entrance, Place};
 use crate::standing::Standing;
@@ -90,7 +90,16 @@ impl RedirAttachment {
         let ender = Ender::new().map_err(local)?;
         let gate = Gate::new().map_err(local)?;
         let stay = if host.session().device().is_open() { Stay::Here } else { Stay::Inheriting };
-        let relay = Relay { entrance, guest: None, held: None, stay, host, clock, calls: Calls::default() };
+        let relay = Relay {
+            entrance,
+            guest: None,
+            held: None,
+            stay,
+            host,
+            clock,
+            calls: Calls::default(),
+            arrival: Arrival::default(),
+        };
         Ok(Self { relay, place, ender, gate, local_address, standing, meters: Arc::default() })
     }
 
@@ -160,6 +169,7 @@ struct Relay {
     host: RedirHost<FarDevice>,
     clock: Clock,
     calls: Calls,
+    arrival: Arrival,
 }
 
 impl Relay {
@@ -172,6 +182,7 @@ impl Relay {
             if let Err(reject) = self.look_after_stay() {
                 break Ended::Broken(reject);
             }
+            self.arrival.see(self.clock.now(), self.host.counters().urbs);
             gate.shut(self.held.is_some() || !matches!(self.stay, Stay::Here));
             if ender.was_asked() {
                 break Ended::Asked;
@@ -298,7 +309,7 @@ impl Relay {
             false if now - held.since < QUIET_WITHIN => return,
             false => Err("what is under way does not come to its end"),
         };
-        info!(held_ms = (now - held.since).as_millis() as u64, ?result, "the virtual machine's device was held still");
+        info!(held_us = (now - held.since).as_micros() as u64, ?result, "the virtual machine's device was held still");
         if let Some(asker) = held.asker.take() {
             asker.give(result);
         }
@@ -341,6 +352,7 @@ impl Relay {
     fn part(&mut self) {
         self.guest = None;
         if let Some(heir) = self.held.as_ref().and_then(|held| held.heir) {
+            info!("the virtual machine has left: its device goes to its heir");
             self.held = None;
             self.stay = Stay::Leaving(heir, Some(self.host.freeze()));
         }
@@ -358,6 +370,7 @@ impl Relay {
             Stay::Inheriting if is_open => {
                 let luggage = self.host.with_device(|device, _| device.take_luggage());
                 info!(luggage = luggage.len(), "a virtual machine's stream came with it");
+                self.arrival.note(self.clock.now(), self.host.counters().urbs);
                 if luggage.is_empty() { Stay::Here } else { Stay::Expecting(Frozen::from_bytes(&luggage)?) }
             }
             Stay::Leaving(heir, frozen) if is_still => {

@@ -290,7 +290,8 @@ impl NbdServer {
         let are_gone = self.clients.iter().all(|client| client.is_gone);
         let is_answered = |client: &Client| client.conn.in_flight() == 0 && client.conn.backlog_bytes() == 0;
         let are_answered = self.clients.iter().all(is_answered);
-        moving.look_after(self.clock.now(), Clients { are_gone, are_answered });
+        let clients = Clients { are_gone, are_answered, answered: self.counters.urbs };
+        moving.look_after(self.clock.now(), clients);
         if was_held && !self.is_held() {
             self.serve();
         }

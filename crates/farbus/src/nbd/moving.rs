@@ -5,7 +5,7 @@
 use farbus_model::Instant;
 use tracing::{info, warn};
 
-use crate::gate::{Answer, Gate, Granted, LEAVE_WITHIN, Order, QUIET_WITHIN, Wish};
+use crate::gate::{Answer, Arrival, Gate, Granted, LEAVE_WITHIN, Order, QUIET_WITHIN, Wish};
 use crate::standing::Standing;
 
 /// What an engine knows of a disk's moves.
@@ -13,6 +13,8 @@ pub(super) struct Moving {
     pub gate: Gate,
     standing: Standing,
     stay: Stay,
+    was_expected: bool,
+    arrival: Arrival,
 }
 
 /// Whose the disk is to be.
@@ -40,11 +42,14 @@ pub(super) struct Clients {
     pub are_gone: bool,
     /// Whether all that they asked is answered, and on its way to them.
     pub are_answered: bool,
+    /// How many of their requests were answered so far.
+    pub answered: u64,
 }
 
 impl Moving {
     pub fn new(gate: Gate, standing: Standing) -> Self {
-        Self { gate, standing, stay: Stay::Here }
+        let was_expected = standing.is_expected();
+        Self { gate, standing, stay: Stay::Here, was_expected, arrival: Arrival::default() }
     }
 
     /// Whether it is yet to be handed over to us: then nothing was written to it.
@@ -78,6 +83,10 @@ impl Moving {
 
     /// Takes orders, and sees what comes next.
     pub fn look_after(&mut self, now: Instant, clients: Clients) {
+        if std::mem::replace(&mut self.was_expected, self.standing.is_expected()) && !self.was_expected {
+            self.arrival.note(now, clients.answered);
+        }
+        self.arrival.see(now, clients.answered);
         self.see_what_comes_next(now, clients);
         self.gate.shut(self.is_held());
     }
@@ -172,9 +181,9 @@ mod tests {
 
     use super::*;
 
-    const BUSY: Clients = Clients { are_gone: false, are_answered: false };
-    const ANSWERED: Clients = Clients { are_gone: false, are_answered: true };
-    const GONE: Clients = Clients { are_gone: true, are_answered: true };
+    const BUSY: Clients = Clients { are_gone: false, are_answered: false, answered: 0 };
+    const ANSWERED: Clients = Clients { are_gone: false, are_answered: true, answered: 0 };
+    const GONE: Clients = Clients { are_gone: true, are_answered: true, answered: 0 };
 
     fn at_s(s: u64) -> Instant {
         Instant::from_nanos(s * 1_000_000_000)
