@@ -144,21 +144,28 @@ impl Gate {
 
 /// A device that was handed over to this host: how soon it answers here is worth a line.
 #[derive(Debug, Default)]
-pub struct Arrival(Option<(Instant, u64)>);
+pub struct Arrival(Option<Arrived>);
+
+#[derive(Debug)]
+struct Arrived {
+    at: Instant,
+    /// Requests that were answered in this process before.
+    answered: u64,
+    /// Whether some waited for it already.
+    is_awaited: bool,
+}
 
 impl Arrival {
-    /// It is here now, and has answered so many requests in this process.
-    pub fn note(&mut self, now: Instant, answered: u64) {
-        self.0 = Some((now, answered));
+    /// It is here now, and has answered so many requests in this process; whether some wait for it already.
+    pub fn note(&mut self, at: Instant, answered: u64, is_awaited: bool) {
+        self.0 = Some(Arrived { at, answered, is_awaited });
     }
 
     /// It has answered so many by now.
     pub fn see(&mut self, now: Instant, answered: u64) {
-        if let Some((since, before)) = self.0
-            && answered > before
-        {
-            info!(after_us = (now - since).as_micros() as u64, "answers its first request here");
-            self.0 = None;
+        if let Some(arrived) = self.0.take_if(|arrived| answered > arrived.answered) {
+            let after_us = (now - arrived.at).as_micros() as u64;
+            info!(after_us, is_awaited = arrived.is_awaited, "answers its first request here");
         }
     }
 }
@@ -172,7 +179,7 @@ mod tests {
         let mut arrival = Arrival::default();
         let at_us = |us: u64| Instant::from_nanos(us * 1000);
         arrival.see(at_us(1), 5);
-        arrival.note(at_us(2), 5);
+        arrival.note(at_us(2), 5, true);
         arrival.see(at_us(3), 5);
         assert!(arrival.0.is_some());
         arrival.see(at_us(4), 6);

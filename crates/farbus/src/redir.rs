@@ -370,8 +370,10 @@ impl Relay {
             Stay::Inheriting if is_open => {
                 let luggage = self.host.with_device(|device, _| device.take_luggage());
                 info!(luggage = luggage.len(), "a virtual machine's stream came with it");
-                self.arrival.note(self.clock.now(), self.host.counters().urbs);
-                if luggage.is_empty() { Stay::Here } else { Stay::Expecting(Frozen::from_bytes(&luggage)?) }
+                let frozen = if luggage.is_empty() { None } else { Some(Frozen::from_bytes(&luggage)?) };
+                let is_awaited = frozen.as_ref().is_some_and(|frozen| !frozen.from_guest.is_empty());
+                self.arrival.note(self.clock.now(), self.host.counters().urbs, is_awaited);
+                frozen.map_or(Stay::Here, Stay::Expecting)
             }
             Stay::Leaving(heir, frozen) if is_still => {
                 let luggage = frozen.as_ref().map(Frozen::to_bytes).unwrap_or_default();

@@ -240,8 +240,11 @@ impl<'l> Cluster<'l> {
         for ((before, after), quiet) in before.into_iter().zip(&here.lent).zip(quiets) {
             let quiet = quiet.ok_or_else(|| Error::Expectation(format!("{} was not held", before.name)))?;
             let (left, _) = before.heard.await_line("goes to its heir")?;
-            let (answered, _) = after.heard.await_line("answers its first request here")?;
-            told.push(quiet.tell(before.name, left, answered, round_trip));
+            let (arrived, _) = after.heard.await_line("was handed over to this host")?;
+            let (answered, line) = after.heard.await_line("answers its first request here")?;
+            let waited = if line.contains("is_awaited=true") { span_in(&line, "after_us=")? } else { Duration::ZERO };
+            let handed = arrived.saturating_duration_since(left) + waited;
+            told.push(quiet.tell(before.name, handed, answered, round_trip));
             let status = before.attached.end()?;
             expect(status.success(), || format!("farbus attach ended with {status} when its device had gone"))?;
         }
@@ -251,19 +254,18 @@ impl<'l> Cluster<'l> {
 
 /// What holding it still took, as farbus said last.
 fn held_in(heard: &Heard) -> Result<Duration> {
-    let (_, line) = heard.await_line("held_us=")?;
-    held_of(&line).ok_or_else(|| Error::Expectation(format!("farbus attach says no time: {line}")))
+    span_in(&heard.await_line("held_us=")?.1, "held_us=")
 }
 
-fn held_of(line: &str) -> Option<Duration> {
-    let (_, rest) = line.split_once("held_us=")?;
-    rest.split_whitespace().next()?.parse().ok().map(Duration::from_micros)
+fn span_in(line: &str, name: &str) -> Result<Duration> {
+    let figure = line.split_once(name).and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
+    figure.map(Duration::from_micros).ok_or_else(|| Error::Expectation(format!("farbus attach says no {name}: {line}")))
 }
 
 impl Quiet {
-    /// What the move took: in all, and of that farbus's own part: holding it still, and from its machine's leaving to its first answer there.
-    fn tell(&self, name: &str, left: Instant, answered: Instant, round_trip: Duration) -> String {
-        let handed = answered.saturating_duration_since(left);
+    /// What the move took: in all, and of that farbus's own part: holding it still, and what its machine, when it had left here, waited for it
+    /// there.
+    fn tell(&self, name: &str, handed: Duration, answered: Instant, round_trip: Duration) -> String {
         let own = self.held + handed;
         let target = self.drained.mul_f64(1.5) + round_trip;
         let verdict = if own <= target { "PASS" } else { "MISS" };
@@ -329,12 +331,9 @@ mod tests {
     #[test]
     fn what_holding_took_is_read_from_farbus_s_own_words() {
         let line = " INFO held_us=1234 result=Ok(ToUser) the disk was held still";
-        assert_eq!(held_of(line), Some(Duration::from_micros(1234)));
-        assert_eq!(
-            held_of(" INFO the disk was held still held_us=7 result=Ok(ToUser)"),
-            Some(Duration::from_micros(7))
-        );
-        assert_eq!(held_of("nothing"), None);
+        assert_eq!(span_in(line, "held_us=").unwrap(), Duration::from_micros(1234));
+        assert_eq!(span_in(" INFO is told after_us=7", "after_us=").unwrap(), Duration::from_micros(7));
+        assert!(span_in("nothing", "held_us=").is_err());
     }
 
     #[test]
@@ -342,8 +341,8 @@ mod tests {
         let asked = Instant::now();
         let ms = Duration::from_millis;
         let quiet = Quiet { asked, held: ms(2), drained: ms(4) };
-        let told = |answered| quiet.tell("disk", asked + ms(100), asked + answered, ms(1));
-        assert!(told(ms(105)).ends_with("target 7.0: PASS)"), "{}", told(ms(105)));
-        assert!(told(ms(106)).ends_with("target 7.0: MISS)"), "{}", told(ms(106)));
+        let told = |handed| quiet.tell("disk", handed, asked + ms(100), ms(1));
+        assert!(told(ms(5)).ends_with("target 7.0: PASS)"), "{}", told(ms(5)));
+        assert!(told(ms(6)).ends_with("target 7.0: MISS)"), "{}", told(ms(6)));
     }
 }

@@ -84,7 +84,7 @@ impl Moving {
     /// Takes orders, and sees what comes next.
     pub fn look_after(&mut self, now: Instant, clients: Clients) {
         if std::mem::replace(&mut self.was_expected, self.standing.is_expected()) && !self.was_expected {
-            self.arrival.note(now, clients.answered);
+            self.arrival.note(now, clients.answered, !clients.are_answered);
         }
         self.arrival.see(now, clients.answered);
         self.see_what_comes_next(now, clients);

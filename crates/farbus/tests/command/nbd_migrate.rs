@@ -11,6 +11,7 @@ use rustix::process::Signal;
 
 use super::cluster::Cluster;
 use super::harness::{House, PATIENCE, wait_until};
+use super::restart::{Later, config};
 
 const SIZE: u64 = 8 << 20;
 const BLOCK: usize = 4096;
@@ -234,4 +235,30 @@ fn what_cannot_be_inherited_is_said() {
     assert!(outcome.code == Some(1) && outcome.stderr.contains("--mode read"), "{outcome:?}");
     let outcome = inherit("disk", &["--grace", "0"]);
     assert!(outcome.code == Some(1) && outcome.stderr.contains("paired host"), "{outcome:?}");
+}
+
+#[test]
+fn a_daemon_is_not_replaced_while_a_disk_is_on_its_way() {
+    let house = House::new();
+    let image = house.image("image", SIZE);
+    let cluster = Cluster::new(&house, &[&format!("disk:{}", image.display())]);
+    let desk = &cluster.hosts[0];
+    desk.ok(&["list", "lab3", "--address", &cluster.address]);
+    let socket = house.path("far.sock");
+    let attach = format!("[[attach]]\ntarget='lab3/disk'\nvia='nbd'\nsocket='{}'", socket.display());
+    let file = config(&house.path("tmp"), &format!("plain.listen = ['127.0.0.1:0']\n{attach}"));
+    let daemon = desk.start(&["daemon", "--config", &file]);
+    daemon.wait_for_line("listening on");
+    wait_until(PATIENCE, "it is attached", || socket.exists());
+    let mut client = Client::connect(&socket);
+    client.write(0, 5);
+    desk.ok(&["migrate", "disk", "--to", "rack"]);
+    let refused = desk.run(&["daemon", "restart"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("try again"), "{refused:?}");
+    let asked = client.ask(READ, 0, BLOCK, &[]);
+    client.assert_silence();
+    desk.ok(&["resume", "disk"]);
+    assert!(client.hear(BLOCK).unwrap() == (asked, 0, vec![5; BLOCK]), "and nothing was lost by that");
+    let _later = Later::of(&desk.json(&["daemon", "restart", "--json"]));
+    client.assert_reads(0, 5);
 }
