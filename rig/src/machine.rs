@@ -12,6 +12,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// How often a machine is asked how far its migration is: a guest waits meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
 /// What a log keeps of one guest; a kernel in a printk loop must not fill the disk.
 const LOG_BYTES_MAX: usize = 1 << 20;
 
@@ -147,10 +150,32 @@ impl Guest {
     /// on neither is what QEMU says of it.
     pub fn migrate(&self, to: &str, within: Duration) -> Result<Duration> {
         self.execute("migrate", &serde_json::json!({ "uri": to }))?;
+        self.await_migration(within, || Ok(()))
+    }
+
+    /// The same, and when it has stopped here, has drained its disks and has not begun there, `at_switchover` is done.
+    pub fn migrate_pausing(
+        &self,
+        to: &str,
+        within: Duration,
+        at_switchover: impl FnOnce() -> Result<()>,
+    ) -> Result<Duration> {
+        let pause = serde_json::json!({ "capability": "pause-before-switchover", "state": true });
+        self.execute("migrate-set-capabilities", &serde_json::json!({ "capabilities": [pause] }))?;
+        self.execute("migrate", &serde_json::json!({ "uri": to }))?;
+        self.await_migration(within, at_switchover)
+    }
+
+    fn await_migration(&self, within: Duration, at_switchover: impl FnOnce() -> Result<()>) -> Result<Duration> {
         let started = Instant::now();
+        let mut at_switchover = Some(at_switchover);
         loop {
             let said = monitor::ask(&self.monitor, "query-migrate", &serde_json::json!({}))?;
             match said["status"].as_str() {
+                Some("pre-switchover") if at_switchover.is_some() => {
+                    at_switchover.take().map_or(Ok(()), |act| act())?;
+                    self.execute("migrate-continue", &serde_json::json!({ "state": "pre-switchover" }))?;
+                }
                 Some("completed") => return Ok(Duration::from_millis(said["downtime"].as_u64().unwrap_or_default())),
                 Some("failed" | "cancelled") => {
                     return Err(Error::Expectation(format!("the machine did not migrate: {said}")));
@@ -158,7 +183,7 @@ impl Guest {
                 _ if started.elapsed() > within => {
                     return Err(Error::Expectation(format!("the machine has not migrated within {within:?}: {said}")));
                 }
-                _ => std::thread::sleep(Duration::from_millis(20)),
+                _ => std::thread::sleep(LOOK_AGAIN),
             }
         }
     }

@@ -33,6 +33,7 @@ mod door;
 mod engine;
 pub mod failure;
 mod far_device;
+pub mod gate;
 mod greeting;
 mod guest;
 mod inheritance;

@@ -58,6 +58,18 @@ fn a_disk_keeps_its_promises_through_cuts_and_crashes() {
 }
 
 #[test]
+fn an_heir_reads_a_disk_before_it_is_his_and_writes_when_it_is() {
+    every_seed("the heir", |random| {
+        let mut world = disk::DiskWorld::of_an_heir(random);
+        for _ in 0..400 {
+            world.step(random);
+        }
+        // Some wait in vain for most of their time.
+        world.settle(random).max(15)
+    });
+}
+
+#[test]
 fn a_usb_device_answers_once_through_cuts_and_crashes() {
     every_seed("the USB device", |random| {
         let mut world = usb::UsbWorld::new(random, |remote| remote);

@@ -19,12 +19,13 @@ use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttach
 use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, Client, ClientError, FailureReport, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
+use crate::gate::{Gate, Granted};
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::{DiskMode, OpenedDisk};
 use crate::over::Over;
 use crate::place::{Place, Protocol, plain_name};
-use crate::redir::{Gate, Lent, RedirAttachment};
+use crate::redir::{Lent, RedirAttachment};
 use crate::standing::Standing;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
@@ -72,8 +73,8 @@ pub struct AttachArgs {
     /// fuse, nbd, uas: 'exclusive', by you alone, who may change it; 'read', by you and others, none of whom changes it.
     #[arg(long, value_name = "MODE", default_value = DiskMode::Exclusive.as_str())]
     mode: DiskMode,
-    /// redir: the device is to be handed over to this host by 'farbus migrate', with the virtual machine that has it: whoever connects
-    /// waits until it is, and goes on where the machine was.
+    /// redir, nbd: the device is to be handed over to this host by 'farbus migrate', with the virtual machine that has it: whoever
+    /// connects waits until it is, and goes on where the machine was. A disk may be read before that.
     #[arg(long)]
     inherit: bool,
     /// How long the device outlives its link, seconds: it waits, and goes on over the next one. 0: not at all, which is usual with
@@ -231,8 +232,11 @@ impl Way {
         let way = Self::said(args)?;
         let is_disk = matches!(way, Way::File(_) | Way::Programs(Protocol::Nbd, _) | Way::Kernel { as_disk: true });
         match args.mode {
-            _ if args.inherit && !matches!(way, Way::Programs(Protocol::Usbredir, _)) => {
-                Err(Failure::local("--inherit goes with --via redir: a virtual machine comes along\n  try: --wait=20"))
+            _ if args.inherit && !matches!(way, Way::Programs(..)) => Err(Failure::local(
+                "--inherit goes with --via redir and --via nbd: a virtual machine comes along\n  try: --wait=20",
+            )),
+            DiskMode::Read if args.inherit => {
+                Err(Failure::local("--inherit takes over from the one who writes: --mode read needs nobody's leave"))
             }
             DiskMode::Read if !is_disk => Err(Failure::local(
                 "--mode read goes with --via fuse, nbd and uas: a USB device has one user\n  try: --via nbd --mode read",
@@ -426,15 +430,21 @@ fn attach_as_nbd(
     let target = &args.target;
     // Nothing is taken from anybody before; and whoever connects while the device is waited for waits, too.
     let entrance = client.hands().listen_at(place).map_err(Failure::local)?;
-    let Some(disk) = patience.have(|| OpenedDisk::open(client, target, args.mode))? else { return Ok(None) };
+    let take = || match args.inherit {
+        true => OpenedDisk::inherit(client, target),
+        false => OpenedDisk::open(client, target, args.mode),
+    };
+    let Some(disk) = patience.have(take)? else { return Ok(None) };
     let attachment = NbdAttachment::over(disk, target, entrance)?;
     shown.stands(attachment.standing(), Some(attachment.mode()));
     shown.attached(attachment.uri(), attachment.ender(), Some(attachment.meters()));
+    shown.state().gate = attachment.gate();
     explain(client, target, args.reason.as_ref(), attachment.local_address());
     let cutter = attachment.cutter();
     end_on(patience.take_signals(), attachment.ender(), move || cutter.cut());
     let served = Served { uri: attachment.uri().to_owned(), name: String::new(), size_bytes: attachment.size_bytes() };
-    say_served(&format!("{target} attached{}", words_of(attachment.mode())), &[served], args.json)?;
+    let how = if args.inherit { " to be handed over, and read meanwhile," } else { " attached" };
+    say_served(&format!("{target}{how}{}", words_of(attachment.mode())), &[served], args.json)?;
     Ok(Some(attachment.run()))
 }
 
@@ -628,10 +638,10 @@ impl Shown {
 pub fn answer_of_heir(gate: Option<&Gate>, standing: Option<&Standing>, heir: &str) -> Answer {
     let refused = |why: &str| Answer::Refused(why.to_owned());
     let Ok(heir) = heir.parse::<Fingerprint>() else { return refused("that is no key") };
-    if gate.is_some() {
-        return match answer_of_gate(gate, |gate| gate.hand_over(*heir.as_bytes())) {
-            Answer::Ok(_) => Answer::Ok(serde_json::json!({ "machine": true })),
-            answer => answer,
+    if let Some(gate) = gate {
+        return match gate.hand_over(*heir.as_bytes()) {
+            Ok(granted) => Answer::Ok(serde_json::json!({ "machine": granted == Granted::ToUser })),
+            Err(why) => Answer::Refused(why.to_owned()),
         };
     }
     match standing {
@@ -644,11 +654,11 @@ pub fn answer_of_heir(gate: Option<&Gate>, standing: Option<&Standing>, heir: &s
 }
 
 /// Does something with what holds a virtual machine's device still; says so where there is none.
-pub fn answer_of_gate(gate: Option<&Gate>, act: impl FnOnce(&Gate) -> Result<(), &'static str>) -> Answer {
+pub fn answer_of_gate(gate: Option<&Gate>, act: impl FnOnce(&Gate) -> Result<Granted, &'static str>) -> Answer {
     match gate.map(act) {
-        Some(Ok(())) => Answer::Ok(serde_json::Value::Null),
+        Some(Ok(_)) => Answer::Ok(serde_json::Value::Null),
         Some(Err(why)) => Answer::Refused(why.to_owned()),
-        None => Answer::Refused("no virtual machine is lent this device (--via redir)".to_owned()),
+        None => Answer::Refused("no virtual machine is lent this device (--via redir or nbd)".to_owned()),
     }
 }
 

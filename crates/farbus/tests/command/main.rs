@@ -7,6 +7,7 @@
 mod audio;
 mod block;
 mod claims;
+mod cluster;
 mod congestion;
 mod cuts;
 mod daemon;
@@ -21,6 +22,7 @@ mod hostile;
 mod lines;
 mod migrate;
 mod nbd;
+mod nbd_migrate;
 mod network;
 mod observe;
 mod owner;

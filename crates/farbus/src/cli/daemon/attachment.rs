@@ -13,12 +13,13 @@ use super::config::Attach;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
+use crate::gate::Gate;
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::DiskMode;
 use crate::parting::{Parter, Saved};
 use crate::place::Protocol;
-use crate::redir::{Gate, RedirAttachment};
+use crate::redir::RedirAttachment;
 use crate::standing::Standing;
 
 /// The first pause; each is twice the one before.
@@ -46,6 +47,8 @@ pub enum Going {
     Along(Parter<Saved>),
     /// It ends with this process, and is taken again by the next.
     Anew,
+    /// It is held still for whoever uses it, or on its way to another host: this process sees that through.
+    Moving,
     /// The same, and somebody may be using it: how it is attached.
     Torn(&'static str),
 }
@@ -181,7 +184,10 @@ impl Kept {
     /// How it does when another process is to take over.
     pub fn going(&self) -> Going {
         let state = self.shared.state();
+        let is_moving = state.gate.as_ref().is_some_and(Gate::is_shut)
+            || state.standing.as_ref().is_some_and(|standing| !standing.is_ours());
         match (&state.parter, state.word) {
+            (_, Word::Attached) if is_moving => Going::Moving,
             (Some(parter), Word::Attached) => Going::Along(parter.clone()),
             (None, Word::Attached) => Going::Torn(state.how),
             (_, Word::Connecting | Word::Waiting | Word::Detached | Word::Asleep) => Going::Anew,
@@ -352,7 +358,7 @@ impl Shared {
         let (gate, parter, how) = match &had {
             Had::Kernel(attachment) => (None, attachment.parter(), attachment.how()),
             Had::File(_) => (None, None, "via fuse"),
-            Had::Nbd(attachment) => (None, attachment.parter(), "via nbd, as a USB disk"),
+            Had::Nbd(attachment) => (attachment.gate(), attachment.parter(), "via nbd, as a USB disk"),
             Had::Guests(attachment) => (Some(attachment.gate()), None, "via redir"),
         };
         let (standing, mode) = match &had {
