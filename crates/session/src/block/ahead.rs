@@ -11,7 +11,7 @@ use farbus_model::{
 /// The device below, which is far away: reads that follow each other are answered from what was fetched ahead (requirement U9).
 ///
 /// Only for a device that nobody else changes: one that is used alone, or by readers. Never shows what is older than the last change that
-/// was answered: what was fetched of a place is forgotten when a change of it begins, and again when it ends.
+/// was answered: what was fetched of a place is forgotten when a change of it has ended. Until then both are true.
 ///
 /// A stream of reads begins with [`RUNS_MIN`] that follow each other. From then on [`WINDOW_BYTES_MIN`] are fetched ahead of it, twice as much
 /// each time that a read has to wait, and [`WINDOW_BYTES_MAX`] at most. [`STREAMS_MAX`] streams are followed at a time.
@@ -209,7 +209,7 @@ impl<D: BlockDevice> Ahead<D> {
         }
     }
 
-    /// A change of this place begins or has ended.
+    /// A change of this place has ended.
     fn forget(&mut self, now: Instant, place: &Range<u64>, done: &mut Completions<BlockDone>) {
         let mut reads = VecDeque::new();
         for stream in self.streams.iter_mut().filter(|stream| overlap(&stream.fetched(), place)) {
@@ -283,11 +283,7 @@ impl<D: BlockDevice> BlockDevice for Ahead<D> {
     fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
         match request.op {
             BlockOp::Read if request.length > 0 => self.read(now, request, done),
-            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes => {
-                self.forget(now, &place_of(&request), done);
-                self.pass_on(now, request, done);
-            }
-            BlockOp::Read | BlockOp::Flush => self.pass_on(now, request, done),
+            _ => self.pass_on(now, request, done),
         }
         self.collect(now, done);
     }
