@@ -8,7 +8,7 @@ use farbus_io::sys::vhci::Port;
 use tracing::{info, warn};
 
 use super::super::Failure;
-use super::super::attach::{cut_off, explain, loss, over};
+use super::super::attach::{Via, cut_off, explain, loss, over};
 use super::config::Attach;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::Hands;
@@ -356,13 +356,13 @@ impl Shared {
         };
         info!(target = %spec.target, %at, "attached");
         let (gate, parter, how) = match &had {
-            Had::Kernel(attachment) => (None, attachment.parter(), "over a plain connection"),
+            Had::Kernel(attachment) => (None, attachment.parter(), attachment.how()),
             Had::File(_) => (None, None, "via fuse"),
             Had::Nbd(attachment) => (attachment.gate(), attachment.parter(), "via nbd, as a USB disk"),
             Had::Guests(attachment) => (Some(attachment.gate()), None, "via redir"),
         };
         let (standing, mode) = match &had {
-            Had::Kernel(attachment) => (attachment.standing(), None),
+            Had::Kernel(attachment) => (attachment.standing(), attachment.mode()),
             Had::File(attachment) => (attachment.standing(), Some(attachment.mode())),
             Had::Nbd(attachment) => (attachment.standing(), Some(attachment.mode())),
             Had::Guests(attachment) => (attachment.standing(), None),
@@ -444,7 +444,11 @@ impl Shared {
 
 fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
     if spec.via.is_kernel(client.hands()) {
-        return KernelAttachment::new(client, &spec.target).map(|attachment| Had::Kernel(Box::new(attachment)));
+        let taken = match spec.via {
+            Via::Uas => KernelAttachment::disk(client, &spec.target, spec.mode),
+            _ => KernelAttachment::new(client, &spec.target),
+        };
+        return taken.map(|attachment| Had::Kernel(Box::new(attachment)));
     }
     match &spec.place {
         Some((Protocol::Nbd, place)) => {

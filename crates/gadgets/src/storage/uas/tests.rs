@@ -493,7 +493,7 @@ fn a_host_that_asks_for_more_than_is_held_waits() {
     }
     // 32 MiB each: what three of them move is held, and no fourth begins.
     const PIECES: usize = 128;
-    assert!(2 * 0xffff * 512 < unit::DATA_BYTES_MAX && 3 * 0xffff * 512 >= unit::DATA_BYTES_MAX);
+    const { assert!(2 * 0xffff * 512 < unit::DATA_BYTES_MAX && 3 * 0xffff * 512 >= unit::DATA_BYTES_MAX) };
     for tag in 0..4 {
         host.command(tag, &read_10(0, 0xffff));
     }
