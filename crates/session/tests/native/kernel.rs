@@ -10,7 +10,7 @@ use farbus_wire::snapshot::{self, Writer};
 
 use crate::random::Random;
 use crate::usb::{Seat, record};
-use crate::world::{LIMITS, World};
+use crate::world::{LIMITS, World, spoil};
 
 /// Kind of the snapshots of these tests.
 pub const KIND: u16 = 0xff01;

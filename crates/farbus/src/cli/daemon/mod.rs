@@ -215,6 +215,7 @@ fn serve(args: Args, config: &Config) -> Result<(), Failure> {
     let mandate = Mandate {
         remove: vec![door.path().to_owned()],
         ports: legacy.as_ref().map(|inheritance| inheritance.legacy.ports.clone()).unwrap_or_default(),
+        mounted: legacy.as_ref().map(|inheritance| inheritance.legacy.mounts.clone()).unwrap_or_default(),
         successor,
         config: Some(path.canonicalize().map_err(Failure::local)?),
         ..Mandate::default()
