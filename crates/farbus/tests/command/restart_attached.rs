@@ -5,10 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use farbus::model::{EpAddr, Setup};
+use farbus_session::redir::usbredir::Message;
 use rustix::process::Signal;
 use serde_json::Value;
 
 use super::harness::{House, PATIENCE, Running, finish, has, has_fuse, has_program, is_mounted, wait_until};
+use super::redir::Guest;
 use super::restart::{Later, SetOnDrop, config};
 use super::trust::{Host, hosts};
 
@@ -144,4 +147,37 @@ fn a_disk_as_a_file_stays_mounted_and_not_a_byte_is_wrong() {
     assert!(is_mounted(&at) && daemon.log().matches("linked again").count() >= 6, "{}", daemon.log());
     last.end();
     wait_until(PATIENCE, "the mount goes with the last of them, and the folder that was made", || !at.exists());
+}
+
+#[test]
+fn a_virtual_machine_s_device_goes_on_and_what_its_guest_waits_for_arrives() {
+    let house = House::new();
+    let socket = house.path("redir.sock");
+    let how = format!("via='redir'\nsocket='{}'", socket.display());
+    let (share, mut daemon, desk) = attached(&house, "keyboard", &how);
+    let lab3 = Host { house: &house, name: "lab3" };
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
+    guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    let mut later = Vec::new();
+    for text in ["a", "b", "c"] {
+        later.append(&mut restart_often(&desk, [&share, &daemon], 1, || true));
+        lab3.ok(&["type", "keyboard", text]);
+        let mut reports = || match guest.hear_kind(|message| matches!(message, Message::Interrupt(_))).message {
+            Message::Interrupt(packet) => packet.payload.into_vec(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(reports()[2], text.as_bytes()[0] - b'a' + 4, "{}", daemon.log());
+        assert_eq!(reports()[2], 0, "it is let go of");
+        let descriptor = guest.control_in(7, Setup::get_descriptor(1, 0, 0, 18));
+        assert_eq!((descriptor.len(), descriptor[1]), (18, 1));
+    }
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+    drop(guest);
+    // Nobody uses it now: it waits for the next guest, in another process.
+    later.append(&mut restart_often(&desk, [&share, &daemon], 1, || true));
+    Guest::connect(&socket).configure();
+    later.pop().unwrap().end();
+    wait_until(PATIENCE, "the socket goes with the last of them", || !socket.exists());
 }

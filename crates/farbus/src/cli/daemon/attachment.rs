@@ -109,6 +109,7 @@ enum Inherited {
     Kernel(Box<KernelAttachment>),
     File(Box<RestingFile>),
     Nbd(Box<NbdAttachment>),
+    Guests(Box<RedirAttachment>),
 }
 
 /// What was had, ready to run.
@@ -131,7 +132,10 @@ impl Inherited {
                 let restored = NbdAttachment::restore(client, target, place, saved);
                 restored.map(|attachment| Inherited::Nbd(Box::new(attachment)))
             }
-            Some((Protocol::Usbredir, _)) => Err(ClientError::Local("it cannot be passed on".into())),
+            Some((Protocol::Usbredir, place)) => {
+                let restored = RedirAttachment::restore(client, target, place, saved);
+                restored.map(|attachment| Inherited::Guests(Box::new(attachment)))
+            }
             None => RestingFile::restore(client, target, saved).map(|file| Inherited::File(Box::new(file))),
         }
     }
@@ -142,6 +146,7 @@ impl Inherited {
             Inherited::Kernel(attachment) => Ok(Had::Kernel(attachment)),
             Inherited::File(file) => file.go_on(client.hands()).map(|attachment| Had::File(Box::new(attachment))),
             Inherited::Nbd(attachment) => attachment.go_on().map(|attachment| Had::Nbd(Box::new(attachment))),
+            Inherited::Guests(attachment) => attachment.go_on().map(|attachment| Had::Guests(Box::new(attachment))),
         }
     }
 
@@ -151,6 +156,7 @@ impl Inherited {
             Inherited::Kernel(attachment) => attachment.leave(),
             Inherited::File(file) => file.leave(),
             Inherited::Nbd(attachment) => attachment.leave(),
+            Inherited::Guests(attachment) => attachment.leave(),
         }
     }
 }
@@ -388,7 +394,7 @@ impl Shared {
             Had::Kernel(attachment) => (None, attachment.parter(), "over a plain connection"),
             Had::File(attachment) => (None, attachment.parter(), "via fuse, as a USB disk"),
             Had::Nbd(attachment) => (None, attachment.parter(), "via nbd, as a USB disk"),
-            Had::Guests(attachment) => (Some(attachment.gate()), None, "via redir"),
+            Had::Guests(attachment) => (Some(attachment.gate()), attachment.parter(), "over a plain connection"),
         };
         let (standing, mode) = match &had {
             Had::Kernel(attachment) => (attachment.standing(), None),

@@ -102,14 +102,12 @@ enum Verb {
         json: bool,
     },
     /// Let the program that is installed now go on in place of the running daemon: what is attached stays attached.
-    #[command(
-        after_help = "After an upgrade. A new process is started, takes over what is attached and what is\n\
+    #[command(after_help = "After an upgrade. A new process is started, takes over what is attached and what is\n\
         listened at, and then the old one ends: same port, same mount, same connections, no error. Devices that are shared are offered again at\n\
         once; hosts that use them in a session come back by themselves. If the new process does not come up, the old one goes on.\n\n\
-        What is attached via redir, as a USB disk that is driven here, or over a plain connection, cannot be passed on: then it is refused, unless\n\
+        What is attached as a USB disk that is driven here, or over a plain connection, cannot be passed on: then it is refused, unless\n\
         '--interrupt' says that it may be taken away for a moment.\n\n\
-        Examples:\n  apt upgrade farbus && farbus daemon restart\n  kill -USR2 $(systemctl show -p MainPID --value farbus)"
-    )]
+        Examples:\n  apt upgrade farbus && farbus daemon restart\n  kill -USR2 $(systemctl show -p MainPID --value farbus)")]
     Restart {
         /// Also where that takes from somebody, for a moment, what is attached.
         #[arg(long)]
