@@ -36,7 +36,7 @@ mod traced;
 
 pub use ahead::Ahead;
 pub use answered::{Answered, make_durable};
-pub use any_byte::AnyByte;
+pub use any_byte::{ANY_BYTE_KIND, AnyByte};
 pub use export::{BlockExport, Changes, View};
 /// A store as a device: the layer at the bottom.
 pub use farbus_model::StoreDevice;
