@@ -34,5 +34,6 @@ mod sessions;
 mod siege;
 mod sleep;
 mod sockets;
+mod stream;
 mod swap;
 mod trust;
