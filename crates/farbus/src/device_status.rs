@@ -76,7 +76,8 @@ pub struct MediumStatus {
 }
 
 impl MediumStatus {
-    fn of(block: &BlockExport) -> Option<Self> {
+    /// That of a block device, if somebody said where it is.
+    pub fn of(block: &BlockExport) -> Option<Self> {
         let switch = block.switch();
         Some(Self { at: block.place()?, size_bytes: switch.size_bytes(), is_swapping: switch.is_swapping() })
     }

@@ -12,7 +12,7 @@ use farbus_model::descriptor::{self, Selection, kind};
 use farbus_model::usb::{Recipient, RequestKind, request};
 use farbus_model::{
     BufferPool, Command, CommandError, Completions, Definition, Descriptors, Device, Direction, Endpoint, EpAddr,
-    InFlight, Instant, IsoPacket, Payload, Setup, Speed, Status, Tally, TransferType, UrbId,
+    InFlight, Instant, IsoPacket, Payload, Readiness, Setup, Speed, Status, Tally, TransferType, UrbId,
 };
 
 /// What a gadget does, endpoint by endpoint. Only what it needs has to be written.
@@ -66,6 +66,27 @@ pub trait Function: Send {
     /// That moment has come.
     fn handle_timeout(&mut self, cx: &mut Context<'_>) {
         let _ = cx;
+    }
+
+    /// What its engine waits on besides, if what is behind it lives outside ([`Device::readiness`]).
+    fn readiness(&self) -> Option<&Readiness> {
+        None
+    }
+
+    /// Something happened to what [`Function::readiness`] stands for.
+    fn handle_ready(&mut self, cx: &mut Context<'_>) {
+        let _ = cx;
+    }
+
+    /// Everything that was to be asked for now has been ([`Device::end_turn`]). Says whether it can do what it could not before.
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> bool {
+        let _ = cx;
+        false
+    }
+
+    /// Whether what is behind it is gone ([`Device::is_gone`]).
+    fn is_gone(&self) -> bool {
+        false
     }
 
     /// The commands that [`Function::command`] knows, by the word its owner types.
@@ -229,6 +250,15 @@ impl<F: Function> Emulated<F> {
             if !moved || self.waiting == 0 {
                 return;
             }
+        }
+    }
+
+    /// Serves every queue, or ends them all if what is behind the function is gone.
+    fn serve_or_end(&mut self, now: Instant, done: &mut Completions) {
+        if self.function.is_gone() {
+            self.withdraw_all(Status::Gone, done);
+        } else {
+            self.serve(now, done);
         }
     }
 
@@ -563,7 +593,9 @@ impl<F: Function> Device for Emulated<F> {
     }
 
     fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
-        if urb.endpoint.is_control() {
+        if self.function.is_gone() {
+            done.push(urb.fail(Status::Gone));
+        } else if urb.endpoint.is_control() {
             self.submit_control(now, urb, done);
         } else {
             let index = urb.endpoint.index();
@@ -628,7 +660,26 @@ impl<F: Function> Device for Emulated<F> {
         if self.function.poll_timeout().is_some_and(|at| at <= now) {
             self.with_function(now, done, |f, _, cx| f.handle_timeout(cx));
         }
-        self.serve(now, done);
+        self.serve_or_end(now, done);
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+        if self.with_function(now, done, |f, _, cx| f.end_turn(cx)) {
+            self.serve_or_end(now, done);
+        }
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.function.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+        self.with_function(now, done, |f, _, cx| f.handle_ready(cx));
+        self.serve_or_end(now, done);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.function.is_gone()
     }
 
     fn verbs(&self) -> &'static [&'static str] {

@@ -195,13 +195,13 @@ impl InterfaceDefinition {
     /// Bulk endpoints IN and OUT of the same number.
     #[must_use]
     pub fn bulk_pair(self, number: u8) -> Self {
-        self.endpoint(number, Direction::In, TransferType::Bulk, 0, Duration::ZERO).endpoint(
-            number,
-            Direction::Out,
-            TransferType::Bulk,
-            0,
-            Duration::ZERO,
-        )
+        self.bulk(number, Direction::In).bulk(number, Direction::Out)
+    }
+
+    /// One bulk endpoint.
+    #[must_use]
+    pub fn bulk(self, number: u8, direction: Direction) -> Self {
+        self.endpoint(number, direction, TransferType::Bulk, 0, Duration::ZERO)
     }
 
     /// An interrupt endpoint with packets of at most `packet_bytes_max`, polled every `interval`.

@@ -363,4 +363,14 @@ impl<D> Completions<D> {
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
+
+    /// How many are waiting to be read.
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Those that wait to be read, oldest first, but for so many: what a layer over a device looks at, and leaves for the asker.
+    pub fn after(&self, count: usize) -> impl Iterator<Item = &D> {
+        self.queue.range(count.min(self.queue.len())..)
+    }
 }

@@ -17,10 +17,10 @@ use super::harness::{House, PATIENCE, Running, Share, has_fuse, wait_until};
 use super::trust::{Host, hosts, pair};
 
 /// A process that another started, ended with the test.
-struct Later(Pid);
+pub struct Later(Pid);
 
 impl Later {
-    fn of(answer: &Value) -> Self {
+    pub fn of(answer: &Value) -> Self {
         let pid = answer["pid"].as_i64().expect("a restart says which process goes on");
         Self(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap())
     }
@@ -31,7 +31,7 @@ impl Later {
         test_kill_process(self.0).is_ok() && !status.contains(") Z ")
     }
 
-    fn end(&self) {
+    pub fn end(&self) {
         kill_process(self.0, Signal::TERM).unwrap();
         wait_until(PATIENCE, "it ends in good order", || !self.runs());
     }
@@ -43,7 +43,7 @@ impl Drop for Later {
     }
 }
 
-fn config(folder: &Path, text: &str) -> String {
+pub fn config(folder: &Path, text: &str) -> String {
     let path = folder.join("farbus.toml");
     fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()
@@ -232,7 +232,7 @@ fn an_importer_hardly_notices_that_another_process_goes_on_as_its_exporter() {
 }
 
 /// Lets a worker end when whoever waits for it fails.
-struct SetOnDrop<'a>(&'a AtomicBool);
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
