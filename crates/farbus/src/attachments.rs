@@ -1,17 +1,19 @@
 //! What a session may open, and where it goes in the end.
 
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread;
 
 use farbus_io::link::{Clock, Wake, Watched};
-use farbus_model::{BlockDevice, Device, Instant, Limits};
+use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
 use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
 use farbus_session::leases::{Key, Worth};
 use farbus_session::native::{Bequest, Left, control as native};
-use farbus_session::registry::{BlockRefusal, ClaimedBlock};
-use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
+use farbus_session::registry::{ClaimedBlock, FaceRefusal};
+use farbus_session::stream::{Policy, Stage};
+use farbus_session::{DeviceRecord, Ending, Offers, OpStatus, Registry};
 use tracing::{info, warn};
 
 use crate::crowd::Visitor;
@@ -269,6 +271,7 @@ impl Shared {
                 let mode = claimed.mode;
                 self.open_block(number, session, bus_id, claimed).map(|face| (face, Some(mode)))
             }
+            native::Class::STREAM => self.open_stream(number, session, bus_id, open.mode),
             _ => Err(refusal(native::Cause::Class, format!("'{}' is nothing of that kind", open.name))),
         }
     }
@@ -471,11 +474,9 @@ impl Shared {
         let observable = self.registry().observe(bus_id);
         let observable =
             observable.ok_or_else(|| refusal(native::Cause::Class, "it sends nothing that is shown".to_owned()))?;
-        let wake = Wake::new().map_err(|error| refused(&error.to_string()))?;
-        let wake = Arc::new(wake);
-        let (readiness, for_seat) = (Watched::woken(Arc::clone(&wake)), Arc::clone(&wake));
-        let seat = observable.audience.sit(move || for_seat.wake());
-        let seat = seat.ok_or_else(|| refused("as many look on as may"))?;
+        let Bell { wake, readiness, hush } = Bell::hang().map_err(|error| refused(&error.to_string()))?;
+        let seat = observable.audience.sit(move || wake.wake());
+        let seat = Box::new(seat.ok_or_else(|| refused("as many look on as may"))?);
         session.observes.get_or_init(|| bus_id.to_owned());
         info!(device = bus_id, peer = session.peer, "observed");
         let is_news = !session.is_heir.load(Ordering::Acquire);
@@ -487,8 +488,32 @@ impl Shared {
             info!(device = tenant.observes.get(), peer = tenant.peer, "observed no more");
             shared.end_session(number);
         };
-        let (hush, leave) = (Box::new(move || wake.clear()), Box::new(leave));
-        Ok(Face::Observer { seat, readiness, hush, description: observable.description, leave })
+        Ok(Face::Observer { seat, readiness, hush, description: observable.description, leave: Box::new(leave) })
+    }
+
+    /// Somebody reads a stream: all of it, alone; or the latest of it, beside others.
+    fn open_stream(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        bus_id: &str,
+        asked: native::Mode,
+    ) -> Result<(Face, Option<Mode>), native::End> {
+        let (stage, mode) = Offer { shared: self, session }.claim_stream(bus_id, asked)?;
+        let policy = if mode == Mode::Exclusive { Policy::All } else { Policy::Latest };
+        let seat = Bell::hang().map_err(|error| error.to_string()).and_then(|bell| {
+            let wake = Arc::clone(&bell.wake);
+            let seat = stage.sit(policy, move || wake.wake());
+            seat.map(|seat| (bell, seat)).ok_or_else(|| "its source has ended, or as many read it as may".to_owned())
+        });
+        let (Bell { readiness, hush, .. }, seat) = seat.map_err(|what| {
+            self.registry().release(bus_id, &session.peer, None, Ending::Detached, self.clock.now());
+            refusal(native::Cause::Device, what)
+        })?;
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let leave = Box::new(move |now| shared.take_in(number, &tenant, None, false, now));
+        let description = stage.description().encode();
+        Ok((Face::Observer { seat: Box::new(seat), readiness, hush, description, leave }, Some(mode)))
     }
 
     fn open_block(
@@ -595,24 +620,63 @@ impl Shared {
     }
 }
 
+const BLOCK_FACE: &str = "it is a USB device and no block device";
+const STREAM_FACE: &str = "it is no stream of frames";
+
+/// What whoever shows something rings, and what his onlooker's thread hears it by.
+struct Bell {
+    wake: Arc<Wake>,
+    readiness: Readiness,
+    hush: Box<dyn Fn() + Send>,
+}
+
+impl Bell {
+    fn hang() -> io::Result<Self> {
+        let wake = Arc::new(Wake::new()?);
+        let (readiness, for_hush) = (Watched::woken(Arc::clone(&wake)), Arc::clone(&wake));
+        Ok(Self { wake, readiness, hush: Box::new(move || for_hush.clear()) })
+    }
+}
+
 impl Offer<'_> {
     /// Takes a block device.
     fn claim_block(&self, bus_id: &str, asked: native::Mode) -> Result<ClaimedBlock, native::End> {
+        self.claim_by(bus_id, BLOCK_FACE, |registry, peer, now| {
+            let claimed = registry.claim_block(bus_id, peer, asked, now)?;
+            let mode = claimed.mode;
+            Ok((claimed, mode))
+        })
+    }
+
+    /// Takes a stream.
+    fn claim_stream(&self, bus_id: &str, asked: native::Mode) -> Result<(Stage, Mode), native::End> {
+        self.claim_by(bus_id, STREAM_FACE, |registry, peer, now| {
+            let (stage, mode) = registry.claim_stream(bus_id, peer, asked, now)?;
+            Ok(((stage, mode), mode))
+        })
+    }
+
+    /// Takes a device by one of its faces; `lacking` says that it has none such.
+    fn claim_by<T>(
+        &self,
+        bus_id: &str,
+        lacking: &str,
+        claim: impl FnOnce(&mut Registry, &str, Instant) -> Result<(T, Mode), FaceRefusal>,
+    ) -> Result<T, native::End> {
         let device = self.admit(bus_id).map_err(|status| match status {
             OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
             _ => refusal(native::Cause::Refused, status.to_string()),
         })?;
-        let (claimed, holder) =
-            self.claim_for(bus_id, |registry, peer, now| registry.claim_block(bus_id, peer, asked, now));
+        let (claimed, holder) = self.claim_for(bus_id, claim);
         // Its importer asks for the USB device next: no word of it.
-        if !matches!(claimed, Err(BlockRefusal::Class)) {
-            let outcome = claimed.as_ref().map(|claimed| claimed.mode.as_str()).map_err(|_| OpStatus::Busy.to_string());
+        if !matches!(claimed, Err(FaceRefusal::Class)) {
+            let outcome = claimed.as_ref().map(|(_, mode)| mode.as_str()).map_err(|_| OpStatus::Busy.to_string());
             self.note(bus_id, device.as_deref(), holder, outcome);
         }
-        claimed.map_err(|refused| match refused {
-            BlockRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
-            BlockRefusal::Class => refusal(native::Cause::Class, "it is a USB device and no block device".to_owned()),
-            BlockRefusal::Busy => self.shared.busy(bus_id),
+        claimed.map(|(what, _)| what).map_err(|refused| match refused {
+            FaceRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
+            FaceRefusal::Class => refusal(native::Cause::Class, lacking.to_owned()),
+            FaceRefusal::Busy => self.shared.busy(bus_id),
         })
     }
 }

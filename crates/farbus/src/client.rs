@@ -13,7 +13,9 @@ use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::{HandshakeError, Protocol};
 use farbus_model::{BufferPool, Completions, Device, Limits};
 use farbus_session::importer::Greeting;
-use farbus_session::native::{Attached, RemoteBlock, RemoteObserver, RemoteUsb, control as native, usb::Event};
+use farbus_session::native::{
+    Attached, RemoteBlock, RemoteObserver, RemoteStream, RemoteUsb, control as native, stream::Frame, usb::Event,
+};
 use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 
@@ -493,6 +495,22 @@ impl Client {
         let asked = (native::Class::USB, native::Mode::Observe);
         let grace = self.grace.unwrap_or(GRACE);
         let linked = self.begin(target, asked, grace, RemoteObserver::new, seen)?;
+        self.opened(target, linked)
+    }
+
+    /// Reads a stream of frames: all of it, alone and waited for, if this is exclusive; else the latest of it, beside others. What came
+    /// before this returns is in `frames`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn stream(
+        &self,
+        target: &Target,
+        mode: native::Mode,
+        frames: &mut Vec<Frame>,
+    ) -> Result<Linked<RemoteStream>, ClientError> {
+        let grace = self.grace.unwrap_or(GRACE);
+        let linked = self.begin(target, (native::Class::STREAM, mode), grace, RemoteStream::new, frames)?;
         self.opened(target, linked)
     }
 

@@ -14,11 +14,11 @@ use farbus_io::link::{Clock, Gathering, Link, Wake};
 use farbus_model::{BlockDevice, BlockInfo, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
+use farbus_session::native::served_observer::Shown;
 use farbus_session::native::{
     Bequest, ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, ServedBlock, ServedObserver, ServedUsb,
     Services, exporter,
 };
-use farbus_session::observe::Seat;
 use farbus_session::snapshot::Reader;
 use farbus_session::{DeviceRecord, Ending, Reject};
 use tracing::{debug, info, warn};
@@ -101,10 +101,10 @@ pub enum Face {
         /// Or where if it is handed over.
         pass_on: PassOn<Box<dyn Device>>,
     },
-    /// A USB device that somebody else may use.
+    /// What shows itself: a USB device that somebody else may use, a stream of frames.
     Observer {
         /// Where it is looked at from.
-        seat: Seat,
+        seat: Box<dyn Shown>,
         /// Ready when there is something to see.
         readiness: Readiness,
         /// Makes it unready.

@@ -16,6 +16,7 @@
 pub mod audio;
 pub mod emulated;
 pub mod keyboard;
+pub mod picture;
 mod saved;
 pub mod storage;
 pub mod zero;

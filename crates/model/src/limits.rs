@@ -57,6 +57,12 @@ pub const OBSERVED_EVENTS_MAX: usize = 256;
 pub const OBSERVED_BYTES_MAX: usize = 1 << 20;
 /// Events that an observer may ask for beforehand.
 pub const OBSERVED_GRANT_MAX: u32 = 4096;
+/// Bytes of one frame of a stream: a picture of 2048 x 2048 points in 32 bits.
+pub const FRAME_BYTES_MAX: u32 = 16 << 20;
+/// Bytes of frames on their way to one reader, and as many that wait for a grant; two frames whatever their size.
+pub const FRAMES_BYTES_MAX: u32 = 16 << 20;
+/// The same in frames.
+pub const FRAMES_MAX: u32 = 64;
 
 /// Bytes of one FUSE read or write: what Linux allows (`fs.fuse.max_pages_limit`, 256 pages).
 pub const FUSE_REQUEST_BYTES_MAX: u32 = 1 << 20;

@@ -11,6 +11,8 @@ mod disk;
 mod kernel;
 #[path = "native/random.rs"]
 mod random;
+#[path = "native/stream.rs"]
+mod stream;
 #[path = "native/usb.rs"]
 mod usb;
 #[path = "native/world.rs"]
@@ -86,6 +88,17 @@ fn a_kernel_is_answered_once_through_cuts_crashes_and_restarts() {
         let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
         let mut world = usb::UsbWorld::new(random, |remote| kernel::Kernel::new(now, remote, seed));
         for _ in 0..200 {
+            world.step(random);
+        }
+        world.settle(random)
+    });
+}
+
+#[test]
+fn a_stream_comes_whole_and_in_order_through_cuts_and_crashes() {
+    every_seed("the stream", |random| {
+        let mut world = stream::StreamWorld::new(random);
+        for _ in 0..400 {
             world.step(random);
         }
         world.settle(random)

@@ -35,6 +35,7 @@ use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
 use crate::place::{Entrance, Place, SocketMode};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
+use crate::streams::StreamSpec;
 use crate::trust::Trust;
 use crate::usb;
 
@@ -50,6 +51,10 @@ use crate::usb;
     \x20                                     SPEED is full, high or super\n  \
     keyboard                              types what 'farbus type' tells it\n  \
     audio[,speed=SPEED]                   a sound card: its microphone hears a tone, 'farbus status' counts what is played\n  \
+    stream:pattern[,size=640x480][,format=rgb24][,rate=30]\n  \
+    \x20                                     frames of a test picture; 'farbus stream read' reads them\n  \
+    stream:PATH,size=WxH[,format=FORMAT][,rate=FPS], stream:PATH,frame=BYTES\n  \
+    \x20                                     frames out of a FIFO, a device, a file; FORMAT is rgb24, grey or yuyv\n  \
     usb:BUSID, usb:VENDOR:PRODUCT, usb:serial=TEXT\n  \
     \x20                                     a real USB device of this machine, taken from its drivers meanwhile\n\n\
     Examples:\n  farbus share disk:backup.img\n  farbus share disk:/dev/sdb,ro zero keyboard\n  \
@@ -109,6 +114,7 @@ pub enum What {
     Audio {
         speed: Speed,
     },
+    Stream(StreamSpec),
     Usb(Selector),
 }
 
@@ -123,6 +129,9 @@ impl FromStr for What {
             "memory" => return disk_from("memory", "memory:", rest),
             _ => {}
         }
+        if kind == "stream" {
+            return rest.parse().map(What::Stream);
+        }
         if kind == "usb" {
             return rest.parse().map(What::Usb);
         }
@@ -134,7 +143,9 @@ impl FromStr for What {
                 Some(word) => Err(format!("keyboard has no option '{word}'")),
             },
             Some("audio") => audio_from(words),
-            _ => Err(format!("'{text}' is not a device: try disk:PATH, zero, keyboard, audio or usb:BUSID")),
+            _ => Err(format!(
+                "'{text}' is not a device: try disk:PATH, zero, keyboard, audio, stream:pattern or usb:BUSID"
+            )),
         }
     }
 }
@@ -331,6 +342,7 @@ impl What {
             What::Zero { .. } => "zero",
             What::Keyboard => "keyboard",
             What::Audio { .. } => "audio",
+            What::Stream(_) => "stream",
             What::Usb(_) => "usb",
         }
     }
@@ -352,6 +364,15 @@ pub fn offer(
         What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
         What::Keyboard => share.add(name, Keyboard::device()),
         What::Audio { speed } => share.add(name, Audio::device(speed)),
+        What::Stream(ref spec) => {
+            if spec.path().is_some() && matches!(hands, Hands::Through(_)) {
+                return Err(Failure::local(format!(
+                    "{spec}: a daemon shares stream:pattern alone; for others: farbus share"
+                )));
+            }
+            let (stage, device) = spec.open().map_err(Failure::local)?;
+            share.add_stream(name, device, stage)
+        }
         What::Disk { ref spec, sector_bytes, .. } => {
             let export = Arc::new(spec.export(hands).map_err(Failure::local)?);
             let (product, serial) = (spec.name(), Options::serial_of(&spec.identity()));
@@ -464,6 +485,7 @@ mod tests {
             "zero,speed=ultra",
             "keyboard,de",
             "audio,speed=super",
+            "stream:",
             "tape",
         ] {
             assert!(read(wrong).is_err(), "{wrong}");

@@ -38,5 +38,6 @@ mod sessions;
 mod siege;
 mod sleep;
 mod sockets;
+mod stream;
 mod swap;
 mod trust;
