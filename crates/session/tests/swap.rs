@@ -357,6 +357,64 @@ fn a_request_that_hangs_is_waited_for_and_then_the_swap_is_given_up() {
     assert_eq!(bytes, [9; 512]);
 }
 
+/// Once the journal says that the destination is the device, what the source did not take is not copied any more: what is written there next
+/// has to reach both.
+#[test]
+fn what_is_written_where_the_source_failed_after_the_decision_is_not_lost() {
+    struct Failing(Arc<AtomicBool>, MemoryMedium);
+    struct FailingStore(Arc<AtomicBool>, Box<dyn BlockStore>);
+    impl Medium for Failing {
+        fn open(&self) -> Result<Box<dyn BlockStore>, String> {
+            Ok(Box::new(FailingStore(Arc::clone(&self.0), self.1.open()?)))
+        }
+        fn preferred_bytes(&self) -> u32 {
+            4096
+        }
+    }
+    impl BlockStore for FailingStore {
+        fn size_bytes(&self) -> u64 {
+            self.1.size_bytes()
+        }
+        fn is_read_only(&self) -> bool {
+            false
+        }
+        fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
+            self.1.read_at(offset, to)
+        }
+        fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+            if self.0.load(Ordering::Relaxed) { Err(StoreError::Medium) } else { self.1.write_at(offset, from) }
+        }
+        fn flush(&mut self) -> Result<(), StoreError> {
+            Ok(())
+        }
+        fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+            self.1.discard(offset, len)
+        }
+        fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+            self.1.write_zeroes(offset, len)
+        }
+    }
+    struct Writing(Arc<AtomicBool>, Box<dyn BlockStore>);
+    impl Journal for Writing {
+        fn note(&mut self, milestone: Milestone) -> Result<(), String> {
+            if milestone == Milestone::Switched {
+                self.0.store(true, Ordering::Relaxed);
+                assert_eq!(self.1.write_at(4096, &[1; 4096]), Err(StoreError::Medium));
+                self.0.store(false, Ordering::Relaxed);
+                self.1.write_at(4096, &[2; 4096]).unwrap();
+            }
+            Ok(())
+        }
+    }
+    let is_failing = Arc::new(AtomicBool::new(false));
+    let switch = Switch::new(Arc::new(Failing(Arc::clone(&is_failing), memory(1 << 20)))).unwrap();
+    let journal = Box::new(Writing(is_failing, switch.open().unwrap()));
+    run_with(&switch, Arc::new(memory(1 << 20)), journal, Options::default()).unwrap();
+    let mut bytes = [0; 4096];
+    switch.open().unwrap().read_at(4096, &mut bytes).unwrap();
+    assert_eq!(bytes, [2; 4096]);
+}
+
 /// Threads that write as fast as they can, each its own part, while the medium is swapped under them again and again.
 #[test]
 fn threads_at_full_speed_notice_nothing() {
@@ -422,9 +480,18 @@ fn memory(size: u64) -> MemoryMedium {
 
 /// Swaps, with a real clock.
 fn run(switch: &Switch, destination: Arc<dyn Medium>, options: Options) -> Result<Report, SwapError> {
+    run_with(switch, destination, Box::new(Nowhere), options)
+}
+
+fn run_with(
+    switch: &Switch,
+    destination: Arc<dyn Medium>,
+    journal: Box<dyn Journal>,
+    options: Options,
+) -> Result<Report, SwapError> {
     let began = std::time::Instant::now();
     let now = || Instant::ZERO + began.elapsed();
-    let mut swap = Swap::begin(switch, destination, Box::new(Nowhere), options, now())?;
+    let mut swap = Swap::begin(switch, destination, journal, options, now())?;
     loop {
         match swap.step(now()) {
             Step::Again => {}
