@@ -20,12 +20,14 @@ use tracing::{debug, warn};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target, local, local_address};
 use crate::device_port::Cutter as DiskCutter;
+use crate::disk_relay::{self, DiskRelay};
+use crate::kernel_side::Stop as Stopped;
 use crate::latency::Latency;
 use crate::meters::{Calls, Meters, Readings};
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
 use crate::parting::{Parter, Saved, Verdict};
 use crate::session_port::{Seen, SessionPort};
-use crate::session_relay::{self, SessionRelay};
+use crate::session_relay::SessionRelay;
 use crate::standing::Standing;
 
 /// Why an attachment ended.
@@ -127,6 +129,24 @@ impl KernelAttachment {
             }
         };
         drop(theirs);
+        Self::plugged(relay, hands, port)
+    }
+
+    /// Takes `target`, which has to be a disk, and plugs it in as one of ours, that takes many commands at a time.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn disk(client: &Client, target: &Target, mode: DiskMode) -> Result<Self, ClientError> {
+        client.hands().may_plug().map_err(local)?;
+        let (kernel, theirs) = Link::pair("this kernel").map_err(local)?;
+        let relay = DiskRelay::new(kernel, OpenedDisk::open(client, target, mode)?, target)?;
+        let hands = client.hands().clone();
+        let port = hands.plug(theirs.as_fd(), disk_relay::DEVICE_ID, relay.speed()).map_err(local)?;
+        drop(theirs);
+        Self::plugged(Between::Disk(Box::new(relay)), hands, port)
+    }
+
+    fn plugged(relay: Between, hands: Hands, port: Port) -> Result<Self, ClientError> {
         let ender = Ender::new().map_err(local)?;
         let parter = Parter::new(Arc::clone(&ender.wake));
         Ok(Self { relay, hands, port, ender, parter, meters: Arc::default() })
@@ -178,7 +198,7 @@ impl KernelAttachment {
     pub fn local_address(&self) -> Option<SocketAddr> {
         match &self.relay {
             Between::Plain(relay) => local_address(&relay.remote),
-            Between::Session(_) => None,
+            Between::Session(_) | Between::Disk(_) => None,
         }
     }
 
@@ -186,8 +206,23 @@ impl KernelAttachment {
     pub fn standing(&self) -> Option<Standing> {
         match &self.relay {
             Between::Plain(_) => None,
-            Between::Session(relay) => relay.standing(),
+            Between::Session(relay) => Some(relay.standing()),
+            Between::Disk(relay) => relay.standing(),
         }
+    }
+
+    /// How it is attached, in a few words.
+    pub fn how(&self) -> &'static str {
+        match &self.relay {
+            Between::Plain(_) => "over a plain connection",
+            Between::Session(_) => "in a session",
+            Between::Disk(_) => "via uas",
+        }
+    }
+
+    /// How a disk is used that is one of ours.
+    pub fn mode(&self) -> Option<DiskMode> {
+        if let Between::Disk(relay) = &self.relay { Some(relay.mode()) } else { None }
     }
 
     /// What passes through, for status.
@@ -200,6 +235,7 @@ impl KernelAttachment {
         let ended = match self.relay {
             Between::Plain(mut relay) => relay.run(&self.ender, &self.meters),
             Between::Session(relay) => run_session(relay, &self.ender, (&self.parter, self.port), &self.meters),
+            Between::Disk(relay) => run_disk(relay, &self.ender, &self.meters),
         };
         if matches!(ended, Ended::HandedOver) {
             return ended;
@@ -217,6 +253,30 @@ impl KernelAttachment {
 enum Between {
     Plain(Box<Relay>),
     Session(Box<SessionRelay>),
+    Disk(Box<DiskRelay>),
+}
+
+fn run_disk(mut relay: Box<DiskRelay>, ender: &Ender, meters: &Meters) -> Ended {
+    let end = loop {
+        if ender.hears() {
+            break None;
+        }
+        if let Err(end) = relay.turn(Interest::new(ender.wake.as_fd(), false), meters) {
+            break Some(end);
+        }
+    };
+    relay.close();
+    end.map_or(Ended::Asked, stopped)
+}
+
+/// How an attachment ended that did so by itself.
+fn stopped(end: Stopped) -> Ended {
+    match end {
+        Stopped::Released => Ended::Released,
+        Stopped::Fault(fault) => Ended::Lost(format!("the kernel said what it should not: {fault}")),
+        Stopped::Ended(end) => ended_by(&end),
+        Stopped::Gone => Ended::Lost("the device is gone".into()),
+    }
 }
 
 fn run_session(
@@ -247,12 +307,7 @@ fn run_session(
         }
     };
     relay.close();
-    match end {
-        None => Ended::Asked,
-        Some(session_relay::Stop::Released) => Ended::Released,
-        Some(session_relay::Stop::Fault(fault)) => Ended::Lost(format!("the kernel said what it should not: {fault}")),
-        Some(session_relay::Stop::Ended(end)) => ended_by(&end),
-    }
+    end.map_or(Ended::Asked, stopped)
 }
 
 /// The engine between a kernel and a remote exporter: one thread, two sockets.

@@ -1,17 +1,19 @@
 //! What a session may open, and where it goes in the end.
 
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread;
 
 use farbus_io::link::{Clock, Wake, Watched};
-use farbus_model::{BlockDevice, Device, Instant, Limits};
-use farbus_session::block::make_durable;
+use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
+use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
 use farbus_session::leases::{Key, Worth};
 use farbus_session::native::{Bequest, Left, control as native};
-use farbus_session::registry::{BlockRefusal, ClaimedBlock};
-use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
+use farbus_session::registry::{ClaimedBlock, FaceRefusal};
+use farbus_session::stream::{Policy, Stage};
+use farbus_session::{DeviceRecord, Ending, Offers, OpStatus, Registry};
 use tracing::{info, warn};
 
 use crate::crowd::Visitor;
@@ -63,22 +65,20 @@ impl House for Shared {
         let refused = |what: &str| Some(Err(refusal(native::Cause::Refused, what.to_owned())));
         let bus_id = match self.known(open) {
             Ok(bus_id) => bus_id,
+            // It is yet to be here.
+            Err(_) if self.is_name_reserved(&open.name) => return None,
             Err(end) => return Some(Err(end)),
         };
-        match (Offer { shared: self, session: caller }.admit(&bus_id)) {
-            Ok(_) => {}
-            Err(OpStatus::NoDevice) => return Some(Err(self.gone(open))),
-            Err(status) => return refused(&status.to_string()),
+        let is_understood = {
+            let leases = self.leases();
+            let Legacy { luggage, .. } = leases.legacy_of(&bus_id, key_of(caller), open.epoch)?;
+            luggage.is_empty() || luggage.starts_with(&inherit.luggage)
+        };
+        if let Err(end) = self.known_to_heir(caller, open) {
+            return Some(Err(end));
         }
-        if caller.guest.is_none() {
-            return refused("an heir is known by its key: the two hosts have to be paired");
-        }
-        match self.leases().legacy_of(&bus_id, key_of(caller), open.epoch) {
-            None => return None,
-            Some(Legacy { luggage, .. }) if !luggage.is_empty() && !luggage.starts_with(&inherit.luggage) => {
-                return refused("it moves with luggage of another version of farbus: install the same on both hosts");
-            }
-            Some(_) => {}
+        if !is_understood {
+            return refused("it moves with luggage of another version of farbus: install the same on both hosts");
         }
         let (number, session) = match self.enter_tenant(caller, peer) {
             Ok(entered) => entered,
@@ -92,6 +92,28 @@ impl House for Shared {
         let luggage = std::mem::take(&mut legacy.luggage);
         let face = self.take_over(number, &session, open, legacy);
         Some(self.opened(number, session, &bus_id, open, face).map(|opened| (opened, luggage)))
+    }
+
+    fn show(
+        self: &Arc<Self>,
+        caller: &Session,
+        peer: &str,
+        inherit: &native::Inherit,
+    ) -> Option<Result<Opened, native::End>> {
+        let bus_id = match self.known_to_heir(caller, &inherit.open) {
+            Ok(_) if inherit.open.class != native::Class::BLOCK => return None,
+            Ok(bus_id) => bus_id,
+            Err(end) => return Some(Err(end)),
+        };
+        let Some(export) = self.registry().block_export(&bus_id) else {
+            let message = "it is a USB device and no block device".to_owned();
+            return Some(Err(refusal(native::Cause::Class, message)));
+        };
+        let shown = self.enter_tenant(caller, peer).and_then(|(number, session)| {
+            let face = self.show_block(number, &session, &bus_id, &export);
+            self.opened(number, session, &bus_id, &inherit.open, face.map(|face| (face, None)))
+        });
+        Some(shown)
     }
 
     fn identity(caller: &Session) -> Owner {
@@ -136,6 +158,22 @@ impl House for Shared {
         }
     }
 
+    fn recall(self: &Arc<Self>, open: &native::Open) -> Option<(Opened, Bequest)> {
+        let bus_id = self.bus_id_of(&open.name).ok()?;
+        let (lease, heir, until, legacy) = self.leases().recall(&bus_id)?;
+        let luggage = legacy.luggage.clone();
+        let (home, face) = match self.back_home(legacy) {
+            Ok(back) => back,
+            Err(end) => {
+                warn!(device = bus_id, why = end.message, "what was handed over is lost");
+                return None;
+            }
+        };
+        let left = Some(until - self.clock.now());
+        let bequest = Bequest { heir: heir.unwrap_or_default(), luggage, left };
+        Some((Opened { face, tenant: home, lease }, bequest))
+    }
+
     fn settle(&self, left: &Left) {
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = reserved.iter().position(|name| *name == left.open.name) {
@@ -164,6 +202,22 @@ impl Shared {
     /// The bus id of what is asked for.
     fn known(&self, open: &native::Open) -> Result<String, native::End> {
         self.bus_id_of(&open.name).map_err(|_| self.gone(open))
+    }
+
+    /// The same for whoever is to inherit it, if he may.
+    fn known_to_heir(&self, caller: &Session, open: &native::Open) -> Result<String, native::End> {
+        let bus_id = self.known(open)?;
+        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+        match (Offer { shared: self, session: caller }.admit(&bus_id)) {
+            // Its user, who was that in the process before this one, is yet to go on.
+            Ok(_) | Err(OpStatus::Busy) => {}
+            Err(OpStatus::NoDevice) => return Err(self.gone(open)),
+            Err(status) => return Err(refused(&status.to_string())),
+        }
+        match caller.guest {
+            Some(_) => Ok(bus_id),
+            None => Err(refused("an heir is known by its key: the two hosts have to be paired")),
+        }
     }
 
     /// Counts an attachment among the sessions, on behalf of the session that it is of.
@@ -217,6 +271,7 @@ impl Shared {
                 let mode = claimed.mode;
                 self.open_block(number, session, bus_id, claimed).map(|face| (face, Some(mode)))
             }
+            native::Class::STREAM => self.open_stream(number, session, bus_id, open.mode),
             _ => Err(refusal(native::Cause::Class, format!("'{}' is nothing of that kind", open.name))),
         }
     }
@@ -281,12 +336,12 @@ impl Shared {
         let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.end_session(number);
         let Some(bus_id) = bus_id else { return false };
-        let Bequest { heir, luggage } = bequest;
+        let Bequest { heir, luggage, left } = bequest;
         let (from, heir) = (key_of(session), Some(heir).filter(|heir| *heir != [0; 32]));
         info!(device = bus_id, peer = session.peer, luggage = luggage.len(), "handed over: it waits for its heir");
         let (who, home) = (session.peer.clone(), (Arc::downgrade(session), number));
         let legacy = Legacy { bus_id: bus_id.clone(), who, device, luggage, home };
-        let until = self.clock.now() + self.heir_time();
+        let until = self.clock.now() + left.unwrap_or(self.heir_time());
         let before = self.leases().hand_over(&bus_id, from, heir, until, legacy);
         assert!(before.is_none(), "a device has one user who hands it over");
         self.wake_heirs();
@@ -296,15 +351,35 @@ impl Shared {
 
     /// Nobody came for it: it is his again who handed it over, or everybody's if he is not there any more.
     fn give_home(self: &Arc<Self>, legacy: Legacy) {
+        let Some(home) = legacy.home.0.upgrade() else { return self.forget(legacy, Ending::Lost) };
+        let bus_id = legacy.bus_id.clone();
+        warn!(device = bus_id, peer = home.peer, "it goes back to who handed it over");
+        let fate = match self.back_home(legacy) {
+            Ok((_, face)) => Fate::Back(face, self.leases().give(&bus_id)),
+            Err(end) => Fate::Over(end),
+        };
+        let now = self.clock.now();
+        match home.leave_fate(fate) {
+            Some(Fate::Back(Face::Usb { device, give_back, .. }, _)) => give_back(device, now),
+            Some(Fate::Back(Face::Block { device, give_back, .. }, _)) => give_back(device, now),
+            Some(Fate::Back(Face::Observer { .. } | Face::Shown { .. }, _) | Fate::Over(_)) | None => {}
+        }
+    }
+
+    /// It is in the hands of who handed it over again, and of his connection.
+    fn back_home(self: &Arc<Self>, legacy: Legacy) -> Result<(Arc<Session>, Face), native::End> {
+        let gone = || refusal(native::Cause::Gone, OpStatus::NoDevice.to_string());
         let (home, number) = (legacy.home.0.upgrade(), legacy.home.1);
-        let Some(home) = home else { return self.forget(legacy, Ending::Lost) };
+        let Some(home) = home else {
+            self.forget(legacy, Ending::Lost);
+            return Err(gone());
+        };
         let (record, export) = {
             let registry = self.registry();
             (registry.record(&legacy.bus_id), registry.block_export(&legacy.bus_id))
         };
         let Legacy { bus_id, device, .. } = legacy;
-        let Some(record) = record else { return };
-        warn!(device = bus_id, peer = home.peer, "it goes back to who handed it over");
+        let record = record.ok_or_else(gone)?;
         self.go_on_with(number, &home);
         *home.bus_id.lock().unwrap_or_else(PoisonError::into_inner) = Some(bus_id.clone());
         let face = match (device, export) {
@@ -313,22 +388,12 @@ impl Shared {
                 let mode = Mode::Exclusive;
                 self.open_block(number, &home, &bus_id, ClaimedBlock { record, export, mode })
             }
-            (None, None) => Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string())),
+            (None, None) => Err(gone()),
         };
-        let lease = self.leases().give(&bus_id);
-        let fate = match face {
-            Ok(face) => Fate::Back(face, lease),
-            Err(end) => {
-                self.end_session(number);
-                Fate::Over(end)
-            }
-        };
-        let now = self.clock.now();
-        match home.leave_fate(fate) {
-            Some(Fate::Back(Face::Usb { device, give_back, .. }, _)) => give_back(device, now),
-            Some(Fate::Back(Face::Block { device, give_back, .. }, _)) => give_back(device, now),
-            Some(Fate::Back(Face::Observer { .. }, _) | Fate::Over(_)) | None => {}
+        if face.is_err() {
+            self.end_session(number);
         }
+        face.map(|face| (home, face))
     }
 
     /// A thread that waits as long as an heir may take.
@@ -409,11 +474,9 @@ impl Shared {
         let observable = self.registry().observe(bus_id);
         let observable =
             observable.ok_or_else(|| refusal(native::Cause::Class, "it sends nothing that is shown".to_owned()))?;
-        let wake = Wake::new().map_err(|error| refused(&error.to_string()))?;
-        let wake = Arc::new(wake);
-        let (readiness, for_seat) = (Watched::woken(Arc::clone(&wake)), Arc::clone(&wake));
-        let seat = observable.audience.sit(move || for_seat.wake());
-        let seat = seat.ok_or_else(|| refused("as many look on as may"))?;
+        let Bell { wake, readiness, hush } = Bell::hang().map_err(|error| refused(&error.to_string()))?;
+        let seat = observable.audience.sit(move || wake.wake());
+        let seat = Box::new(seat.ok_or_else(|| refused("as many look on as may"))?);
         session.observes.get_or_init(|| bus_id.to_owned());
         info!(device = bus_id, peer = session.peer, "observed");
         let is_news = !session.is_heir.load(Ordering::Acquire);
@@ -425,8 +488,32 @@ impl Shared {
             info!(device = tenant.observes.get(), peer = tenant.peer, "observed no more");
             shared.end_session(number);
         };
-        let (hush, leave) = (Box::new(move || wake.clear()), Box::new(leave));
-        Ok(Face::Observer { seat, readiness, hush, description: observable.description, leave })
+        Ok(Face::Observer { seat, readiness, hush, description: observable.description, leave: Box::new(leave) })
+    }
+
+    /// Somebody reads a stream: all of it, alone; or the latest of it, beside others.
+    fn open_stream(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        bus_id: &str,
+        asked: native::Mode,
+    ) -> Result<(Face, Option<Mode>), native::End> {
+        let (stage, mode) = Offer { shared: self, session }.claim_stream(bus_id, asked)?;
+        let policy = if mode == Mode::Exclusive { Policy::All } else { Policy::Latest };
+        let seat = Bell::hang().map_err(|error| error.to_string()).and_then(|bell| {
+            let wake = Arc::clone(&bell.wake);
+            let seat = stage.sit(policy, move || wake.wake());
+            seat.map(|seat| (bell, seat)).ok_or_else(|| "its source has ended, or as many read it as may".to_owned())
+        });
+        let (Bell { readiness, hush, .. }, seat) = seat.map_err(|what| {
+            self.registry().release(bus_id, &session.peer, None, Ending::Detached, self.clock.now());
+            refusal(native::Cause::Device, what)
+        })?;
+        let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
+        let leave = Box::new(move |now| shared.take_in(number, &tenant, None, false, now));
+        let description = stage.description().encode();
+        Ok((Face::Observer { seat: Box::new(seat), readiness, hush, description, leave }, Some(mode)))
     }
 
     fn open_block(
@@ -469,6 +556,32 @@ impl Shared {
         Ok(Face::Block { device, durability: export.durability(), give_back, pass_on })
     }
 
+    /// Somebody reads what is to be his, whoever uses it.
+    fn show_block(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        bus_id: &str,
+        export: &BlockExport,
+    ) -> Result<Face, native::End> {
+        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+        if !export.may_be_inherited() {
+            return Err(refused(
+                "nobody can hand it over: it is read by many, or its changes are its user's own\n  \
+                 try: --wait=20, or --mode read, without --inherit",
+            ));
+        }
+        let device = export.open(Mode::Read).map_err(|what| refusal(native::Cause::Device, what))?;
+        session.observes.get_or_init(|| bus_id.to_owned());
+        info!(device = bus_id, peer = session.peer, "read by whoever is to inherit it");
+        if let Some((guest, device)) = session.guest.as_ref().zip(self.device_name(bus_id)) {
+            guest.record_observing(&device);
+        }
+        let shared = Arc::clone(self);
+        let leave = Box::new(move |_| shared.end_session(number));
+        Ok(Face::Shown { device, info: *export.info(), durability: export.durability(), leave })
+    }
+
     /// Who has a device that somebody else wants.
     fn busy(&self, bus_id: &str) -> native::End {
         let registry = self.registry();
@@ -507,24 +620,63 @@ impl Shared {
     }
 }
 
+const BLOCK_FACE: &str = "it is a USB device and no block device";
+const STREAM_FACE: &str = "it is no stream of frames";
+
+/// What whoever shows something rings, and what his onlooker's thread hears it by.
+struct Bell {
+    wake: Arc<Wake>,
+    readiness: Readiness,
+    hush: Box<dyn Fn() + Send>,
+}
+
+impl Bell {
+    fn hang() -> io::Result<Self> {
+        let wake = Arc::new(Wake::new()?);
+        let (readiness, for_hush) = (Watched::woken(Arc::clone(&wake)), Arc::clone(&wake));
+        Ok(Self { wake, readiness, hush: Box::new(move || for_hush.clear()) })
+    }
+}
+
 impl Offer<'_> {
     /// Takes a block device.
     fn claim_block(&self, bus_id: &str, asked: native::Mode) -> Result<ClaimedBlock, native::End> {
+        self.claim_by(bus_id, BLOCK_FACE, |registry, peer, now| {
+            let claimed = registry.claim_block(bus_id, peer, asked, now)?;
+            let mode = claimed.mode;
+            Ok((claimed, mode))
+        })
+    }
+
+    /// Takes a stream.
+    fn claim_stream(&self, bus_id: &str, asked: native::Mode) -> Result<(Stage, Mode), native::End> {
+        self.claim_by(bus_id, STREAM_FACE, |registry, peer, now| {
+            let (stage, mode) = registry.claim_stream(bus_id, peer, asked, now)?;
+            Ok(((stage, mode), mode))
+        })
+    }
+
+    /// Takes a device by one of its faces; `lacking` says that it has none such.
+    fn claim_by<T>(
+        &self,
+        bus_id: &str,
+        lacking: &str,
+        claim: impl FnOnce(&mut Registry, &str, Instant) -> Result<(T, Mode), FaceRefusal>,
+    ) -> Result<T, native::End> {
         let device = self.admit(bus_id).map_err(|status| match status {
             OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
             _ => refusal(native::Cause::Refused, status.to_string()),
         })?;
-        let (claimed, holder) =
-            self.claim_for(bus_id, |registry, peer, now| registry.claim_block(bus_id, peer, asked, now));
+        let (claimed, holder) = self.claim_for(bus_id, claim);
         // Its importer asks for the USB device next: no word of it.
-        if !matches!(claimed, Err(BlockRefusal::Class)) {
-            let outcome = claimed.as_ref().map(|claimed| claimed.mode.as_str()).map_err(|_| OpStatus::Busy.to_string());
+        if !matches!(claimed, Err(FaceRefusal::Class)) {
+            let outcome = claimed.as_ref().map(|(_, mode)| mode.as_str()).map_err(|_| OpStatus::Busy.to_string());
             self.note(bus_id, device.as_deref(), holder, outcome);
         }
-        claimed.map_err(|refused| match refused {
-            BlockRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
-            BlockRefusal::Class => refusal(native::Cause::Class, "it is a USB device and no block device".to_owned()),
-            BlockRefusal::Busy => self.shared.busy(bus_id),
+        claimed.map(|(what, _)| what).map_err(|refused| match refused {
+            FaceRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
+            FaceRefusal::Class => refusal(native::Cause::Class, lacking.to_owned()),
+            FaceRefusal::Busy => self.shared.busy(bus_id),
         })
     }
 }

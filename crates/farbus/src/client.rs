@@ -13,7 +13,9 @@ use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::{HandshakeError, Protocol};
 use farbus_model::{BufferPool, Completions, Device, Limits};
 use farbus_session::importer::Greeting;
-use farbus_session::native::{Attached, RemoteObserver, RemoteUsb, control as native, usb::Event};
+use farbus_session::native::{
+    Attached, RemoteBlock, RemoteObserver, RemoteStream, RemoteUsb, control as native, stream::Frame, usb::Event,
+};
 use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 
@@ -457,14 +459,32 @@ impl Client {
         luggage: [u8; native::LUGGAGE_NAME_BYTES],
         usual: Duration,
     ) -> Result<Linked<RemoteUsb>, ClientError> {
-        let grace = self.grace_for(&target.address, usual)?;
-        if grace.is_zero() {
-            return Err(ClientError::Local("what is inherited comes in a session, from a paired host".to_owned()));
-        }
+        let grace = self.grace_of_heir(target, usual)?;
         let (dial, described) = self.dial(target)?;
         let remote =
             RemoteUsb::heir(ATTACHMENT, asked_for(target, native::Class::USB, native::Mode::Exclusive), luggage);
         Linked::begin(dial, remote, grace).map_err(|source| lost(&described, source))
+    }
+
+    /// The same of a block device, which may be read before that ([`Standing::is_expected`](crate::standing::Standing::is_expected)).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn inherit_block(&self, target: &Target, usual: Duration) -> Result<Linked<RemoteBlock>, ClientError> {
+        let grace = self.grace_of_heir(target, usual)?;
+        let mut done = Completions::new(BufferPool::new(0));
+        let asked = (native::Class::BLOCK, native::Mode::Exclusive);
+        let linked = self.begin(target, asked, grace, RemoteBlock::heir, &mut done)?;
+        self.opened(target, linked)
+    }
+
+    fn grace_of_heir(&self, target: &Target, usual: Duration) -> Result<Duration, ClientError> {
+        match self.grace_for(&target.address, usual)? {
+            Duration::ZERO => {
+                Err(ClientError::Local("what is inherited comes in a session, from a paired host".to_owned()))
+            }
+            grace => Ok(grace),
+        }
     }
 
     /// Looks on at what a device sends to its user; what it shows before this returns is in `seen`.
@@ -475,6 +495,22 @@ impl Client {
         let asked = (native::Class::USB, native::Mode::Observe);
         let grace = self.grace.unwrap_or(GRACE);
         let linked = self.begin(target, asked, grace, RemoteObserver::new, seen)?;
+        self.opened(target, linked)
+    }
+
+    /// Reads a stream of frames: all of it, alone and waited for, if this is exclusive; else the latest of it, beside others. What came
+    /// before this returns is in `frames`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn stream(
+        &self,
+        target: &Target,
+        mode: native::Mode,
+        frames: &mut Vec<Frame>,
+    ) -> Result<Linked<RemoteStream>, ClientError> {
+        let grace = self.grace.unwrap_or(GRACE);
+        let linked = self.begin(target, (native::Class::STREAM, mode), grace, RemoteStream::new, frames)?;
         self.opened(target, linked)
     }
 

@@ -107,6 +107,7 @@ impl<A: Attached> Linked<A> {
         let readiness = cable.readiness();
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let standing = Standing::waking(Arc::clone(&dialer.wake));
+        standing.note_expected(remote.is_expected());
         Ok(Self {
             session,
             remote,
@@ -212,6 +213,10 @@ impl<A: Attached> Linked<A> {
         self.send();
         if let Some(timed) = self.remote.poll_timed() {
             self.standing.note_timed(timed);
+        }
+        if self.standing.is_expected() && !self.remote.is_expected() && self.end().is_none() {
+            info!(host = self.host, "the device was handed over to this host");
+            self.standing.note_expected(false);
         }
         if self.is_bequeathed && self.end().is_none() && !self.remote.is_moving() {
             warn!(host = self.host, "nobody came for the device: it goes on here");

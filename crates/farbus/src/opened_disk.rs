@@ -108,6 +108,14 @@ impl OpenedDisk {
         }
     }
 
+    /// Takes `target` as soon as it is handed over to this host; it may be read before that.
+    ///
+    /// # Errors
+    /// [`ClientError`]; it has to be had as a block device.
+    pub fn inherit(client: &Client, target: &Target) -> Result<Self, ClientError> {
+        client.inherit_block(target, GRACE_DISK).map(Self::block)
+    }
+
     /// A USB disk that was opened before.
     ///
     /// # Errors

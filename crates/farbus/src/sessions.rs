@@ -11,14 +11,14 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Gathering, Link, Wake};
-use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
+use farbus_model::{BlockDevice, BlockInfo, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
+use farbus_session::native::served_observer::Shown;
 use farbus_session::native::{
-    Bequest, ExporterSession, Inherited, LaneLimits, Left, Served, ServedBlock, ServedObserver, ServedUsb, Services,
-    exporter,
+    Bequest, ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, ServedBlock, ServedObserver, ServedUsb,
+    Services, exporter,
 };
-use farbus_session::observe::Seat;
 use farbus_session::snapshot::Reader;
 use farbus_session::{DeviceRecord, Ending, Reject};
 use tracing::{debug, info, warn};
@@ -101,16 +101,27 @@ pub enum Face {
         /// Or where if it is handed over.
         pass_on: PassOn<Box<dyn Device>>,
     },
-    /// A USB device that somebody else may use.
+    /// What shows itself: a USB device that somebody else may use, a stream of frames.
     Observer {
         /// Where it is looked at from.
-        seat: Seat,
+        seat: Box<dyn Shown>,
         /// Ready when there is something to see.
         readiness: Readiness,
         /// Makes it unready.
         hush: Box<dyn Fn() + Send>,
         /// What it is.
         description: Vec<u8>,
+        /// Told in the end.
+        leave: Box<dyn FnOnce(Instant) + Send>,
+    },
+    /// A block device that somebody else uses, for whoever is to inherit it.
+    Shown {
+        /// It, to be read.
+        device: Box<dyn BlockDevice>,
+        /// What it will be.
+        info: BlockInfo,
+        /// What to say of what is not flushed.
+        durability: u64,
         /// Told in the end.
         leave: Box<dyn FnOnce(Instant) + Send>,
     },
@@ -138,6 +149,10 @@ impl Face {
             Face::Block { device, durability, give_back, pass_on } => {
                 let block = ServedBlock::new(number, device, durability, give_back);
                 Box::new(block.inheritable(pass_on).timed_by(clock))
+            }
+            Face::Shown { device, info, durability, leave } => {
+                let block = ServedBlock::new(number, device, durability, move |_, now| leave(now));
+                Box::new(block.promising(info).timed_by(clock))
             }
             Face::Observer { seat, readiness, hush, description, leave } => {
                 Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave))
@@ -191,6 +206,12 @@ pub trait House: Send + Sync + 'static {
         inherit: &Inherit,
     ) -> Option<Result<(Opened, Vec<u8>), End>>;
 
+    /// What `caller` may see of a device before it is handed over to him; none: nothing, he just waits.
+    ///
+    /// # Errors
+    /// [`End`]: it never will be; *gone* may pass by.
+    fn show(self: &Arc<Self>, caller: &Self::Caller, peer: &str, inherit: &Inherit) -> Option<Result<Opened, End>>;
+
     /// Whose a session is, for another process.
     fn identity(caller: &Self::Caller) -> Owner;
 
@@ -202,6 +223,9 @@ pub trait House: Send + Sync + 'static {
     /// # Errors
     /// [`End`]: why not; *gone* may pass by.
     fn reopen(self: &Arc<Self>, caller: &Self::Caller, left: &Left) -> Result<Opened, End>;
+
+    /// What was opened so and handed over, if nobody knows yet what becomes of it: it goes on in another process.
+    fn recall(self: &Arc<Self>, open: &Open) -> Option<(Opened, Bequest)>;
 
     /// What another process had opened is opened here, or will not be.
     fn settle(&self, left: &Left);
@@ -344,9 +368,17 @@ struct Engine<'a, H: House> {
     cable: Cable,
     caller: &'a Arc<H::Caller>,
     peer: String,
-    tenants: BTreeMap<u16, Arc<dyn Tenant>>,
+    tenants: Tenants,
     inbox: &'a Inbox,
     clock: Clock,
+}
+
+/// Whoever may end an attachment of a session or ask something of it.
+#[derive(Default)]
+struct Tenants {
+    by_number: BTreeMap<u16, Arc<dyn Tenant>>,
+    /// One moved in whose mailbox nobody waits on yet.
+    has_news: bool,
 }
 
 /// Why a turn was the last.
@@ -375,7 +407,7 @@ impl<'a, H: House> Engine<'a, H> {
         if let Some(link) = link {
             cable.put(link)?;
         }
-        let mut engine = Self { house, session, cable, caller, peer, tenants: BTreeMap::new(), inbox, clock };
+        let mut engine = Self { house, session, cable, caller, peer, tenants: Tenants::default(), inbox, clock };
         engine.watch_all()?;
         Ok(engine)
     }
@@ -398,7 +430,7 @@ impl<'a, H: House> Engine<'a, H> {
             Last::CutOff => Ending::CutOff,
             Last::HandedOver => Ending::HandedOver,
         };
-        for (&number, tenant) in &self.tenants {
+        for (&number, tenant) in &self.tenants.by_number {
             tenant.note_ending(ending);
             if let Some(Fate::Back(face, _)) = tenant.leave() {
                 face.served(number, self.house.limits(), self.house.clock()).finish(now);
@@ -421,7 +453,7 @@ impl<'a, H: House> Engine<'a, H> {
         self.take_links()?;
         if let Some(end) = self.caller.end() {
             let now = self.clock.now();
-            for number in self.tenants.keys().filter(|_| !self.caller.is_replaced()) {
+            for number in self.tenants.by_number.keys().filter(|_| !self.caller.is_replaced()) {
                 self.session.close(now, *number, &end);
             }
             self.flush();
@@ -436,9 +468,9 @@ impl<'a, H: House> Engine<'a, H> {
             return Ok(Some(Last::CutOff));
         }
         self.session.handle_ready(self.clock.now());
-        if self.session.attachments() != before || self.tenants.len() != before {
+        if std::mem::take(&mut self.tenants.has_news) || self.session.attachments() != before {
             let session = &self.session;
-            self.tenants.retain(|&number, _| session.is_attached(number));
+            self.tenants.by_number.retain(|&number, _| session.is_attached(number));
             self.watch_all()?;
         }
         self.flush();
@@ -457,6 +489,10 @@ impl<'a, H: House> Engine<'a, H> {
     /// Another process is to go on: nothing more is heard, what devices do is ended, and the rest is written down.
     fn part(&mut self, asker: Asker<Vec<u8>>) -> io::Result<Option<Last>> {
         let (house, owner) = (self.house, H::identity(self.caller));
+        self.carry_out_orders();
+        let now = self.clock.now();
+        let mut opening = Opening { house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
+        self.session.recall(now, &mut opening);
         let verdict = match self.come_to_rest()? {
             // Whoever asked hears nothing, and gives up.
             false => Verdict::Stay,
@@ -511,7 +547,7 @@ impl<'a, H: House> Engine<'a, H> {
             let (number, now, limits) = (left.number, self.clock.now(), self.house.limits());
             let served = opened.and_then(|Opened { face, tenant, .. }| {
                 let served = face.serve_again(self.clock, limits, &left);
-                self.tenants.insert(number, tenant);
+                self.tenants.by_number.insert(number, tenant);
                 served.map_err(|reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") })
             });
             self.house.settle(&left);
@@ -526,14 +562,32 @@ impl<'a, H: House> Engine<'a, H> {
                 }
             }
         }
+        self.show_again(until);
         self.watch_all()
+    }
+
+    /// Heirs see again what they saw in another process, as soon as it is here.
+    fn show_again(&mut self, until: Instant) {
+        loop {
+            let now = self.clock.now();
+            let mut opening =
+                Opening { house: self.house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
+            if self.session.show_again(now, &mut opening) {
+                return;
+            }
+            if now >= until || self.caller.end().is_some() {
+                let message = "no such device is shared here any more".to_owned();
+                return self.session.give_up_heirs(now, &End { cause: Cause::Gone, message });
+            }
+            thread::sleep(GLANCE);
+        }
     }
 
     fn watch_all(&mut self) -> io::Result<()> {
         self.cable.watch_anew()?;
         self.cable.watch(&self.inbox.wake)?;
         self.cable.watch(self.caller.mailbox())?;
-        for tenant in self.tenants.values() {
+        for tenant in self.tenants.by_number.values() {
             self.cable.watch(tenant.mailbox())?;
         }
         self.session.readiness().try_for_each(|readiness| self.cable.watch_device(readiness))
@@ -622,7 +676,7 @@ impl<'a, H: House> Engine<'a, H> {
             self.session.look_for_legacies(now, &mut opening);
         }
         let mut ended = Vec::new();
-        for (&number, tenant) in &self.tenants {
+        for (&number, tenant) in &self.tenants.by_number {
             let session = &mut self.session;
             match tenant.take_fate() {
                 None => {}
@@ -647,7 +701,7 @@ struct Opening<'a, H: House> {
     house: &'a Arc<H>,
     caller: &'a H::Caller,
     peer: &'a str,
-    tenants: &'a mut BTreeMap<u16, Arc<dyn Tenant>>,
+    tenants: &'a mut Tenants,
 }
 
 impl<H: House> Services for Opening<'_, H> {
@@ -663,11 +717,23 @@ impl<H: House> Services for Opening<'_, H> {
             Inherited { lease, served, luggage }
         }))
     }
+
+    fn recall(&mut self, _now: Instant, number: u16, open: &Open) -> Option<Recalled> {
+        let (opened, bequest) = self.house.recall(open)?;
+        let (lease, served) = self.move_in(number, opened);
+        Some(Recalled { lease, served, bequest })
+    }
+
+    fn show(&mut self, _now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
+        let shown = self.house.show(self.caller, self.peer, inherit)?;
+        Some(shown.map(|opened| self.move_in(number, opened).1))
+    }
 }
 
 impl<H: House> Opening<'_, H> {
     fn move_in(&mut self, number: u16, Opened { face, tenant, lease }: Opened) -> (u64, Box<dyn Served>) {
-        self.tenants.insert(number, tenant);
+        self.tenants.by_number.insert(number, tenant);
+        self.tenants.has_news = true;
         (lease, face.served(number, self.house.limits(), self.house.clock()))
     }
 }

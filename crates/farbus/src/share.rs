@@ -12,7 +12,8 @@ use farbus_io::link::Listener;
 use farbus_model::{Command, Device, Limits};
 use farbus_session::DeviceRecord;
 use farbus_session::block::BlockExport;
-use farbus_session::registry::{BlockFace, Entry};
+use farbus_session::registry::{BlockFace, Entry, StreamFace};
+use farbus_session::stream::Stage;
 
 pub use crate::address::DEFAULT_PORT;
 use crate::allow::Network;
@@ -59,6 +60,15 @@ impl Share {
     pub fn add_block(&self, kind: &str, device: Box<dyn Device>, block: BlockFace) -> Result<DeviceRecord, ShareError> {
         let mut registry = self.shared.registry();
         registry.add_block(kind, device, block).cloned().ok_or(ShareError::BusFull)
+    }
+
+    /// The same of a device that is a stream of frames, which hosts read in sessions; `device` says to all others what it is.
+    ///
+    /// # Errors
+    /// [`ShareError::BusFull`].
+    pub fn add_stream(&self, kind: &str, device: Box<dyn Device>, stage: Stage) -> Result<DeviceRecord, ShareError> {
+        let mut registry = self.shared.registry();
+        registry.add_stream(kind, device, StreamFace(stage)).cloned().ok_or(ShareError::BusFull)
     }
 
     /// Takes a device off the list that is gone, by its bus id on the wire. One that somebody uses goes with its session, which

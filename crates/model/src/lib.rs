@@ -22,6 +22,7 @@ pub mod device;
 pub mod limits;
 pub mod payload;
 pub mod store_device;
+pub mod tally;
 pub mod time;
 pub mod trace;
 pub mod urb;
@@ -35,6 +36,7 @@ pub use device::{Command, CommandError, Completions, Device, Exchange, ExchangeR
 pub use limits::Limits;
 pub use payload::{BufferPool, Payload};
 pub use store_device::StoreDevice;
+pub use tally::Tally;
 pub use time::Instant;
 pub use urb::{Done, InFlight, IsoPacket, Status, Urb, UrbFlags, UrbId};
 pub use usb::{Direction, EpAddr, Setup, Speed, TransferType};

@@ -31,9 +31,6 @@ pub const SWAP_GRANULE_BYTES_MIN: u64 = 4 << 10;
 pub const SWAP_GRANULES_MAX: u64 = 32 << 20;
 /// Bytes that a swap copies at a time: enough for a disk's full speed, and soon enough done for whoever wants to stop it.
 pub const SWAP_RUN_BYTES_MAX: u64 = 256 << 10;
-/// Bytes that a swap's users have written to the disk and that its new place does not have yet; beyond, who writes makes room first.
-/// What a fast disk takes while another makes durable what it has.
-pub const SWAP_TRAIL_BYTES_MAX: usize = 8 << 20;
 
 /// Bytes of one NBD read or write: what the specification lets a client ask for that was told nothing else ("Block size
 /// constraints": 2^25).
@@ -60,6 +57,12 @@ pub const OBSERVED_EVENTS_MAX: usize = 256;
 pub const OBSERVED_BYTES_MAX: usize = 1 << 20;
 /// Events that an observer may ask for beforehand.
 pub const OBSERVED_GRANT_MAX: u32 = 4096;
+/// Bytes of one frame of a stream: a picture of 2048 x 2048 points in 32 bits.
+pub const FRAME_BYTES_MAX: u32 = 16 << 20;
+/// Bytes of frames on their way to one reader, and as many that wait for a grant; two frames whatever their size.
+pub const FRAMES_BYTES_MAX: u32 = 16 << 20;
+/// The same in frames.
+pub const FRAMES_MAX: u32 = 64;
 
 /// Bytes of one FUSE read or write: what Linux allows (`fs.fuse.max_pages_limit`, 256 pages).
 pub const FUSE_REQUEST_BYTES_MAX: u32 = 1 << 20;

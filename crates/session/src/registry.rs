@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use farbus_model::{Device, Instant};
+use farbus_model::{Device, Instant, Tally};
 use farbus_wire::native::control;
 use farbus_wire::native::usb::Description;
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
@@ -12,6 +12,7 @@ use farbus_wire::usbip::{DeviceRecord, OpStatus};
 use crate::block::BlockExport;
 use crate::claims::{Claims, Ending, Holder, Mode, Refusal};
 use crate::observe::{Audience, Observed};
+use crate::stream::Stage;
 
 /// Devices on offer. The one thing that engines share; its owner puts a lock around it.
 #[derive(Default)]
@@ -31,8 +32,11 @@ struct Export {
     device: Option<Box<dyn Device>>,
     /// Its face as a block device.
     block: Option<BlockFace>,
+    /// Its face as a stream of frames.
+    stream: Option<StreamFace>,
     /// Who may look on, and at what; none where nothing is shown.
     show: Option<Show>,
+    tally: Option<Tally>,
     claims: Claims,
     /// It is on offer no more and goes when its user does.
     is_leaving: bool,
@@ -66,6 +70,16 @@ pub struct ClaimedBlock {
     pub mode: Mode,
 }
 
+/// A source of frames, beside its face as a USB device. It is over for its readers when it is withdrawn.
+#[derive(Debug)]
+pub struct StreamFace(pub Stage);
+
+impl Drop for StreamFace {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 /// A device's audience, and what everybody in it is told first. It closes with it.
 struct Show {
     audience: Audience,
@@ -87,12 +101,12 @@ pub struct Observable {
     pub description: Vec<u8>,
 }
 
-/// Why a block device is not had.
+/// Why a device is not had by the face that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockRefusal {
+pub enum FaceRefusal {
     /// There is none of that name.
     NoDevice,
-    /// It is no block device.
+    /// It has no such face.
     Class,
     /// Somebody holds it, or comes first.
     Busy,
@@ -121,6 +135,8 @@ pub struct Entry<'a> {
     pub claims: &'a Claims,
     /// What it is as a block device, if it is one.
     pub block: Option<&'a BlockExport>,
+    /// What it counts of itself.
+    pub tally: Option<&'a Tally>,
 }
 
 /// What a record's path says of the use of its device.
@@ -148,15 +164,26 @@ impl Registry {
     /// Offers `device` under a name that begins with `kind`; says which. `None` when there are [`DEVICES_MAX`].
     /// A bus has 126 numbers; the next devices are on the next bus.
     pub fn add(&mut self, kind: &str, device: Box<dyn Device>) -> Option<&DeviceRecord> {
-        self.add_with(kind, device, None)
+        self.add_with(kind, device, None, None)
     }
 
     /// The same of a device that is a block device, too.
     pub fn add_block(&mut self, kind: &str, device: Box<dyn Device>, block: BlockFace) -> Option<&DeviceRecord> {
-        self.add_with(kind, device, Some(block))
+        self.add_with(kind, device, Some(block), None)
     }
 
-    fn add_with(&mut self, kind: &str, device: Box<dyn Device>, block: Option<BlockFace>) -> Option<&DeviceRecord> {
+    /// The same of a device that is a stream of frames, too.
+    pub fn add_stream(&mut self, kind: &str, device: Box<dyn Device>, stream: StreamFace) -> Option<&DeviceRecord> {
+        self.add_with(kind, device, None, Some(stream))
+    }
+
+    fn add_with(
+        &mut self,
+        kind: &str,
+        device: Box<dyn Device>,
+        block: Option<BlockFace>,
+        stream: Option<StreamFace>,
+    ) -> Option<&DeviceRecord> {
         if self.exports.len() >= DEVICES_MAX {
             return None;
         }
@@ -183,13 +210,25 @@ impl Registry {
         };
         let title = all.title();
         let description = described(&*device, &record);
+        let tally = device.tally();
         let audience = Audience::default();
         let (device, show) = match Observed::new(device, audience.clone()) {
             Ok(observed) => (Box::new(observed) as Box<dyn Device>, Some(Show { audience, description })),
             Err(device) => (device, None),
         };
         let (device, claims) = (Some(device), Claims::default());
-        self.exports.push(Export { name, title, record, device, block, show, claims, is_leaving: false });
+        self.exports.push(Export {
+            name,
+            title,
+            record,
+            device,
+            block,
+            stream,
+            show,
+            tally,
+            claims,
+            is_leaving: false,
+        });
         self.exports.last().map(|export| &export.record)
     }
 
@@ -228,6 +267,7 @@ impl Registry {
             holder: export.claims.holder(),
             claims: &export.claims,
             block: export.block.as_ref().map(|block| &*block.export),
+            tally: export.tally.as_ref(),
         })
     }
 
@@ -280,21 +320,52 @@ impl Registry {
     /// Takes a block device for `who`, who wants to use it as `asked`.
     ///
     /// # Errors
-    /// [`BlockRefusal`].
+    /// [`FaceRefusal`].
     pub fn claim_block(
         &mut self,
         bus_id: &str,
         who: &str,
         asked: control::Mode,
         now: Instant,
-    ) -> Result<ClaimedBlock, BlockRefusal> {
-        let export = self.export_mut(bus_id).filter(|export| !export.is_leaving).ok_or(BlockRefusal::NoDevice)?;
-        let block = export.block.as_ref().ok_or(BlockRefusal::Class)?;
-        let mode = block.export.mode(asked);
+    ) -> Result<ClaimedBlock, FaceRefusal> {
+        let face = |export: &Export| {
+            let block = export.block.as_ref()?;
+            Some((Arc::clone(&block.export), block.export.mode(asked)))
+        };
+        let (record, export, mode) = self.claim_by(bus_id, who, now, face)?;
+        Ok(ClaimedBlock { record, export, mode })
+    }
+
+    /// Takes a stream for `who`: exclusively, to get all of it, or beside others who read.
+    ///
+    /// # Errors
+    /// [`FaceRefusal`].
+    pub fn claim_stream(
+        &mut self,
+        bus_id: &str,
+        who: &str,
+        asked: control::Mode,
+        now: Instant,
+    ) -> Result<(Stage, Mode), FaceRefusal> {
+        let mode = if asked == control::Mode::Exclusive { Mode::Exclusive } else { Mode::Read };
+        let face = |export: &Export| Some((export.stream.as_ref()?.0.clone(), mode));
+        self.claim_by(bus_id, who, now, face).map(|(_, stage, mode)| (stage, mode))
+    }
+
+    /// Takes a device by one of its faces, if it has that.
+    fn claim_by<T>(
+        &mut self,
+        bus_id: &str,
+        who: &str,
+        now: Instant,
+        face: impl FnOnce(&Export) -> Option<(T, Mode)>,
+    ) -> Result<(DeviceRecord, T, Mode), FaceRefusal> {
+        let export = self.export_mut(bus_id).filter(|export| !export.is_leaving).ok_or(FaceRefusal::NoDevice)?;
+        let (what, mode) = face(export).ok_or(FaceRefusal::Class)?;
         export.claims.claim(who, mode, now).map_err(|refusal| match refusal {
-            Refusal::Held | Refusal::Waited | Refusal::KeptOut => BlockRefusal::Busy,
+            Refusal::Held | Refusal::Waited | Refusal::KeptOut => FaceRefusal::Busy,
         })?;
-        Ok(ClaimedBlock { record: export.record.clone(), export: Arc::clone(&block.export), mode })
+        Ok((export.record.clone(), what, mode))
     }
 
     /// What is needed to look on at a device, whoever uses it; `None` if there is none of that name, or it shows nothing.

@@ -11,6 +11,8 @@ mod disk;
 mod kernel;
 #[path = "native/random.rs"]
 mod random;
+#[path = "native/stream.rs"]
+mod stream;
 #[path = "native/usb.rs"]
 mod usb;
 #[path = "native/world.rs"]
@@ -58,6 +60,18 @@ fn a_disk_keeps_its_promises_through_cuts_and_crashes() {
 }
 
 #[test]
+fn an_heir_reads_a_disk_before_it_is_his_and_writes_when_it_is() {
+    every_seed("the heir", |random| {
+        let mut world = disk::DiskWorld::of_an_heir(random);
+        for _ in 0..400 {
+            world.step(random);
+        }
+        // Some wait in vain for most of their time.
+        world.settle(random).max(15)
+    });
+}
+
+#[test]
 fn a_usb_device_answers_once_through_cuts_and_crashes() {
     every_seed("the USB device", |random| {
         let mut world = usb::UsbWorld::new(random, |remote| remote);
@@ -74,6 +88,17 @@ fn a_kernel_is_answered_once_through_cuts_crashes_and_restarts() {
         let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
         let mut world = usb::UsbWorld::new(random, |remote| kernel::Kernel::new(now, remote, seed));
         for _ in 0..200 {
+            world.step(random);
+        }
+        world.settle(random)
+    });
+}
+
+#[test]
+fn a_stream_comes_whole_and_in_order_through_cuts_and_crashes() {
+    every_seed("the stream", |random| {
+        let mut world = stream::StreamWorld::new(random);
+        for _ in 0..400 {
             world.step(random);
         }
         world.settle(random)

@@ -10,7 +10,9 @@ use farbus_model::{BlockId, BufferPool, Instant, Payload, UrbId};
 use farbus_wire::Runs;
 use farbus_wire::native::control::{self, Open, Opened};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES};
-use farbus_wire::native::{Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Part, Urgency, Welcome, block, usb};
+use farbus_wire::native::{
+    Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Part, Urgency, Welcome, block, stream, usb,
+};
 use fuzzing::{Input, fuzz};
 
 const LIMITS: LaneLimits = LaneLimits { receive_bytes: 4 << 10, unacknowledged_bytes_max: 1 << 20 };
@@ -291,12 +293,20 @@ fn fuzz_native_parts() {
             assert_eq!(opened.encode(), bytes);
             let _ = usb::Description::decode(&opened.info).map(|known| assert_eq!(known.encode(), opened.info));
             let _ = block::Description::decode(&opened.info);
+            let _ = stream::Description::decode(&opened.info).map(|known| assert_eq!(known.encode(), opened.info));
         }
         if let Ok(end) = control::End::decode(bytes) {
             assert_eq!(control::End::decode(&end.encode()), Ok(end));
         }
         if let Ok(description) = usb::Description::decode(bytes) {
             assert_eq!(description.encode(), bytes);
+        }
+        if let Ok(description) = stream::Description::decode(bytes) {
+            assert_eq!(description.encode(), bytes);
+            assert!(u64::from(description.window() - 1) * u64::from(description.frame_bytes_max) <= 16 << 20);
+        }
+        if let Ok(frame) = stream::Frame::decode(bytes.into()) {
+            assert_eq!([&frame.part()[..], &frame.data.contiguous()].concat(), bytes);
         }
         if let Ok(request) = block::decode_request(BlockId(1), bytes) {
             let again = block::decode_request(BlockId(1), &block::request_part(&request)).expect("as it was");

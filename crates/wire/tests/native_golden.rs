@@ -14,6 +14,7 @@ use farbus_model::{
 use farbus_wire::native::block;
 use farbus_wire::native::control::{Cause, Class, Close, Credit, End, Inherit, Mode, Open, Opened};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES, RESIDENCE_BYTES, Residence};
+use farbus_wire::native::stream::{self, Format, Frame, PixelFormat};
 use farbus_wire::native::usb::{self, Request};
 use farbus_wire::native::{
     Arrived, Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Options, Outcome, Part, SessionId, Standing, Urgency,
@@ -37,6 +38,7 @@ const FROZEN: &[u8] = &[
 
 const DISK: u16 = 7;
 const STICK: u16 = 1;
+const CAMERA: u16 = 3;
 /// When the lanes here cut what they send.
 const CUT_AT: Instant = Instant::from_nanos(5_002_000);
 /// When the device had done what is answered.
@@ -59,6 +61,7 @@ enum Said {
     End(Kind, End),
     Grant(u32),
     Event(usb::Event),
+    Frame(u16, Frame),
     UsbRequest(Urb, TransferType),
     UsbReset(u16),
     /// The transfer, and how it ended.
@@ -71,6 +74,7 @@ enum Said {
 enum Description {
     Usb(usb::Description),
     Block(block::Description),
+    Stream(stream::Description),
 }
 
 impl Said {
@@ -110,6 +114,7 @@ impl Said {
             Said::Close(close) => Message::control(Kind::Close, DISK, 0, close.encode().into()),
             Said::Grant(events) => Message::control(Kind::Grant, STICK, 0, events.to_le_bytes().to_vec().into()),
             Said::Event(event) => message(Kind::Event, STICK, 0, event.part(), event.data.clone()),
+            Said::Frame(tag, frame) => message(Kind::Event, CAMERA, *tag, frame.part(), frame.data.clone()),
             Said::UsbRequest(urb, kind) => {
                 message(Kind::Request, STICK, urb.id.0 as u16, usb::request_part(urb, *kind), urb.payload.clone())
             }
@@ -183,6 +188,10 @@ impl Said {
                         assert_eq!(block::Description::decode(&opened.info).as_ref(), Ok(device));
                         refused_short(&opened.info, |bytes| block::Description::decode(bytes).is_err());
                     }
+                    Description::Stream(device) => {
+                        assert_eq!(stream::Description::decode(&opened.info).as_ref(), Ok(device));
+                        refused_short(&opened.info, |bytes| stream::Description::decode(bytes).is_err());
+                    }
                 }
             }
             Said::End(_, end) => {
@@ -192,6 +201,7 @@ impl Said {
             Said::Close(close) => assert_eq!(Close::decode(&body).as_ref(), Ok(close)),
             Said::Grant(events) => assert_eq!(body, events.to_le_bytes()),
             Said::Event(event) => assert_eq!(usb::Event::decode(body.into()).as_ref(), Ok(event)),
+            Said::Frame(_, frame) => assert_eq!(Frame::decode(body.into()).as_ref(), Ok(frame)),
             Said::UsbRequest(urb, _) => {
                 let (Request::Transfer(mut again), part) = usb::decode_request(urb.id, &body).unwrap() else {
                     panic!("a transfer")
@@ -333,7 +343,7 @@ const DEVICE: [u8; 18] = [0x12, 1, 0, 2, 0, 0, 0, 0x40, 0x09, 0x12, 1, 0, 0, 1, 
 
 /// Every golden file and what it says, in the order of the document.
 fn vectors() -> Vec<(&'static str, Said)> {
-    [greetings(), controls(), transfers(), blocks()].into_iter().flatten().collect()
+    [greetings(), controls(), transfers(), blocks(), frames()].into_iter().flatten().collect()
 }
 
 fn greetings() -> Vec<(&'static str, Said)> {
@@ -381,10 +391,13 @@ fn controls() -> Vec<(&'static str, Said)> {
     let (name, reason) = ("disk".into(), "the backup".into());
     let busy = End { cause: Cause::Busy, message: "'disk' is written by web".into() };
     let unplugged = End { cause: Cause::Gone, message: "it was unplugged".into() };
+    let format = Format::Video { pixels: PixelFormat::RGB24, width: 640, height: 480, rate_mhz: 30_000 };
+    let camera = stream::Description { format, frame_bytes_max: 640 * 480 * 3 };
     vec![
         ("open", Said::Open(Open { class: Class::BLOCK, mode: Mode::Read, epoch: 0, name, reason })),
         ("opened_block", Said::Opened(DISK, opened(9, 256, 32 << 20, disk.encode()), Description::Block(disk))),
         ("opened_usb", Said::Opened(STICK, opened(1, 1024, 4 << 20, stick.encode()), Description::Usb(stick))),
+        ("opened_stream", Said::Opened(CAMERA, opened(5, 1, 1, camera.encode()), Description::Stream(camera))),
         ("refused", Said::End(Kind::Refused, busy)),
         ("close", Said::Bare(Kind::Close, DISK, 0)),
         ("close_with_heir", Said::Close(Close::to(std::array::from_fn(|at| 0xc0 + at as u8), Vec::new()))),
@@ -474,6 +487,11 @@ fn blocks() -> Vec<(&'static str, Said)> {
         ("block_read_timed", Said::BlockRequest(BlockRequest::read(BlockId(6), 0, 4), true)),
         ("block_read_timed_reply", Said::BlockReply(6, Ok(&[1, 2, 3, 4]), Some(residence))),
     ]
+}
+
+fn frames() -> Vec<(&'static str, Said)> {
+    let frame = Frame { sequence: 42, moment_ns: 100_000_000, data: vec![1, 2, 3, 4].into() };
+    vec![("stream_frame", Said::Frame(7, frame))]
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod release;
 mod served;
 mod share;
 mod sleep;
+mod stream;
 mod swap;
 mod trust;
 mod twin;
@@ -59,6 +60,7 @@ enum Verb {
     Resume(attach::MovingArgs),
     Migrate(migrate::Args),
     Observe(observe::Args),
+    Stream(stream::Args),
     Daemon(daemon::Args),
     Nbd(nbd::Args),
     Status(owner::StatusArgs),
@@ -94,6 +96,7 @@ impl Cli {
             Verb::Attach(args) => args.json,
             Verb::Nbd(args) => args.json,
             Verb::Observe(args) => args.json,
+            Verb::Stream(args) => args.is_for_programs(),
             Verb::Status(args) => args.json,
             Verb::Swap(args) => args.json,
             _ => false,
@@ -120,6 +123,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Resume(args) => attach::resume(args),
         Verb::Migrate(args) => migrate::run(args),
         Verb::Observe(args) => observe::run(&args),
+        Verb::Stream(args) => stream::run(args),
         Verb::Daemon(args) => daemon::run(args),
         Verb::Nbd(args) => nbd::run(&args),
         Verb::Status(args) => owner::status(&args),

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_gadgets::audio::Audio;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::storage::{Options, Storage};
 use farbus_gadgets::zero::{Fill, SourceSink};
@@ -34,6 +35,7 @@ use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
 use crate::place::{Entrance, Place, SocketMode};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
+use crate::streams::StreamSpec;
 use crate::trust::Trust;
 use crate::usb;
 
@@ -48,6 +50,11 @@ use crate::usb;
     zero[,speed=SPEED][,fill=FILL][,verify]  source and sink; FILL is zeros or mod63 (usbtest pattern=1),\n  \
     \x20                                     SPEED is full, high or super\n  \
     keyboard                              types what 'farbus type' tells it\n  \
+    audio[,speed=SPEED]                   a sound card: its microphone hears a tone, 'farbus status' counts what is played\n  \
+    stream:pattern[,size=640x480][,format=rgb24][,rate=30]\n  \
+    \x20                                     frames of a test picture; 'farbus stream read' reads them\n  \
+    stream:PATH,size=WxH[,format=FORMAT][,rate=FPS], stream:PATH,frame=BYTES\n  \
+    \x20                                     frames out of a FIFO, a device, a file; FORMAT is rgb24, grey or yuyv\n  \
     usb:BUSID, usb:VENDOR:PRODUCT, usb:serial=TEXT\n  \
     \x20                                     a real USB device of this machine, taken from its drivers meanwhile\n\n\
     Examples:\n  farbus share disk:backup.img\n  farbus share disk:/dev/sdb,ro zero keyboard\n  \
@@ -104,6 +111,10 @@ pub enum What {
         verify: bool,
     },
     Keyboard,
+    Audio {
+        speed: Speed,
+    },
+    Stream(StreamSpec),
     Usb(Selector),
 }
 
@@ -118,6 +129,9 @@ impl FromStr for What {
             "memory" => return disk_from("memory", "memory:", rest),
             _ => {}
         }
+        if kind == "stream" {
+            return rest.parse().map(What::Stream);
+        }
         if kind == "usb" {
             return rest.parse().map(What::Usb);
         }
@@ -128,7 +142,10 @@ impl FromStr for What {
                 None => Ok(What::Keyboard),
                 Some(word) => Err(format!("keyboard has no option '{word}'")),
             },
-            _ => Err(format!("'{text}' is not a device: try disk:PATH, zero, keyboard or usb:BUSID")),
+            Some("audio") => audio_from(words),
+            _ => Err(format!(
+                "'{text}' is not a device: try disk:PATH, zero, keyboard, audio, stream:pattern or usb:BUSID"
+            )),
         }
     }
 }
@@ -168,6 +185,18 @@ fn zero_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
         }
     }
     Ok(What::Zero { speed, fill, verify })
+}
+
+fn audio_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
+    let mut speed = Speed::Full;
+    for word in words {
+        match word {
+            "speed=full" => speed = Speed::Full,
+            "speed=high" => speed = Speed::High,
+            _ => return Err(format!("audio has no option '{word}': there are speed=full and speed=high")),
+        }
+    }
+    Ok(What::Audio { speed })
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
@@ -312,6 +341,8 @@ impl What {
             What::Disk { kind, .. } => kind,
             What::Zero { .. } => "zero",
             What::Keyboard => "keyboard",
+            What::Audio { .. } => "audio",
+            What::Stream(_) => "stream",
             What::Usb(_) => "usb",
         }
     }
@@ -332,6 +363,16 @@ pub fn offer(
         }
         What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
         What::Keyboard => share.add(name, Keyboard::device()),
+        What::Audio { speed } => share.add(name, Audio::device(speed)),
+        What::Stream(ref spec) => {
+            if spec.path().is_some() && matches!(hands, Hands::Through(_)) {
+                return Err(Failure::local(format!(
+                    "{spec}: a daemon shares stream:pattern alone; for others: farbus share"
+                )));
+            }
+            let (stage, device) = spec.open().map_err(Failure::local)?;
+            share.add_stream(name, device, stage)
+        }
         What::Disk { ref spec, sector_bytes, .. } => {
             let export = Arc::new(spec.export(hands).map_err(Failure::local)?);
             let (product, serial) = (spec.name(), Options::serial_of(&spec.identity()));
@@ -424,6 +465,8 @@ mod tests {
         assert_eq!(read("block:/x,scratch"), Ok(disk("block:/x,scratch", 512, "block")));
         assert_eq!(read("memory:1G"), Ok(disk("memory:1G", 512, "memory")));
         assert_eq!(read("keyboard"), Ok(What::Keyboard));
+        assert_eq!(read("audio"), Ok(What::Audio { speed: Speed::Full }));
+        assert_eq!(read("audio,speed=high"), Ok(What::Audio { speed: Speed::High }));
         let zero = What::Zero { speed: Speed::Super, fill: Fill::Mod63, verify: true };
         assert_eq!(read("zero,speed=super,fill=mod63,verify"), Ok(zero));
         assert_eq!(read("usb:046d:c52b"), Ok(What::Usb(Selector::Ids(0x46d, 0xc52b))));
@@ -441,6 +484,8 @@ mod tests {
             "disk:x,sector=100",
             "zero,speed=ultra",
             "keyboard,de",
+            "audio,speed=super",
+            "stream:",
             "tape",
         ] {
             assert!(read(wrong).is_err(), "{wrong}");

@@ -11,6 +11,7 @@ use crate::attach::{Ended, Ender, ended_by};
 use crate::broker::Hands;
 use crate::client::{Client, ClientError, Target, local};
 use crate::device_port::Cutter;
+use crate::gate::Gate;
 use crate::meters::Meters;
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
 use crate::parting::{Parter, Saved};
@@ -118,6 +119,11 @@ impl NbdAttachment {
         self.standing.clone()
     }
 
+    /// What holds it still while who uses it moves, if it has a session.
+    pub fn gate(&self) -> Option<Gate> {
+        self.server.gate()
+    }
+
     /// What ends it.
     pub fn ender(&self) -> Ender {
         self.server.ender()
@@ -182,8 +188,11 @@ impl Shown {
         (Self { clock, size_bytes, mode, local_address, cutter, standing, is_movable }, offer, watched)
     }
 
-    fn through(self, server: NbdServer) -> Result<NbdAttachment, ClientError> {
+    fn through(self, mut server: NbdServer) -> Result<NbdAttachment, ClientError> {
         let Self { size_bytes, mode, local_address, cutter, standing, is_movable, .. } = self;
+        if let Some(standing) = &standing {
+            server = server.movable(standing.clone()).map_err(local)?;
+        }
         let uri = uri(&server.entrance().place().map_err(local)?, "");
         let hands = Hands::Own;
         let all = NbdAttachment { server, uri, size_bytes, mode, local_address, cutter, standing, hands, is_movable };

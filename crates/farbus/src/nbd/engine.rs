@@ -18,9 +18,13 @@ use tracing::{debug, info, warn};
 
 use crate::attach::{Ended, Ender};
 use crate::engine::span_until;
+use crate::gate::Gate;
 use crate::meters::{Calls, Meters};
 use crate::parting::{Asker, Parter, Saved, Verdict};
 use crate::place::{Entrance, Place};
+use crate::standing::Standing;
+
+use super::moving::{Clients, Moving};
 
 /// A device that is offered, and under what name.
 pub struct Offer {
@@ -36,8 +40,8 @@ pub struct Offer {
 
 /// Devices of one server, so that everything that it waits on fits one wait.
 const OFFERS_MAX: usize = INTERESTS_MAX - NBD_CONNECTIONS_MAX - OTHERS;
-/// What it waits on besides devices and clients: its owner, its entrance, the way to what is remote.
-const OTHERS: usize = 3;
+/// What it waits on besides devices and clients: its owner, who may hold it still, its entrance, the way to what is remote.
+const OTHERS: usize = 4;
 /// How long clients may take to read their last answers when the server ends.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
 /// Receives from one client before the others have their turn: some megabytes.
@@ -75,6 +79,8 @@ pub struct NbdServer {
     /// Flushes of its own that were not answered yet, and whether one failed.
     own_flushes: usize,
     unflushed: Option<String>,
+    /// What is known of its device's moves, if it may go elsewhere.
+    moving: Option<Moving>,
     parter: Parter<Saved>,
     /// Requests of clients that had gone when another process went on here: nobody is to be told.
     orphans: BTreeSet<BlockId>,
@@ -117,10 +123,11 @@ impl Client {
         Self { number, link, conn, choose_until, is_full, has_more, is_waiting, is_deaf: false, is_gone: false }
     }
 
-    /// Not while what was received waits for its turn: there may be no room for more behind it.
-    fn wants_input(&self, limits: &Limits) -> bool {
+    /// Not while what was received waits for its turn, or nothing may be asked: there may be no room for more behind it.
+    fn wants_input(&self, limits: &Limits, is_held: bool) -> bool {
         !self.is_deaf
             && !self.is_waiting
+            && (!is_held || self.conn.is_haggling())
             && self.conn.wants_input()
             && self.conn.backlog_bytes() < limits.reply_bytes_backlog
     }
@@ -180,6 +187,7 @@ impl NbdServer {
             calls: Calls::default(),
             own_flushes: 0,
             unflushed: None,
+            moving: None,
             parter,
             orphans: BTreeSet::new(),
         })
@@ -202,6 +210,20 @@ impl NbdServer {
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
+    }
+
+    /// The same of one remote device that may be held still, and go elsewhere when its clients have left.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn movable(mut self, standing: Standing) -> io::Result<Self> {
+        self.moving = Some(Moving::new(Gate::new()?, standing));
+        Ok(self)
+    }
+
+    /// What holds its device still, if that may move.
+    pub fn gate(&self) -> Option<Gate> {
+        self.moving.as_ref().map(|moving| moving.gate.clone())
     }
 
     /// Where it is.
@@ -238,6 +260,7 @@ impl NbdServer {
             }
             self.serve();
             self.meters.publish(self.counters, self.calls);
+            self.look_after_moves();
             if self.devices.iter().any(BlockDevice::is_gone) {
                 break Ended::Lost("the medium is gone".into());
             }
@@ -247,11 +270,33 @@ impl NbdServer {
                 Err(error) => break Ended::Lost(error.to_string()),
             }
         };
+        if let Some(moving) = &mut self.moving {
+            moving.release();
+        }
         self.say_farewell();
         if let Some(why) = self.unflushed {
             warn!("the last writes may not be durable: {why}");
         }
         ended
+    }
+
+    /// Whether nothing may be asked of the device.
+    fn is_held(&self) -> bool {
+        self.moving.as_ref().is_some_and(Moving::is_held)
+    }
+
+    /// What its owner wants of it while who uses it moves. What waited is served when it goes on.
+    fn look_after_moves(&mut self) {
+        let was_held = self.is_held();
+        let Some(moving) = &mut self.moving else { return };
+        let are_gone = self.clients.iter().all(|client| client.is_gone);
+        let is_answered = |client: &Client| client.conn.in_flight() == 0 && client.conn.backlog_bytes() == 0;
+        let are_answered = self.clients.iter().all(is_answered);
+        let clients = Clients { are_gone, are_answered, answered: self.counters.urbs };
+        moving.look_after(self.clock.now(), clients);
+        if was_held && !self.is_held() {
+            self.serve();
+        }
     }
 
     /// Another process is to go on: nothing is heard until it is known whether it does.
@@ -269,6 +314,10 @@ impl NbdServer {
 
     /// Writes it down: its entrance, the state of its devices, and of each client what it said and is owed.
     fn save(&mut self) -> io::Result<Option<Saved>> {
+        // Whoever holds it still, or goes on with it elsewhere, does so with this one.
+        if self.is_held() {
+            return Ok(None);
+        }
         // What devices have done is their clients'.
         self.hand_out();
         let (mut to, now) = (Writer::new(SNAPSHOT_KIND), self.clock.now());
@@ -394,7 +443,9 @@ impl NbdServer {
             client.is_waiting = pace == Pace::Late;
             // A socket that had more than there was room for most likely has more: a wait in between would only cost.
             let is_drained = pace == Pace::Drained;
-            let has_more = is_drained && std::mem::take(&mut client.has_more) && client.wants_input(&self.limits);
+            let is_held = self.moving.as_ref().is_some_and(Moving::is_held);
+            let has_more =
+                is_drained && std::mem::take(&mut client.has_more) && client.wants_input(&self.limits, is_held);
             if has_more && receives < RECEIVES_MAX {
                 receives += 1;
                 self.receive(at);
@@ -407,8 +458,12 @@ impl NbdServer {
     /// Asks the device for what is there, as long as there is room for the answers and the client has its turn.
     fn ask(&mut self, at: usize, now: Instant) -> Pace {
         let mut asked = 0u32;
+        let is_held = self.is_held();
         while self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
             let client = &mut self.clients[at];
+            if is_held && !client.conn.is_haggling() {
+                return Pace::Drained;
+            }
             match client.conn.poll_request() {
                 Ok(Some(request)) => {
                     let export = client.conn.export().expect("requests come after the handshake");
@@ -484,16 +539,22 @@ impl NbdServer {
         self.calls.wait += 1;
         let timeouts = self.devices.iter().map(|device| device.poll_timeout());
         let deadlines = self.clients.iter().map(Client::deadline);
-        let at = timeouts.chain([farewell, self.deaf_until]).chain(deadlines).flatten().min();
+        let held = self.moving.as_ref().and_then(Moving::poll_timeout).filter(|_| farewell.is_none());
+        let at = timeouts.chain([farewell, self.deaf_until, held]).chain(deadlines).flatten().min();
         let is_turn_due = self.clients.iter().any(|client| client.is_waiting && !client.is_gone);
         let span = if is_turn_due { Some(Duration::ZERO) } else { at.map(|at| span_until(at, self.clock.now())) };
-        let lets_in = farewell.is_none() && self.deaf_until.is_none() && self.clients.len() < NBD_CONNECTIONS_MAX;
+        let is_held = self.is_held();
+        // Whoever comes while the device is elsewhere waits.
+        let is_away = self.moving.as_ref().is_some_and(Moving::is_away);
+        let has_place = self.deaf_until.is_none() && self.clients.len() < NBD_CONNECTIONS_MAX;
+        let lets_in = farewell.is_none() && has_place && !is_away;
 
         let mut interests = Vec::with_capacity(INTERESTS_MAX);
         interests.push(Interest::new(self.ender.wake().as_fd(), false));
         let watched = self.watched.as_ref().filter(|_| farewell.is_none());
         interests.extend(watched.map(|link| Interest::hangup(link.as_fd())));
         let at_watched = watched.map(|_| interests.len() - 1);
+        interests.extend(self.moving.as_ref().filter(|_| farewell.is_none()).map(|moving| moving.gate.interest()));
         interests.extend(lets_in.then(|| Interest::new(self.entrance.as_fd(), false)));
         let at_entrance = lets_in.then(|| interests.len() - 1);
         let at_devices = interests.len();
@@ -506,7 +567,7 @@ impl NbdServer {
         interests.extend(heard.iter().map(|&at| {
             let client = &self.clients[at];
             let fd = client.link.as_fd();
-            match (client.wants_input(&self.limits), client.is_full) {
+            match (client.wants_input(&self.limits, is_held), client.is_full) {
                 (true, is_full) => Interest::new(fd, is_full),
                 (false, true) => Interest::room(fd),
                 (false, false) => Interest::end(fd),
@@ -553,8 +614,9 @@ impl NbdServer {
     }
 
     fn receive(&mut self, at: usize) {
+        let is_held = self.is_held();
         let client = &mut self.clients[at];
-        if !client.wants_input(&self.limits) {
+        if !client.wants_input(&self.limits, is_held) {
             // Nothing was waited for but its end.
             client.lose();
             return;
@@ -614,8 +676,9 @@ impl NbdServer {
                 break;
             }
         }
+        let was_ours = !self.moving.as_ref().is_some_and(Moving::is_expected);
         for (at, device) in self.devices.iter_mut().enumerate() {
-            if !device.is_gone() && !device.info().is_read_only {
+            if !device.is_gone() && !device.info().is_read_only && was_ours {
                 self.own_flushes += 1;
                 let id = BlockId(u64::from(SELF) << 48 | at as u64);
                 device.submit(self.clock.now(), BlockRequest::flush(id).launch(), &mut self.done);

@@ -271,7 +271,7 @@ impl Swaps {
     }
 }
 
-/// Copies with little weight, and switches with that of all others: while it switches, they wait for it.
+/// Copies with little weight, and switches with that of all others: until it has, they write everything twice.
 fn carry_out(swap: Swap, clock: &Clock, run: &Run) -> Result<Report, SwapError> {
     let copied = thread::scope(|scope| {
         let copy = move || {
@@ -309,8 +309,8 @@ fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> 
         let (before, now) = (swap.phase(), clock.now());
         let step = swap.step(now);
         let after = clock.now();
-        // A piece is held while it is compared, everybody for the flip.
-        if matches!(before, Phase::Draining | Phase::Flipping) {
+        // A piece is held while it is copied or compared; for the switch itself nobody is.
+        if before == Phase::Draining {
             quiet = quiet.max(after - now);
         }
         if after - shown >= LOOK_EVERY || swap.phase() != before || matches!(step, Step::Ended(_)) {

@@ -74,6 +74,11 @@ impl Cutter {
         Self { address, inside }
     }
 
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// Cuts everything that is open, with a word to both ends.
     pub fn cut(&self) {
         for stream in self.inside.open.lock().unwrap().drain(..) {

@@ -8,14 +8,11 @@ use std::thread;
 use std::time::Duration;
 
 use farbus::client;
-use farbus::linked::{Dial, Linked};
-use farbus::model::{BufferPool, Completions, Device, Done, EpAddr, Payload, Setup, Status, Urb, UrbId};
-use farbus_io::link::Link;
-use farbus_session::native::RemoteUsb;
-use farbus_session::native::control::{Class, Mode, Open};
+use farbus::model::{EpAddr, Status, Urb};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
+use super::driver::Driver;
 use super::harness::{House, PATIENCE, Running, Share, has_fuse, wait_until};
 use super::trust::{Host, hosts, pair};
 
@@ -153,7 +150,7 @@ fn what_cannot_go_on_is_not_torn_away_unless_that_is_meant() {
 }
 
 /// A daemon of `lab3` that shares this with paired hosts, and with anybody here; where, each.
-fn exporter<'h>(house: &'h House, lab3: &Host<'h>, what: &str) -> (Running, String, String) {
+pub fn exporter<'h>(house: &'h House, lab3: &Host<'h>, what: &str) -> (Running, String, String) {
     let text = format!("secure.listen = ['127.0.0.1:0']\nplain.listen = ['127.0.0.1:0']\nshare = [{what}]");
     let file = config(&house.path("tmp"), &text);
     let daemon = lab3.start(&["daemon", "--config", &file]);
@@ -167,7 +164,7 @@ fn exporter<'h>(house: &'h House, lab3: &Host<'h>, what: &str) -> (Running, Stri
     (daemon, plain, secure)
 }
 
-fn restart(lab3: &Host<'_>, sessions: u64) -> Later {
+pub fn restart(lab3: &Host<'_>, sessions: u64) -> Later {
     let answer = lab3.json(&["daemon", "restart", "--json"]);
     let later = Later::of(&answer);
     assert_eq!(answer["sessions"], sessions, "{answer}");
@@ -240,55 +237,6 @@ pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
-    }
-}
-
-/// A USB device of a session, driven by hand.
-struct Driver {
-    linked: Linked<RemoteUsb>,
-    done: Completions,
-    next: u64,
-}
-
-impl Driver {
-    fn new(address: &str, device: &str) -> Self {
-        let address = address.to_owned();
-        let time_max = Duration::from_secs(10);
-        let dial: Dial = Box::new(move || Link::connect(&address, time_max).map_err(|error| error.source));
-        let (class, mode) = (Class::USB, Mode::Exclusive);
-        let open = Open { class, mode, epoch: 0, name: device.into(), reason: String::new() };
-        let mut done = Completions::new(BufferPool::new(0));
-        let linked = Linked::open(dial, RemoteUsb::new(1, open), Duration::from_secs(60), &mut done).unwrap();
-        let mut driver = Self { linked, done, next: 0 };
-        let configured = driver.ask(|id| Urb::control(id, Setup::set_configuration(1), Payload::Empty));
-        assert_eq!(configured.status, Status::Ok);
-        driver
-    }
-
-    fn submit(&mut self, urb: impl FnOnce(UrbId) -> Urb) {
-        self.next += 1;
-        let now = self.linked.clock().now();
-        self.linked.submit(now, urb(UrbId(self.next)).launch(), &mut self.done);
-        self.linked.turn(&mut self.done);
-    }
-
-    fn wait(&mut self) -> Done {
-        loop {
-            self.linked.turn(&mut self.done);
-            if let Some(done) = self.done.pop() {
-                return done;
-            }
-            self.linked.wait(None).unwrap();
-        }
-    }
-
-    fn ask(&mut self, urb: impl FnOnce(UrbId) -> Urb) -> Done {
-        self.submit(urb);
-        self.wait()
-    }
-
-    fn read(&mut self, length: u32) -> Done {
-        self.ask(|id| Urb::data_in(id, EpAddr::from_byte(0x81), length))
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::full_disk::SmallDisk;
 use super::harness::{House, Outcome, PATIENCE, Running, finish, has, has_fuse, has_program, wait_until};
 
 const MIB: u64 = 1 << 20;
@@ -129,6 +130,30 @@ fn a_disk_that_has_become_shorter_stays_where_it_is() {
     drop(share);
 }
 
+#[test]
+fn a_copy_without_room_is_given_up_and_goes_on_when_there_is_some() {
+    let house = House::new();
+    let Some(small) = SmallDisk::mount(house.path("small")) else {
+        println!("skipped: this machine lets nobody mount");
+        return;
+    };
+    let old = house.image("old.img", 8 * MIB);
+    fill(&old, &[0, 3, 7]);
+    let share = house.share(&[&format!("disk:{}", old.display())]);
+    let new = house.path("small").join("new.img");
+    let swap = || house.run(&["swap", "disk", "--to", &format!("block:{}", new.display())]);
+    let failed = swap();
+    said(&failed, 1, "no space");
+    said(&failed, 1, "make room and type the same again, which continues");
+    let status = house.json(&["status", "--json"]);
+    let medium = &status[0]["devices"][0]["medium"];
+    assert_eq!((&medium["at"], &medium["is_swapping"]), (&format!("block:{}", old.display()).into(), &false.into()));
+    small.grow("16m");
+    said(&swap(), 0, "has a part of it already");
+    assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap(), "the copy is the original");
+    drop(share);
+}
+
 /// A database that is written as fast as it can be while its disk moves there and back: no transaction fails, none is lost.
 #[test]
 fn a_database_notices_nothing_of_its_disk_moving() {
@@ -213,4 +238,53 @@ fn fio_verifies_what_it_wrote_to_a_disk_that_moves() {
     }
     assert_eq!(fio.wait_for_end(PATIENCE), Some(0), "{}", fio.log());
     assert!(fio.log().is_empty(), "{}", fio.log());
+}
+
+/// What `farbus nbd` serves is a disk as any: its client writes and verifies while it moves.
+#[test]
+fn what_is_served_to_nbd_clients_moves_is_cancelled_and_goes_on() {
+    let house = House::new();
+    let old = house.image("old.img", 48 * MIB);
+    fill(&old, &[0, 1, 2, 3, 20, 21, 22, 47]);
+    let [old, new, socket] =
+        [old, house.path("new.img"), house.path("disk.sock")].map(|p| p.to_str().unwrap().to_owned());
+    let (what, to_new) = (format!("block:{old}"), format!("block:{new}"));
+    let mut nbd = Running::start(house.command(&["nbd", &what, "memory:1M", "--socket", &socket, "--json"]));
+    nbd.wait_for_line("memory");
+    let medium = || house.json(&["status", "--json"])[0]["devices"][0]["medium"].clone();
+    assert_eq!((&medium()["at"], &medium()["is_swapping"]), (&what.as_str().into(), &false.into()));
+    let slowly = ["swap", "old.img", "--to", &to_new, "--rate", "4M"];
+    let mut first = Running::start(house.command(&slowly));
+    wait_until(PATIENCE, "it begins", || medium()["is_swapping"] == true);
+    let swap = |device: &str, to: &str| house.run(&["swap", device, "--to", to]);
+    said(&swap("old.img", &format!("block:{}", house.path("third.img").display())), 3, "--cancel");
+    said(&swap("old.img", "usb:1-1"), 3, "it moves to block:PATH");
+    said(&swap("tape", &to_new), 4, "farbus status");
+    said(&house.run(&["swap", "memory", "--cancel"]), 4, "not being swapped");
+    said(&house.run(&["swap", "old.img", "--cancel"]), 0, "");
+    assert_eq!(first.wait_for_end(PATIENCE), Some(3));
+    first.assert_logged("was cancelled");
+    assert_eq!(medium()["at"], what.as_str());
+    // Somebody writes all the time until it is elsewhere.
+    let fio = (has("fio", has_program("fio"))).then(|| {
+        let uri = format!("--uri=nbd+unix:///old.img?socket={socket}");
+        let options = ["--rw=randwrite", "--bsrange=4k-64k", "--size=48M", "--loops=2", "--iodepth=30", "--fsync=64"];
+        let mut fio = house.command_of(Path::new("fio"), &["--name=swap", "--ioengine=nbd", &uri]);
+        fio.args(options).args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
+        Running::start(fio)
+    });
+    said(&house.run(&["swap", "old.img", "--to", &to_new, "--verify"]), 0, "has a part of it already");
+    assert_eq!((&medium()["at"], &medium()["is_swapping"]), (&to_new.as_str().into(), &false.into()));
+    if let Some(mut fio) = fio {
+        assert_eq!(fio.wait_for_end(PATIENCE), Some(0), "{}", fio.log());
+        assert!(fio.log().is_empty(), "{}", fio.log());
+    } else {
+        assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap(), "the copy is the original");
+    }
+    let ended =
+        house.json(&["swap", "memory", "--to", &format!("block:{}", house.path("kept.img").display()), "--json"]);
+    assert_eq!((&ended["state"], &ended["total_bytes"]), (&"done".into(), &MIB.into()));
+    nbd.signal(Signal::INT);
+    assert_eq!(nbd.wait_for_end(PATIENCE), Some(0));
+    said(&house.run(&["nbd", &what, "--socket", &socket]), 1, "farbus swap --forget");
 }

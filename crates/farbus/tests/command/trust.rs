@@ -19,7 +19,7 @@ pub struct Host<'a> {
 }
 
 impl<'a> Host<'a> {
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub fn command(&self, arguments: &[&str]) -> Command {
         self.equip(self.house.command(arguments))
     }
 

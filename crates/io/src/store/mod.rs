@@ -1,10 +1,12 @@
 //! Where blocks are kept: implementations of the model's [`BlockStore`](farbus_model::BlockStore).
 
 pub mod file;
+pub mod frames;
 
 use std::fs;
 
 pub use file::{BlockSizes, FileStore, OpenError, Trouble};
+pub use frames::FrameFile;
 
 /// A number that changes when this machine is started anew: what was written to a file and not flushed may then be lost.
 pub fn boot_number() -> u64 {

@@ -22,6 +22,8 @@ const ATTACHMENTS_MAX: usize = 512;
 const ENOUGH_BYTES_MIN: usize = 64 << 10;
 /// The same of large ones, of which it is two otherwise.
 const ENOUGH_BYTES_MAX: usize = 256 << 10;
+/// The lease of an heir who sees what is not his yet.
+const NOT_YET: u64 = 0;
 /// How long an importer is waited for that ended its link itself.
 const CLOSED_GRACE_MAX: Duration = Duration::from_secs(4);
 
@@ -129,6 +131,33 @@ pub struct Bequest {
     pub heir: [u8; 32],
     /// What that host is given along with it.
     pub luggage: Vec<u8>,
+    /// How long it waits for that host; none: as long as is usual there.
+    pub left: Option<Duration>,
+}
+
+/// A device that was handed over and that nobody has fetched, in its importer's hands again: another process is to wait for its heir.
+pub struct Recalled {
+    /// The lease under which it was handed over.
+    pub lease: u64,
+    /// It.
+    pub served: Box<dyn Served>,
+    /// To whom it goes.
+    pub bequest: Bequest,
+}
+
+impl Bequest {
+    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let heir = from.take(32, "heir")?.try_into().expect("32 bytes");
+        let (luggage, ms) = (from.bytes("luggage")?.to_vec(), from.u64("time left")?);
+        if luggage.len() > LUGGAGE_BYTES_MAX || ms > u32::MAX.into() {
+            return Err(Reject::new(
+                "luggage",
+                luggage.len() as u64,
+                "luggage has 16 MiB at most, and waits some seconds",
+            ));
+        }
+        Ok(Self { heir, luggage, left: Some(Duration::from_millis(ms)) })
+    }
 }
 
 /// A device that was handed over, in its heir's hands.
@@ -161,6 +190,21 @@ pub trait Services {
         let _ = (now, number, inherit);
         Some(Err(End { cause: Cause::Refused, message: "nothing is handed over here".to_owned() }))
     }
+
+    /// What an heir may see of the device until it is his: it changes nothing. `None`: nothing, as of any but block devices.
+    ///
+    /// # Errors
+    /// [`End`]: it never will be his.
+    fn show(&mut self, now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
+        let _ = (now, number, inherit);
+        None
+    }
+
+    /// What attachment `number` handed over, of which nobody knows yet what becomes of it; `None`: that is known, or there is nothing.
+    fn recall(&mut self, now: Instant, number: u16, open: &Open) -> Option<Recalled> {
+        let _ = (now, number, open);
+        None
+    }
 }
 
 /// The exporter's end: a lane, the state of the link below it, and what is attached.
@@ -179,7 +223,7 @@ pub struct ExporterSession {
     /// Attachments whose device waits for its heir: it may come back.
     moving: BTreeMap<u16, Open>,
     /// Attachments that are to inherit a device.
-    heirs: BTreeMap<u16, Inherit>,
+    heirs: BTreeMap<u16, Heir>,
     /// What has arrived of a close that goes on.
     closing: BTreeMap<u16, Payload>,
     is_ended: bool,
@@ -191,6 +235,17 @@ struct Attached {
     open: Open,
     lease: u64,
     served: Box<dyn Served>,
+    /// It was handed over, and came back for as long as another process takes to go on.
+    bequest: Option<Bequest>,
+}
+
+/// Whoever waits for a device that is to be handed over to him.
+struct Heir {
+    inherit: Inherit,
+    /// What he may see of it meanwhile.
+    shown: Option<Box<dyn Served>>,
+    /// What another process wrote down of that, which is yet to be shown here.
+    left: Option<Vec<u8>>,
 }
 
 /// An attachment of another process, which is yet to be served here.
@@ -204,6 +259,8 @@ pub struct Left {
     pub lease: u64,
     /// What [`Served::save`] wrote; none of what nobody can go on with.
     pub state: Option<Vec<u8>>,
+    /// It was handed over, and waits for its heir.
+    pub bequest: Option<Bequest>,
 }
 
 impl ExporterSession {
@@ -309,9 +366,11 @@ impl ExporterSession {
         self.lost_until.is_none()
     }
 
-    /// Whether this attachment is there, its device waiting for its heir included.
+    /// Whether this attachment is there, its device waiting for its heir or shown to it included.
     pub fn is_attached(&self, number: u16) -> bool {
-        self.attachments.contains_key(&number) || self.moving.contains_key(&number)
+        self.attachments.contains_key(&number)
+            || self.moving.contains_key(&number)
+            || self.heirs.get(&number).is_some_and(|heir| heir.shown.is_some())
     }
 
     /// Whether it waits for a device to be handed over.
@@ -342,18 +401,32 @@ impl ExporterSession {
 
     /// When something wants to happen: the grace ends, or a device has its moment.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let devices = self.attachments.values().filter_map(|attached| attached.served.poll_timeout());
-        devices.chain(self.lost_until).min()
+        self.all_served().filter_map(|served| served.poll_timeout()).chain(self.lost_until).min()
     }
 
     /// What to wait on besides the link.
     pub fn readiness(&self) -> impl Iterator<Item = &Readiness> {
-        self.attachments.values().filter_map(|attached| attached.served.readiness())
+        self.all_served().filter_map(|served| served.readiness())
     }
 
-    /// How many devices are attached.
+    /// How many attachments there are, in the sense of [`ExporterSession::is_attached`].
     pub fn attachments(&self) -> usize {
-        self.attachments.len()
+        self.attachments.len() + self.moving.len() + self.heirs.values().filter(|heir| heir.shown.is_some()).count()
+    }
+
+    /// What is served, or shown to an heir.
+    fn all_served(&self) -> impl Iterator<Item = &dyn Served> {
+        let attached = self.attachments.values().map(|attached| &*attached.served);
+        attached.chain(self.heirs.values().filter_map(|heir| heir.shown.as_deref()))
+    }
+
+    /// Lets all of it do something, and say it.
+    fn each_served(&mut self, mut act: impl FnMut(u16, &mut dyn Served, &mut Lane)) {
+        let attached = self.attachments.iter_mut().map(|(&number, attached)| (number, &mut attached.served));
+        let shown = self.heirs.iter_mut().filter_map(|(&number, heir)| Some((number, heir.shown.as_mut()?)));
+        for (number, served) in attached.chain(shown) {
+            with_pool(served, &mut self.pool, |served| act(number, served, &mut self.lane));
+        }
     }
 
     /// Does what arrived, until there is enough to be sent: whether there may be more to do, once that is on its way.
@@ -380,11 +453,13 @@ impl ExporterSession {
         match kind {
             Kind::Data if self.closing.contains_key(&attachment) => self.hear_close(now, attachment, arrived),
             Kind::Request | Kind::Data | Kind::Cancel | Kind::Grant => {
+                let served = match self.attachments.get_mut(&attachment) {
+                    Some(attached) => Some(&mut attached.served),
+                    None => self.heirs.get_mut(&attachment).and_then(|heir| heir.shown.as_mut()),
+                };
                 // What was on its way while we closed the attachment is for nobody.
-                let Some(attached) = self.attachments.get_mut(&attachment) else { return Ok(()) };
-                with_pool(&mut attached.served, &mut self.pool, |served| {
-                    served.handle_arrived(now, arrived, &mut self.lane)
-                })
+                let Some(served) = served else { return Ok(()) };
+                with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lane))
             }
             Kind::Open => self.open(now, attachment, &arrived, services),
             Kind::Inherit => self.open_for_heir(now, attachment, &arrived, services),
@@ -407,7 +482,7 @@ impl ExporterSession {
             return Ok(());
         }
         let Close { heir, luggage } = Close::decode(&body.contiguous())?;
-        let is_known = self.heirs.remove(&number).is_some() || self.moving.remove(&number).is_some();
+        let is_known = self.disinherit(now, number) || self.moving.remove(&number).is_some();
         let Some(Attached { open, served, .. }) = self.attachments.remove(&number) else {
             if is_known {
                 self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message: String::new() });
@@ -419,7 +494,7 @@ impl ExporterSession {
                 served.finish(now);
                 String::new()
             }
-            Some(heir) if served.hand_over(now, Bequest { heir, luggage }) => {
+            Some(heir) if served.hand_over(now, Bequest { heir, luggage, left: None }) => {
                 self.moving.insert(number, open);
                 return Ok(());
             }
@@ -452,7 +527,7 @@ impl ExporterSession {
         let open = Open::decode(&arrived.body.contiguous())?;
         if self.may_begin(number)? {
             match services.open(now, number, &open) {
-                Ok((lease, served)) => self.say_opened(number, Attached { open, lease, served }),
+                Ok((lease, served)) => self.say_opened(number, Attached { open, lease, served, bequest: None }),
                 Err(end) => self.say_end(Kind::Refused, number, &end),
             }
         }
@@ -467,28 +542,58 @@ impl ExporterSession {
         services: &mut impl Services,
     ) -> Result<(), Reject> {
         let inherit = Inherit::decode(&arrived.body.contiguous())?;
-        if self.may_begin(number)? {
-            self.heirs.insert(number, inherit);
-            self.look_for_legacies(now, services);
+        if !self.may_begin(number)? {
+            return Ok(());
+        }
+        self.heirs.insert(number, Heir { inherit, shown: None, left: None });
+        self.look_for_legacies(now, services);
+        let Some(heir) = self.heirs.get_mut(&number) else { return Ok(()) };
+        match services.show(now, number, &heir.inherit) {
+            None => {}
+            Some(Ok(served)) => {
+                let opened = Opened { epoch: NOT_YET, credit: served.credit(), info: served.description() };
+                heir.shown = Some(served);
+                self.say_at_length(Kind::Opened, number, opened.encode());
+            }
+            Some(Err(end)) => {
+                self.heirs.remove(&number);
+                self.say_end(Kind::Refused, number, &end);
+            }
         }
         Ok(())
+    }
+
+    /// Whoever is not to inherit any more sees no more of it either. Says whether he was.
+    fn disinherit(&mut self, now: Instant, number: u16) -> bool {
+        let Some(heir) = self.heirs.remove(&number) else { return false };
+        if let Some(shown) = heir.shown {
+            shown.finish(now);
+        }
+        true
     }
 
     /// Something may have been handed over to somebody: who waits for a device here is given it.
     pub fn look_for_legacies(&mut self, now: Instant, services: &mut impl Services) {
         let waiting = std::mem::take(&mut self.heirs);
-        for (number, inherit) in waiting {
-            match services.inherit(now, number, &inherit) {
-                None => {
-                    self.heirs.insert(number, inherit);
-                }
-                Some(Ok(Inherited { lease, served, luggage })) => {
+        for (number, heir) in waiting {
+            // What he asked of what he sees is answered first; and that before he is given what is shown here again.
+            let is_busy = heir.left.is_some() || heir.shown.as_ref().is_some_and(|shown| !shown.is_at_rest());
+            let inherited = if is_busy { None } else { services.inherit(now, number, &heir.inherit) };
+            let Some(inherited) = inherited else {
+                self.heirs.insert(number, heir);
+                continue;
+            };
+            if let Some(shown) = heir.shown {
+                shown.finish(now);
+            }
+            match inherited {
+                Ok(Inherited { lease, served, luggage }) => {
                     if !luggage.is_empty() {
                         self.say_at_length(Kind::Luggage, number, luggage);
                     }
-                    self.say_opened(number, Attached { open: inherit.open, lease, served });
+                    self.say_opened(number, Attached { open: heir.inherit.open, lease, served, bequest: None });
                 }
-                Some(Err(end)) => self.say_end(Kind::Refused, number, &end),
+                Err(end) => self.say_end(Kind::Refused, number, &end),
             }
         }
     }
@@ -503,7 +608,7 @@ impl ExporterSession {
     /// Nobody came for what was handed over: its importer goes on with it, if that still waits.
     pub fn take_back(&mut self, now: Instant, number: u16, lease: u64, served: Box<dyn Served>) {
         match self.moving.remove(&number) {
-            Some(open) => self.say_opened(number, Attached { open, lease, served }),
+            Some(open) => self.say_opened(number, Attached { open, lease, served, bequest: None }),
             None => served.finish(now),
         }
     }
@@ -528,12 +633,10 @@ impl ExporterSession {
     /// Devices are looked after: whose moment has come, who is ready, who is gone.
     pub fn handle_ready(&mut self, now: Instant) {
         let mut ended = Vec::new();
-        for (&number, Attached { served, .. }) in &mut self.attachments {
-            with_pool(served, &mut self.pool, |served| served.handle_ready(now, &mut self.lane));
-            if let Some(end) = served.poll_end() {
-                ended.push((number, end));
-            }
-        }
+        self.each_served(|number, served, lane| {
+            served.handle_ready(now, lane);
+            ended.extend(served.poll_end().map(|end| (number, end)));
+        });
         for (number, end) in ended {
             self.close(now, number, &end);
         }
@@ -541,8 +644,14 @@ impl ExporterSession {
 
     /// Takes an attachment away: its device is unplugged, or somebody else may have it now.
     pub fn close(&mut self, now: Instant, number: u16, end: &End) {
-        if let Some(Attached { served, .. }) = self.attachments.remove(&number) {
-            served.finish(now);
+        let is_there = match self.attachments.remove(&number) {
+            Some(Attached { served, .. }) => {
+                served.finish(now);
+                true
+            }
+            None => self.disinherit(now, number),
+        };
+        if is_there {
             self.say_end(Kind::Closed, number, end);
         }
     }
@@ -554,30 +663,59 @@ impl ExporterSession {
 
     /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for.
     pub fn only_talks(&self) -> bool {
-        self.attachments.values().all(|attached| attached.served.is_idle())
+        self.all_served().all(<dyn Served>::is_idle)
     }
 
     /// The session is over: every device is given back.
     pub fn finish(self, now: Instant) {
-        for Attached { served, .. } in self.attachments.into_values() {
-            served.finish(now);
-        }
+        self.into_served().for_each(|served| served.finish(now));
+    }
+
+    fn into_served(self) -> impl Iterator<Item = Box<dyn Served>> {
+        let attached = self.attachments.into_values().map(|attached| attached.served);
+        attached.chain(self.heirs.into_values().filter_map(|heir| heir.shown))
     }
 }
 
 impl ExporterSession {
     /// Another process is to go on: what would wait for ever is taken back from the devices.
     pub fn come_to_rest(&mut self, now: Instant) {
-        for Attached { served, .. } in self.attachments.values_mut() {
-            with_pool(served, &mut self.pool, |served| served.come_to_rest(now, &mut self.lane));
+        self.each_served(|_, served, lane| served.come_to_rest(now, lane));
+    }
+
+    /// What was handed over and not fetched comes back for as long as another process takes to go on: it waits there, or here again.
+    pub fn recall(&mut self, now: Instant, services: &mut impl Services) {
+        let moving = std::mem::take(&mut self.moving);
+        for (number, open) in moving {
+            match services.recall(now, number, &open) {
+                Some(Recalled { lease, served, bequest }) => {
+                    self.attachments.insert(number, Attached { open, lease, served, bequest: Some(bequest) });
+                }
+                None => drop(self.moving.insert(number, open)),
+            }
+        }
+    }
+
+    /// What was recalled waits for its heir again.
+    fn hand_over_again(&mut self, now: Instant) {
+        let is_recalled = |(_, attached): &(&u16, &mut Attached)| attached.bequest.is_some();
+        let recalled: Vec<u16> = self.attachments.iter_mut().filter(is_recalled).map(|(&number, _)| number).collect();
+        for number in recalled {
+            let Some(Attached { open, served, bequest: Some(bequest), .. }) = self.attachments.remove(&number) else {
+                continue;
+            };
+            if served.hand_over(now, bequest) {
+                self.moving.insert(number, open);
+            } else {
+                let message = HANDED_OVER.to_owned();
+                self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message });
+            }
         }
     }
 
     /// Whether no device has anything of the importer's, and none is on its way to an heir.
     pub fn is_at_rest(&self) -> bool {
-        self.moving.is_empty()
-            && self.closing.is_empty()
-            && self.attachments.values().all(|attached| attached.served.is_at_rest())
+        self.moving.is_empty() && self.closing.is_empty() && self.all_served().all(<dyn Served>::is_at_rest)
     }
 
     /// Writes it down, at rest and with nothing heard since: for another process, whose devices are called what `name_of` says
@@ -597,7 +735,7 @@ impl ExporterSession {
         to.u64(ms(self.lost_until.map_or(self.grace, |until| until - now)));
         self.lane.save(now, to);
         to.count(self.attachments.len());
-        for (&number, Attached { open, lease, served }) in &self.attachments {
+        for (&number, Attached { open, lease, served, bequest }) in &self.attachments {
             to.u16(number);
             to.bytes(&Open { name: name_of(number, &open.name), ..open.clone() }.encode());
             to.u64(*lease);
@@ -607,11 +745,23 @@ impl ExporterSession {
             if is_movable {
                 to.bytes(&state.into_bytes());
             }
+            to.flag(bequest.is_some());
+            if let Some(Bequest { heir, luggage, left }) = bequest {
+                to.raw(heir);
+                to.bytes(luggage);
+                to.u64(ms(left.unwrap_or_default()));
+            }
         }
         to.count(self.heirs.len());
-        for (&number, inherit) in &self.heirs {
+        for (&number, heir) in &self.heirs {
             to.u16(number);
-            to.bytes(&inherit.encode());
+            to.bytes(&heir.inherit.encode());
+            let mut state = Writer::part();
+            let is_shown = heir.shown.as_ref().is_some_and(|shown| shown.save(&mut state).is_ok());
+            to.flag(is_shown);
+            if is_shown {
+                to.bytes(&state.into_bytes());
+            }
         }
     }
 
@@ -637,13 +787,15 @@ impl ExporterSession {
             }
             let (open, lease) = (Open::decode(from.bytes("open")?)?, from.u64("lease")?);
             let state = if from.flag("movable")? { Some(from.bytes("state")?.to_vec()) } else { None };
-            all.push(Left { number, open, lease, state });
+            let bequest = if from.flag("handed over")? { Some(Bequest::restore(from)?) } else { None };
+            all.push(Left { number, open, lease, state, bequest });
         }
         let mut heirs = BTreeMap::new();
         for _ in 0..from.count("heirs", 2)? {
             let (number, inherit) = (from.u16("heir")?, Inherit::decode(from.bytes("inherit")?)?);
+            let left = if from.flag("shown")? { Some(from.bytes("state")?.to_vec()) } else { None };
             let is_new = number > 0 && all.iter().all(|left| left.number != number);
-            if !is_new || heirs.insert(number, inherit).is_some() {
+            if !is_new || heirs.insert(number, Heir { inherit, shown: None, left }).is_some() {
                 return Err(Reject::new("heir", number.into(), "each has a number of its own, from 1"));
             }
         }
@@ -673,9 +825,40 @@ impl ExporterSession {
     }
 
     /// Serves what another process served, whose device is here again as it was there.
-    pub fn serve(&mut self, now: Instant, Left { number, open, lease, .. }: Left, mut served: Box<dyn Served>) {
+    pub fn serve(&mut self, now: Instant, left: Left, mut served: Box<dyn Served>) {
+        let Left { number, open, lease, bequest, .. } = left;
         with_pool(&mut served, &mut self.pool, |served| served.go_on(now, &mut self.lane));
-        self.attachments.insert(number, Attached { open, lease, served });
+        self.attachments.insert(number, Attached { open, lease, served, bequest });
+        self.hand_over_again(now);
+    }
+
+    /// Shows heirs again what another process showed them. Says whether there is nobody left to whom that was not possible yet: because
+    /// its device is *gone*, which may pass by.
+    pub fn show_again(&mut self, now: Instant, services: &mut impl Services) -> bool {
+        let mut refused = Vec::new();
+        for (&number, heir) in &mut self.heirs {
+            let Some(state) = &heir.left else { continue };
+            let wrong = |reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") };
+            match services.show(now, number, &heir.inherit) {
+                Some(Ok(mut served)) => match served.restore(now, &mut Reader::new(state)) {
+                    Ok(()) => (heir.shown, heir.left) = (Some(served), None),
+                    Err(reject) => {
+                        served.finish(now);
+                        refused.push((number, wrong(reject)));
+                    }
+                },
+                Some(Err(end)) if end.cause == Cause::Gone => {}
+                Some(Err(end)) => refused.push((number, end)),
+                None => {
+                    let message = "it is not shown before it is handed over any more".to_owned();
+                    refused.push((number, End { cause: Cause::Refused, message }));
+                }
+            }
+        }
+        for (number, end) in refused {
+            self.close(now, number, &end);
+        }
+        self.heirs.values().all(|heir| heir.left.is_none())
     }
 
     /// Says why something is not served any more that another process served.
@@ -683,18 +866,22 @@ impl ExporterSession {
         self.say_end(Kind::Closed, number, end);
     }
 
+    /// The same to heirs whose device has not come.
+    pub fn give_up_heirs(&mut self, now: Instant, end: &End) {
+        let late: Vec<u16> =
+            self.heirs.iter().filter(|(_, heir)| heir.left.is_some()).map(|(&number, _)| number).collect();
+        late.into_iter().for_each(|number| self.close(now, number, end));
+    }
+
     /// The other process does not go on, this one does.
     pub fn go_on(&mut self, now: Instant) {
-        for Attached { served, .. } in self.attachments.values_mut() {
-            with_pool(served, &mut self.pool, |served| served.go_on(now, &mut self.lane));
-        }
+        self.each_served(|_, served, lane| served.go_on(now, lane));
+        self.hand_over_again(now);
     }
 
     /// Another process goes on: devices are let go of as they are.
     pub fn leave(self, now: Instant) {
-        for Attached { served, .. } in self.attachments.into_values() {
-            served.leave(now);
-        }
+        self.into_served().for_each(|served| served.leave(now));
     }
 }
 

@@ -7,7 +7,7 @@
 //! | [`attachment`] | what every class's importing end does alike |
 //! | [`served_block`], [`served_usb`] | a device of ours that a session serves |
 //! | [`remote_block`], [`remote_usb`] | a device of theirs that a session brings |
-//! | [`served_observer`], [`remote_observer`] | copies of what a USB device sends to its user |
+//! | [`served_observer`], [`remote_observer`] | what is looked at: copies of what a USB device sends to its user; a stream's frames |
 //! | [`timing`] | which requests are timed, and where their time went |
 //! | `slots` | requests in flight, by their tag |
 //!
@@ -22,6 +22,9 @@
 //! | the exporter's process, for another that goes on | it waits; what a device had of it is ended first | the same |
 //! | the exporter forgot the session | a protocol error (attribute *device*); the device is set up again | it is asked again |
 //! | the device | gone | gone |
+//!
+//! Of a stream nothing is asked: its frames wait for the next link, for another process only if its reader wants no more than the latest,
+//! and are lost with an exporter that forgets.
 
 pub mod attachment;
 pub mod exporter;
@@ -37,14 +40,14 @@ pub mod timing;
 
 /// The bytes of it: what a greeting and a device's own class have to say.
 pub use farbus_wire::native::{
-    Arrived, Flow, Head, Kind, Lane, LaneLimits, Message, Part, Urgency, control, frame, hello, usb,
+    Arrived, Flow, Head, Kind, Lane, LaneLimits, Message, Part, Urgency, control, frame, hello, stream, usb,
 };
 
 pub use attachment::{Attachment, Heard};
-pub use exporter::{Bequest, ExporterSession, Inherited, Left, Served, Services, Unmovable};
+pub use exporter::{Bequest, ExporterSession, Inherited, Left, Recalled, Served, Services, Unmovable};
 pub use importer::{Attached, ImporterSession, Movable, Progress, State};
 pub use remote_block::RemoteBlock;
-pub use remote_observer::RemoteObserver;
+pub use remote_observer::{RemoteObserver, RemoteStream};
 pub use remote_usb::RemoteUsb;
 pub use served_block::ServedBlock;
 pub use served_observer::ServedObserver;

@@ -6,7 +6,7 @@ use farbus_model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Completions, Instant, Payload, StoreError,
 };
 use farbus_wire::native::block::{self, Description};
-use farbus_wire::native::control::{Cause, Close, Credit, End, Open, Opened};
+use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, LUGGAGE_NAME_BYTES, Open, Opened};
 use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
@@ -16,6 +16,8 @@ use super::slots::Slots;
 use super::timing::{Timed, Timing, split_residence};
 use crate::Reject;
 
+/// Nothing comes along with a disk.
+const NO_LUGGAGE: [u8; LUGGAGE_NAME_BYTES] = [0; LUGGAGE_NAME_BYTES];
 /// Bytes of an [`Opened`]: far more than a disk's description has.
 const OPENED_BYTES_MAX: usize = 4096;
 
@@ -36,6 +38,8 @@ pub struct RemoteBlock {
     is_still: bool,
     /// It was handed over, and nobody has come for it.
     is_moving: bool,
+    /// It is to be handed over to us: until then it is read at most.
+    is_expected: bool,
     opened: Vec<Payload>,
     next_order: u64,
     /// The order behind the last change.
@@ -66,6 +70,16 @@ struct Flight {
 impl RemoteBlock {
     /// Asks for a device as `attachment`, a number of the session that is not in use.
     pub fn new(attachment: u16, open: Open) -> Self {
+        Self::asking(attachment, open, false)
+    }
+
+    /// Asks for a device that is to be handed over to us, whenever that is. It is open as soon as its exporter has said what it is: what is
+    /// read is read; all else waits until it is ours.
+    pub fn heir(attachment: u16, open: Open) -> Self {
+        Self::asking(attachment, open, true)
+    }
+
+    fn asking(attachment: u16, open: Open, is_expected: bool) -> Self {
         let mut remote = Self {
             attachment,
             open,
@@ -78,6 +92,7 @@ impl RemoteBlock {
             outbox: VecDeque::new(),
             is_still: false,
             is_moving: false,
+            is_expected,
             opened: Vec::new(),
             next_order: 0,
             changed: 0,
@@ -105,8 +120,11 @@ impl RemoteBlock {
     }
 
     fn ask_to_open(&mut self) {
-        let part = self.open.encode().into();
-        self.outbox.push_back(Message::control(Kind::Open, self.attachment, 0, part));
+        let (kind, bytes) = match self.is_expected {
+            true => (Kind::Inherit, Inherit { luggage: NO_LUGGAGE, open: self.open.clone() }.encode()),
+            false => (Kind::Open, self.open.encode()),
+        };
+        self.outbox.push_back(Message::control(kind, self.attachment, 0, bytes.into()));
     }
 
     fn has_credit(&self, cost: u64) -> bool {
@@ -114,14 +132,20 @@ impl RemoteBlock {
             && (self.bytes == 0 || self.bytes + cost <= u64::from(self.credit.bytes))
     }
 
+    /// The first that waits and may leave, credit aside.
+    fn next_held(&self) -> Option<usize> {
+        match self.state == State::Open && !self.is_still {
+            true if self.is_expected => self.held.iter().position(|request| request.op == BlockOp::Read),
+            may_leave => (may_leave && !self.held.is_empty()).then_some(0),
+        }
+    }
+
     /// Requests that wait leave as far as there is credit.
     fn release(&mut self, now: Instant) {
-        while self.state == State::Open
-            && !self.is_still
-            && let Some(request) = self.held.front()
-            && self.has_credit(cost(request))
+        while let Some(at) = self.next_held()
+            && self.has_credit(cost(&self.held[at]))
         {
-            let request = self.held.pop_front().expect("looked at just now");
+            let request = self.held.remove(at).expect("looked at just now");
             self.start(now, request);
         }
     }
@@ -179,7 +203,9 @@ impl RemoteBlock {
         if arrived.head.flags.more {
             return Ok(());
         }
-        if self.state != State::Opening && !std::mem::take(&mut self.is_moving) {
+        // Nothing of before is asked again of what has become ours: its exporter answers that first, or gives it to the device.
+        let is_ours_now = self.is_expected && self.state == State::Open;
+        if self.state != State::Opening && !is_ours_now && !std::mem::take(&mut self.is_moving) {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
         }
         // If it was to be another's, it is ours again.
@@ -188,26 +214,30 @@ impl RemoteBlock {
         let opened = Opened::decode(&body.contiguous())?;
         let description = Description::decode(&opened.info)?;
         let before = self.description.replace(description);
+        // As long as it is not, it has no lease.
+        self.is_expected &= opened.epoch == 0;
         self.open.epoch = opened.epoch;
         self.credit = opened.credit;
         self.state = State::Open;
         if let Some(before) = before {
-            self.come_back(before, description);
+            if before.info != description.info {
+                self.is_another(before, description);
+            } else if !is_ours_now {
+                self.come_back(before, description);
+            }
         }
         self.release(now);
         Ok(())
     }
 
+    fn is_another(&mut self, before: Description, now: Description) {
+        let (had, has) = (before.info.size_bytes, now.info.size_bytes);
+        let message = format!("the disk is another one: it had {had} bytes and has {has}");
+        self.state = State::Ended(End { cause: Cause::Gone, message });
+    }
+
     /// The exporter had forgotten us, and the device is open again: what was in flight is asked again.
     fn come_back(&mut self, before: Description, now: Description) {
-        if before.info != now.info {
-            let message = format!(
-                "the disk is another one: it had {} bytes and has {}",
-                before.info.size_bytes, now.info.size_bytes
-            );
-            self.state = State::Ended(End { cause: Cause::Gone, message });
-            return;
-        }
         // A change that is asked again needs no flush of before.
         let answered = self.first_change_in_flight().unwrap_or(self.changed);
         self.is_undurable |= before.durability != now.durability && answered > self.flushed;
@@ -315,9 +345,7 @@ impl BlockDevice for RemoteBlock {
             State::Ended(end) => done.push(request.fail(error_of(end.cause))),
             State::Open => match self.info().check(&request) {
                 Err(error) => done.push(request.fail(error)),
-                Ok(()) if self.held.is_empty() && !self.is_still && self.has_credit(cost(&request)) => {
-                    self.start(now, request)
-                }
+                Ok(()) if self.may_start(&request) => self.start(now, request),
                 Ok(()) => self.hold(request),
             },
             State::Opening => self.hold(request),
@@ -330,6 +358,15 @@ impl BlockDevice for RemoteBlock {
 }
 
 impl RemoteBlock {
+    fn may_start(&self, request: &BlockInFlight) -> bool {
+        // What waits because the device is not ours yet is in no read's way.
+        let is_next = match self.is_expected {
+            true => request.op == BlockOp::Read && self.next_held().is_none(),
+            false => self.held.is_empty(),
+        };
+        is_next && !self.is_still && self.has_credit(cost(request))
+    }
+
     fn hold(&mut self, mut request: BlockInFlight) {
         request.share_payload();
         self.held.push_back(request);
@@ -424,6 +461,10 @@ impl Attached for RemoteBlock {
     fn is_moving(&self) -> bool {
         self.is_moving && self.state == State::Open
     }
+
+    fn is_expected(&self) -> bool {
+        self.is_expected
+    }
 }
 
 impl Movable for RemoteBlock {
@@ -439,7 +480,7 @@ impl Movable for RemoteBlock {
             State::Open => true,
             State::Ended(_) => panic!("what is over does not go on"),
         });
-        for flag in [self.is_still, self.is_moving, self.is_undurable] {
+        for flag in [self.is_still, self.is_moving, self.is_expected, self.is_undurable] {
             to.flag(flag);
         }
         to.bytes(&description.encode());
@@ -472,6 +513,7 @@ impl Movable for RemoteBlock {
             remote.state = State::Open;
         }
         (remote.is_still, remote.is_moving) = (from.flag("still")?, from.flag("moving")?);
+        remote.is_expected = from.flag("expected")?;
         remote.is_undurable = from.flag("undurable")?;
         let description = Description::decode(from.bytes("description")?)?;
         remote.description = Some(description);

@@ -1,10 +1,11 @@
-//! What a device of another host sends to its user, for somebody who looks on.
+//! What a device of another host shows by itself, for somebody who looks on: its events, or a stream's frames.
 
-use farbus_model::limits::OBSERVED_EVENTS_MAX;
+use std::fmt::Debug;
+
+use farbus_model::limits::{OBSERVED_EVENTS_MAX, URB_BYTES_MAX};
 use farbus_model::{Instant, Payload};
 use farbus_wire::native::control::{Cause, Open};
-use farbus_wire::native::usb::{Description, Event};
-use farbus_wire::native::{Arrived, Kind, Message};
+use farbus_wire::native::{Arrived, Kind, Message, stream, usb};
 
 use super::attachment::{Attachment, Heard};
 use super::importer::{Attached, State};
@@ -12,41 +13,115 @@ use crate::Reject;
 
 /// Bytes of an [`Opened`](farbus_wire::native::control::Opened): as for a device that is used.
 const OPENED_BYTES_MAX: usize = 1 << 20;
-/// Bytes of an event: the largest transfer, and its packets.
-const EVENT_BYTES_MAX: usize = farbus_model::limits::URB_BYTES_MAX as usize + (8 << 10);
-/// Events that are asked for beforehand: what waits for an observer at most.
-const GRANTED: u32 = OBSERVED_EVENTS_MAX as u32;
+
+/// Something that shows itself: what it is, and what it shows.
+pub trait Showing: Sized + Debug {
+    /// What it shows, one by one.
+    type Event: Debug;
+
+    /// What it is.
+    ///
+    /// # Errors
+    /// [`Reject`]: there is no such thing.
+    fn decode(bytes: &[u8]) -> Result<Self, Reject>;
+
+    /// An event from the whole of its message.
+    ///
+    /// # Errors
+    /// [`Reject`]: nothing of the kind shows that.
+    fn decode_event(message: Payload) -> Result<Self::Event, Reject>;
+
+    /// Events that are asked for beforehand: what waits for its owner at most.
+    fn window(&self) -> u32;
+
+    /// Bytes of an event at most.
+    fn event_bytes_max(&self) -> usize;
+}
+
+impl Showing for usb::Description {
+    type Event = usb::Event;
+
+    fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+        Self::decode(bytes)
+    }
+
+    fn decode_event(message: Payload) -> Result<usb::Event, Reject> {
+        usb::Event::decode(message)
+    }
+
+    fn window(&self) -> u32 {
+        OBSERVED_EVENTS_MAX as u32
+    }
+
+    /// The largest transfer, and its packets.
+    fn event_bytes_max(&self) -> usize {
+        URB_BYTES_MAX as usize + (8 << 10)
+    }
+}
+
+impl Showing for stream::Description {
+    type Event = stream::Frame;
+
+    fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+        Self::decode(bytes)
+    }
+
+    fn decode_event(message: Payload) -> Result<stream::Frame, Reject> {
+        stream::Frame::decode(message)
+    }
+
+    fn window(&self) -> u32 {
+        Self::window(self)
+    }
+
+    fn event_bytes_max(&self) -> usize {
+        self.frame_bytes_max as usize + stream::EVENT_BYTES
+    }
+}
 
 /// A device that is observed.
+pub type RemoteObserver = Onlooker<usb::Description>;
+/// A stream that is read.
+pub type RemoteStream = Onlooker<stream::Description>;
+
+/// Something that is looked at.
 #[derive(Debug)]
-pub struct RemoteObserver {
+pub struct Onlooker<S> {
     attachment: Attachment,
-    description: Option<Description>,
+    description: Option<S>,
     /// Events that were asked for and have not come.
     under_way: u32,
     /// The pieces of an event that goes on, and its tag.
     arriving: Option<(u16, Vec<Payload>, usize)>,
 }
 
-impl RemoteObserver {
-    /// Asks to observe a device as `number`, one of the session that is not in use.
+impl<S: Showing> Onlooker<S> {
+    /// Asks to look at it as `number`, one of the session that is not in use.
     pub fn new(number: u16, open: Open) -> Self {
         let attachment = Attachment::new(number, open, OPENED_BYTES_MAX);
         Self { attachment, description: None, under_way: 0, arriving: None }
     }
 
-    /// What the device is, once it was opened.
-    pub fn description(&self) -> Option<&Description> {
+    /// What it is, once it was opened.
+    pub fn description(&self) -> Option<&S> {
         self.description.as_ref()
     }
 
     fn want_more(&mut self) {
-        let part = (GRANTED - self.under_way).to_le_bytes().into();
-        self.under_way = GRANTED;
+        let Some(window) = self.description.as_ref().map(S::window) else { return };
+        let part = (window - self.under_way).to_le_bytes().into();
+        self.under_way = window;
         self.attachment.say(Message::control(Kind::Grant, self.attachment.number(), 0, part));
     }
 
-    fn take_in(&mut self, arrived: Arrived, done: &mut Vec<Event>) -> Result<(), Reject> {
+    fn take_in(&mut self, arrived: Arrived, done: &mut Vec<S::Event>) -> Result<(), Reject> {
+        let Some(description) = &self.description else {
+            return Err(Reject::new(
+                "kind",
+                arrived.head.kind.code().into(),
+                "what shows itself says first what it is",
+            ));
+        };
         let tag = arrived.head.tag;
         let (mut pieces, mut bytes) = match (arrived.head.kind, self.arriving.take()) {
             (Kind::Event, None) => (Vec::new(), 0),
@@ -54,31 +129,32 @@ impl RemoteObserver {
             _ => return Err(Reject::new("tag", tag.into(), "one event comes after the other")),
         };
         bytes += arrived.body.len();
-        if bytes > EVENT_BYTES_MAX {
-            return Err(Reject::new("event", bytes as u64, "no transfer brings so much"));
+        if bytes > description.event_bytes_max() {
+            return Err(Reject::new("event", bytes as u64, "no event is so long"));
         }
         pieces.push(arrived.body);
         if arrived.head.flags.more {
             self.arriving = Some((tag, pieces, bytes));
             return Ok(());
         }
-        done.push(Event::decode(Payload::joined(pieces))?);
+        let half = description.window() / 2;
+        done.push(S::decode_event(Payload::joined(pieces))?);
         let unasked = Reject::new("event", 0, "no more come than were granted");
         self.under_way = self.under_way.checked_sub(1).ok_or(unasked)?;
-        if self.under_way <= GRANTED / 2 {
+        if self.under_way <= half {
             self.want_more();
         }
         Ok(())
     }
 }
 
-impl Attached for RemoteObserver {
-    type Done = Vec<Event>;
+impl<S: Showing> Attached for Onlooker<S> {
+    type Done = Vec<S::Event>;
 
-    fn handle_arrived(&mut self, _now: Instant, arrived: Arrived, done: &mut Vec<Event>) -> Result<(), Reject> {
+    fn handle_arrived(&mut self, _now: Instant, arrived: Arrived, done: &mut Vec<S::Event>) -> Result<(), Reject> {
         match self.attachment.handle_arrived(arrived)? {
             Heard::Opened(opened) => {
-                self.description = Some(Description::decode(&opened.info)?);
+                self.description = Some(S::decode(&opened.info)?);
                 self.want_more();
                 Ok(())
             }
@@ -87,12 +163,12 @@ impl Attached for RemoteObserver {
         }
     }
 
-    fn handle_renewed(&mut self, _now: Instant, _done: &mut Vec<Event>) {
+    fn handle_renewed(&mut self, _now: Instant, _done: &mut Vec<S::Event>) {
         (self.under_way, self.arriving) = (0, None);
         self.attachment.handle_renewed();
     }
 
-    fn handle_over(&mut self, cause: Cause, message: &str, _done: &mut Vec<Event>) {
+    fn handle_over(&mut self, cause: Cause, message: &str, _done: &mut Vec<S::Event>) {
         self.attachment.handle_over(cause, message);
     }
 

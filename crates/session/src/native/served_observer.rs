@@ -1,25 +1,78 @@
-//! What a device of ours sends, served to somebody who looks on.
+//! What a device of ours shows by itself, served to somebody who looks on: its events, or a stream's frames.
 
 use std::fmt;
 
 use farbus_model::limits::OBSERVED_GRANT_MAX;
-use farbus_model::{Instant, Readiness};
+use farbus_model::{Instant, Payload, Readiness};
 use farbus_wire::native::control::{Cause, Credit, End};
-use farbus_wire::native::{Arrived, Flow, Head, Kind, Lane, Message, Urgency};
+use farbus_wire::native::{Arrived, Flow, Head, Kind, Lane, Message, Part, Urgency};
 
 use super::exporter::{Served, Unmovable};
 use crate::Reject;
-use crate::observe::Seat;
 use crate::snapshot::{Reader, Writer};
+use crate::{observe, stream};
 
-/// A seat in a device's audience, and what its owner asked for.
+/// What is looked at, from one place.
+pub trait Shown: Send {
+    /// What was shown longest ago, as its class says it: its part, and data.
+    fn take(&mut self) -> Option<(Part, Payload)>;
+
+    /// How many may be asked for beforehand.
+    fn grant_max(&self) -> u32;
+
+    /// Whether another process can show it from where this one stops.
+    fn is_movable(&self) -> bool;
+
+    /// Why nothing more comes, if it does not.
+    fn over(&self) -> Option<&'static str>;
+}
+
+impl Shown for observe::Seat {
+    fn take(&mut self) -> Option<(Part, Payload)> {
+        observe::Seat::take(self).map(|event| (event.part(), event.data))
+    }
+
+    fn grant_max(&self) -> u32 {
+        OBSERVED_GRANT_MAX
+    }
+
+    /// What nobody has sent by then is not seen.
+    fn is_movable(&self) -> bool {
+        true
+    }
+
+    fn over(&self) -> Option<&'static str> {
+        self.is_over().then_some("the device is not shared any more")
+    }
+}
+
+impl Shown for stream::Seat {
+    fn take(&mut self) -> Option<(Part, Payload)> {
+        stream::Seat::take(self).map(|frame| (frame.part(), frame.data))
+    }
+
+    fn grant_max(&self) -> u32 {
+        self.description().window()
+    }
+
+    /// Who wants all would miss what waits here.
+    fn is_movable(&self) -> bool {
+        self.policy() == stream::Policy::Latest
+    }
+
+    fn over(&self) -> Option<&'static str> {
+        self.is_over().then_some("the source has ended")
+    }
+}
+
+/// A seat, and what its owner asked for.
 pub struct ServedObserver {
     attachment: u16,
-    seat: Seat,
+    seat: Box<dyn Shown>,
     readiness: Readiness,
     /// Makes it unready: what it stood for is being seen to.
     hush: Box<dyn Fn() + Send>,
-    /// The device's [`Description`](farbus_wire::native::usb::Description).
+    /// What it is, in its class's words.
     description: Vec<u8>,
     /// Events that may yet be sent.
     granted: u32,
@@ -38,7 +91,7 @@ impl ServedObserver {
     /// Serves `seat` as `attachment`; `readiness` is what the seat's wake makes ready and `hush` unready, and `give_back` is called in the end.
     pub fn new(
         attachment: u16,
-        seat: Seat,
+        seat: Box<dyn Shown>,
         readiness: Readiness,
         hush: impl Fn() + Send + 'static,
         description: Vec<u8>,
@@ -50,15 +103,15 @@ impl ServedObserver {
 
     fn send(&mut self, lane: &mut Lane) {
         while self.granted > 0
-            && let Some(event) = self.seat.take()
+            && let Some((part, payload)) = self.seat.take()
         {
             self.granted -= 1;
             let head = Head::new(Kind::Event, self.attachment, self.tag);
             self.tag = self.tag.wrapping_add(1);
-            let (part, flow) = (event.part(), Flow(u32::from(self.attachment) << 8));
+            let flow = Flow(u32::from(self.attachment) << 8);
             // Whoever only looks on waits for those who work.
             let urgency = Urgency::Low;
-            lane.send(Message { head, part, payload: event.data, urgency, flow, done_at: None });
+            lane.send(Message { head, part, payload, urgency, flow, done_at: None });
         }
     }
 }
@@ -78,7 +131,8 @@ impl Served for ServedObserver {
                 let bytes = arrived.body.contiguous();
                 let more = bytes.as_ref().try_into().map(u32::from_le_bytes);
                 let more = more.map_err(|_| Reject::new("grant", bytes.len() as u64, "it has 4 bytes"))?;
-                let granted = self.granted.checked_add(more).filter(|granted| *granted <= OBSERVED_GRANT_MAX);
+                let most = self.seat.grant_max();
+                let granted = self.granted.checked_add(more).filter(|granted| *granted <= most);
                 self.granted = granted.ok_or(Reject::new("grant", more.into(), "no more than a device may hold"))?;
                 self.send(lane);
                 Ok(())
@@ -102,23 +156,24 @@ impl Served for ServedObserver {
 
     fn restore(&mut self, _now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
         let (granted, tag) = (from.u32("grant")?, from.u16("tag")?);
-        if granted > OBSERVED_GRANT_MAX {
+        if granted > self.seat.grant_max() {
             return Err(Reject::new("grant", granted.into(), "no more than a device may hold"));
         }
         (self.granted, self.tag) = (granted, tag);
         from.end("state")
     }
 
-    /// What nobody has sent by then is not seen.
     fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        if !self.seat.is_movable() {
+            return Err(Unmovable);
+        }
         to.u32(self.granted);
         to.u16(self.tag);
         Ok(())
     }
 
     fn poll_end(&mut self) -> Option<End> {
-        let message = "the device is not shared any more".to_owned();
-        self.seat.is_over().then_some(End { cause: Cause::Gone, message })
+        self.seat.over().map(|why| End { cause: Cause::Gone, message: why.to_owned() })
     }
 
     fn finish(mut self: Box<Self>, now: Instant) {

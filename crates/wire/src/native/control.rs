@@ -21,7 +21,7 @@ impl Class {
     pub const USB: Class = Class(1);
     /// Requests are for blocks ([`super::block`]).
     pub const BLOCK: Class = Class(2);
-    /// Requests are for bytes of a stream, and have no place.
+    /// Frames come by themselves ([`super::stream`]).
     pub const STREAM: Class = Class(3);
     /// The first of those that nobody gives a meaning but their users.
     pub const PRIVATE_FIRST: Class = Class(128);

@@ -8,7 +8,7 @@
 //! | `queue` | who may send the next frame |
 //! | [`lane`] | an ordered stream of frames that outlives its links |
 //! | [`control`] | what opens and closes an attachment |
-//! | [`usb`], [`block`] | what is asked of devices of these classes, and answered |
+//! | [`usb`], [`block`], [`stream`] | what is asked of devices of these classes, and answered |
 //!
 //! `docs/protocol.md` says it byte by byte.
 
@@ -19,6 +19,7 @@ pub mod hello;
 pub mod lane;
 pub mod message;
 mod queue;
+pub mod stream;
 pub mod usb;
 
 use crate::reader;

@@ -8,17 +8,18 @@ use farbus_io::sys::vhci::Port;
 use tracing::{info, warn};
 
 use super::super::Failure;
-use super::super::attach::{cut_off, explain, loss, over};
+use super::super::attach::{Via, cut_off, explain, loss, over};
 use super::config::Attach;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment, RestingFile};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
+use crate::gate::Gate;
 use crate::meters::Meters;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::DiskMode;
 use crate::parting::{Parter, Saved};
 use crate::place::Protocol;
-use crate::redir::{Gate, RedirAttachment};
+use crate::redir::RedirAttachment;
 use crate::standing::Standing;
 
 /// The first pause; each is twice the one before.
@@ -46,6 +47,8 @@ pub enum Going {
     Along(Parter<Saved>),
     /// It ends with this process, and is taken again by the next.
     Anew,
+    /// It is held still for whoever uses it, or on its way to another host: this process sees that through.
+    Moving,
     /// The same, and somebody may be using it: how it is attached.
     Torn(&'static str),
 }
@@ -219,7 +222,10 @@ impl Kept {
     /// How it does when another process is to take over.
     pub fn going(&self) -> Going {
         let state = self.shared.state();
+        let is_moving = state.gate.as_ref().is_some_and(Gate::is_shut)
+            || state.standing.as_ref().is_some_and(|standing| !standing.is_ours());
         match (&state.parter, state.word) {
+            (_, Word::Attached) if is_moving => Going::Moving,
             (Some(parter), Word::Attached) => Going::Along(parter.clone()),
             (None, Word::Attached) => Going::Torn(state.how),
             (_, Word::Connecting | Word::Waiting | Word::Detached | Word::Asleep) => Going::Anew,
@@ -391,13 +397,13 @@ impl Shared {
         };
         info!(target = %spec.target, %at, "attached");
         let (gate, parter, how) = match &had {
-            Had::Kernel(attachment) => (None, attachment.parter(), "over a plain connection"),
+            Had::Kernel(attachment) => (None, attachment.parter(), attachment.how()),
             Had::File(attachment) => (None, attachment.parter(), "via fuse, as a USB disk"),
-            Had::Nbd(attachment) => (None, attachment.parter(), "via nbd, as a USB disk"),
+            Had::Nbd(attachment) => (attachment.gate(), attachment.parter(), "via nbd, as a USB disk"),
             Had::Guests(attachment) => (Some(attachment.gate()), attachment.parter(), "over a plain connection"),
         };
         let (standing, mode) = match &had {
-            Had::Kernel(attachment) => (attachment.standing(), None),
+            Had::Kernel(attachment) => (attachment.standing(), attachment.mode()),
             Had::File(attachment) => (attachment.standing(), Some(attachment.mode())),
             Had::Nbd(attachment) => (attachment.standing(), Some(attachment.mode())),
             Had::Guests(attachment) => (attachment.standing(), None),
@@ -479,7 +485,11 @@ impl Shared {
 
 fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
     if spec.via.is_kernel(client.hands()) {
-        return KernelAttachment::new(client, &spec.target).map(|attachment| Had::Kernel(Box::new(attachment)));
+        let taken = match spec.via {
+            Via::Uas => KernelAttachment::disk(client, &spec.target, spec.mode),
+            _ => KernelAttachment::new(client, &spec.target),
+        };
+        return taken.map(|attachment| Had::Kernel(Box::new(attachment)));
     }
     match &spec.place {
         Some((Protocol::Nbd, place)) => {

@@ -1,0 +1,154 @@
+//! `farbus stream`.
+
+use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use farbus_io::sys::confine::Needs;
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::Failure;
+use super::confined::{give_rights_away, start_broker};
+use super::output::print_json;
+use crate::broker::{Hands, Mandate};
+use crate::client::{Client, Target};
+use crate::frames::{Frame, Wanted, open_stream};
+
+/// Read frames of another host's camera, screen or other source.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Read(ReadArgs),
+}
+
+/// Write a stream's frames to standard output, one behind the other.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "All frames come, in order, and the source waits for whoever is slow; there is one such reader at a time.\n\
+    With --latest there may be many: each gets the newest frame, and the source drops what he is too slow for.\n\
+    What the frames are, and in the end how many came, is said on standard error.\n\n\
+    Examples:\n  farbus stream read lab3/cam > frames.rgb\n  \
+    farbus stream read lab3/cam --latest | ffplay -f rawvideo -pixel_format rgb24 -video_size 640x480 -\n  \
+    mkfifo /run/cam; farbus stream read lab3/cam > /run/cam      # a program reads it as a device\n  \
+    farbus stream read lab3/cam --count 300 --json | jq .per_second"
+)]
+struct ReadArgs {
+    /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
+    target: Target,
+    /// The newest frames only, beside other readers.
+    #[arg(long)]
+    latest: bool,
+    /// End after so many frames.
+    #[arg(long, value_name = "NUMBER")]
+    count: Option<u64>,
+    /// Write no frames: a JSON object in the end, of what came and how fast.
+    #[arg(long)]
+    json: bool,
+    /// Keep the rights it was started with.
+    #[arg(long)]
+    no_sandbox: bool,
+}
+
+impl Args {
+    /// Whether a failure is to be told as JSON.
+    pub fn is_for_programs(&self) -> bool {
+        let What::Read(args) = &self.what;
+        args.json
+    }
+}
+
+/// What came, for people and programs.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    /// What the frames are.
+    format: String,
+    frames: u64,
+    bytes: u64,
+    /// Frames that the source made between those that came.
+    missed: u64,
+    /// From the first frame to the last.
+    seconds: f64,
+    per_second: f64,
+    #[serde(skip)]
+    last: Option<u64>,
+}
+
+impl Report {
+    fn count(&mut self, frame: &Frame, since_s: f64) {
+        // A source that began anew counts from zero again.
+        let gap = self.last.and_then(|last| frame.sequence.checked_sub(last + 1));
+        self.missed += gap.unwrap_or(0);
+        self.last = Some(frame.sequence);
+        self.frames += 1;
+        self.bytes += frame.data.len() as u64;
+        self.seconds = since_s;
+        self.per_second = if since_s > 0.0 { (self.frames - 1) as f64 / since_s } else { 0.0 };
+    }
+}
+
+pub fn run(args: Args) -> Result<(), Failure> {
+    let What::Read(args) = args.what;
+    read(&args)
+}
+
+fn read(args: &ReadArgs) -> Result<(), Failure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+    let target = &args.target;
+    let mandate = Mandate { hosts: vec![target.address.clone()], ..Mandate::default() };
+    let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
+    let client = Client::for_host(&target.address, hands)?;
+    if !args.no_sandbox {
+        give_rights_away(&Needs::default())?;
+    }
+    let wanted = if args.latest { Wanted::Latest } else { Wanted::All };
+    let mut frames = open_stream(&client, target, wanted)?;
+    let quitter = frames.quitter();
+    thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            quitter.quit();
+        }
+    });
+    let mut report = Report { format: frames.description().format.to_string(), ..Report::default() };
+    eprintln!("{target}: {}   (Ctrl-C ends)", report.format);
+    let mut first = None;
+    let mut ended = Ok(());
+    while args.count.is_none_or(|count| report.frames < count) {
+        match frames.next_frame() {
+            Ok(Some(frame)) => {
+                let since = *first.get_or_insert_with(Instant::now);
+                report.count(&frame, since.elapsed().as_secs_f64());
+                // Whoever reads them has gone: that is an end, too.
+                if !args.json && write(&frame).is_err() {
+                    break;
+                }
+            }
+            Ok(None) => break,
+            Err(failure) => {
+                ended = Err(Failure::new(failure.attribute, format!("{target}: {}", failure.message)));
+                break;
+            }
+        }
+    }
+    drop(frames);
+    if args.json {
+        print_json(&report)?;
+    } else {
+        let Report { frames, missed, bytes, per_second, .. } = report;
+        eprintln!("{frames} frames of {bytes} bytes, {per_second:.1}/s; {missed} were missed");
+    }
+    ended
+}
+
+fn write(frame: &Frame) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    frame.data.runs().try_for_each(|run| out.write_all(run))?;
+    out.flush()
+}

@@ -1,0 +1,173 @@
+//! `farbus stream`: frames come whole, in order, all of them or the latest, whoever is slow and whatever is cut.
+
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Write};
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
+
+use farbus::client::{Attribute, Client};
+use farbus::frames::{Format, Wanted, open_stream};
+use farbus_gadgets::picture::Picture;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use super::cuts::Cutter;
+use super::harness::{House, PATIENCE, Running, wait_until};
+use super::trust::{hosts, pair};
+
+const SMALL: &str = "stream:pattern,size=64x48,rate=0";
+const SMALL_BYTES: usize = 64 * 48 * 3;
+
+#[test]
+fn a_test_picture_is_read_frame_by_frame_and_is_as_it_was_made() {
+    let house = House::new();
+    let share = house.share(&[SMALL, "zero"]);
+    let target = share.target("stream");
+    let mut command = house.command(&["stream", "read", &target, "--count", "100"]);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("rgb24 64x48") && said.contains("100 frames") && said.contains("0 were missed"), "{said}");
+    assert_eq!(output.stdout.len(), 100 * SMALL_BYTES);
+    let picture = Picture::new(64, 48, 3);
+    for (number, frame) in output.stdout.chunks(SMALL_BYTES).enumerate() {
+        assert!(frame == picture.numbered(number as u64), "frame {number}");
+    }
+    let report = house.json(&["stream", "read", &target, "--count", "10", "--json"]);
+    assert_eq!((&report["frames"], &report["missed"]), (&10.into(), &0.into()), "{report}");
+    let status = house.json(&["status", "--json"]);
+    assert!(status[0]["devices"][0]["counts"]["frames_taken"].as_u64() >= Some(110), "{status}");
+    let refused = house.run(&["stream", "read", &share.target("zero")]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("no stream of frames"), "{refused:?}");
+    assert_eq!(house.run(&["stream", "read", &share.target("tape")]).code, Some(4));
+    let listed = house.run(&["list", &share.address]).stdout;
+    assert!(listed.contains("stream"), "{listed}");
+}
+
+#[test]
+fn one_reads_all_or_many_the_latest() {
+    let house = House::new();
+    let share = house.share(&["stream:pattern,size=64x48,rate=200"]);
+    let (client, target) = (Client::default(), share.library_target("stream"));
+    let mut first = open_stream(&client, &target, Wanted::Latest).unwrap();
+    let mut second = open_stream(&client, &target, Wanted::Latest).unwrap();
+    let refused = house.run(&["stream", "read", &share.target("stream")]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("one user at a time"), "{refused:?}");
+    // One looks away for a while: the source does not wait, and the other sees all that.
+    let before = first.next_frame().unwrap().unwrap().sequence;
+    for _ in 0..300 {
+        second.next_frame().unwrap().unwrap();
+    }
+    let mut last = before;
+    for _ in 0..100 {
+        let sequence = first.next_frame().unwrap().unwrap().sequence;
+        assert!(sequence > last);
+        last = sequence;
+    }
+    assert!(last - before > 150, "{last} came soon after {before}: what is old was not sent");
+    drop((first, second));
+    let all = || open_stream(&client, &target, Wanted::All);
+    wait_until(PATIENCE, "nobody else reads", || all().is_ok());
+    wait_until(PATIENCE, "nor who looked whether", || all().is_ok());
+}
+
+#[test]
+fn who_reads_all_is_waited_for_and_a_fifo_is_read_as_it_was_written() {
+    const FRAMES: u32 = 2000;
+    const BYTES: usize = 16 << 10;
+    let house = House::new();
+    let fifo = house.path("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let share = house.share(&[&format!("stream:{},frame={BYTES}", fifo.display())]);
+    let writer = thread::spawn(move || {
+        let mut fifo = OpenOptions::new().write(true).open(fifo).unwrap();
+        (0..FRAMES).for_each(|number| fifo.write_all(&number.to_le_bytes().repeat(BYTES / 4)).unwrap());
+    });
+    let mut frames = open_stream(&Client::default(), &share.library_target("stream"), Wanted::All).unwrap();
+    assert_eq!((frames.description().format, frames.description().frame_bytes_max), (Format::Bytes, BYTES as u32));
+    for number in 0..FRAMES {
+        if number % 500 == 0 {
+            thread::sleep(Duration::from_millis(100));
+        }
+        let frame = frames.next_frame().unwrap().unwrap();
+        assert_eq!(frame.sequence, u64::from(number));
+        assert!(frame.data.contiguous().chunks(4).all(|four| four == number.to_le_bytes()), "frame {number}");
+    }
+    writer.join().unwrap();
+}
+
+#[test]
+fn a_file_of_frames_ends_and_that_is_said() {
+    let house = House::new();
+    let file = house.path("frames");
+    fs::write(&file, [1, 2, 3].map(|byte| [byte; 1000]).concat()).unwrap();
+    let share = house.share(&[&format!("stream:{},frame=1000", file.display())]);
+    let mut command = house.command(&["stream", "read", &share.target("stream")]);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(4) && said.contains("the source has ended"), "{said}");
+    assert_eq!(output.stdout, fs::read(&file).unwrap(), "all of it came before");
+    let refused = house.run(&["stream", "read", &share.target("stream")]);
+    assert!(refused.code == Some(6) && refused.stderr.contains("source has ended"), "{refused:?}");
+}
+
+#[test]
+fn what_cannot_be_shared_is_said() {
+    let house = House::new();
+    for (what, why) in [
+        ("stream:pattern,format=mjpeg", "rgb24, grey and yuyv"),
+        ("stream:/nowhere/cam", "how long is a frame"),
+        ("stream:/nowhere/cam,frame=10", "/nowhere/cam"),
+    ] {
+        let refused = house.run(&["share", what]);
+        assert!(!refused.stderr.is_empty() && refused.stderr.contains(why), "{refused:?}");
+        assert_ne!(refused.code, Some(0));
+    }
+}
+
+/// A paired host's stream is read over links that are cut again and again: none is missing, none comes twice.
+#[test]
+fn a_stream_outlives_cut_links() {
+    const FRAMES: u64 = 400;
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "stream"]);
+    let words = ["share", "stream:pattern,size=320x240,rate=0", "--listen", "none", "--secure", "127.0.0.1:0"];
+    let share = lab3.start(&words);
+    let line = share.wait_for_line("for paired hosts");
+    let cutter = Cutter::before(line.split_whitespace().nth(2).unwrap().parse().unwrap());
+    desk.ok(&["list", "lab3", "--address", &cutter.address().to_string()]);
+    let mut command = desk.command(&["stream", "read", "lab3/stream", "--count", &FRAMES.to_string()]);
+    let mut reader = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut out = reader.stdout.take().unwrap();
+    let picture = Picture::new(320, 240, 3);
+    let mut frame = vec![0; 320 * 240 * 3];
+    for number in 0..FRAMES {
+        out.read_exact(&mut frame).unwrap();
+        assert!(frame == picture.numbered(number), "frame {number}");
+        if number % 50 == 49 {
+            cutter.cut();
+        }
+    }
+    assert!(reader.wait().unwrap().success());
+    assert!(cutter.links() >= 4, "{} links", cutter.links());
+}
+
+#[test]
+fn a_reader_that_is_killed_leaves_the_stream_to_others() {
+    let house = House::new();
+    let share = house.share(&["stream:pattern,size=64x48,rate=100"]);
+    let mut reader = Running::start(house.command(&["stream", "read", &share.target("stream"), "--json"]));
+    let taken = || house.json(&["status", "--json"])[0]["devices"][0]["counts"]["frames_taken"].as_u64();
+    wait_until(PATIENCE, "it reads", || taken() > Some(0));
+    reader.kill();
+    let (client, target) = (Client::default(), share.library_target("stream"));
+    wait_until(PATIENCE, "it is offered again", || match open_stream(&client, &target, Wanted::All) {
+        Ok(_) => true,
+        Err(error) => {
+            assert_eq!(error.attribute(), Attribute::Refused, "{error}");
+            false
+        }
+    });
+}

@@ -1,0 +1,88 @@
+//! Pictures made of code, and what a source of frames is to a USB host.
+
+use farbus_model::definition::InterfaceDefinition;
+use farbus_model::{Definition, Tally};
+
+use crate::emulated::{Emulated, Function};
+
+/// Bytes with which a picture says which it is.
+pub const NUMBER_BYTES: usize = 8;
+/// Shades of a gradient.
+const SHADES: usize = 256;
+/// By so many it moves from picture to picture.
+const STEP: u64 = 4;
+
+/// A gradient that moves: every picture is known beforehand, and has its number in its first 8 bytes.
+#[derive(Clone, Debug)]
+pub struct Picture {
+    line_bytes: usize,
+    lines: usize,
+    point_bytes: usize,
+    /// A line that is longer by all shades: each line of each picture is a piece of it.
+    gradient: Vec<u8>,
+}
+
+impl Picture {
+    /// Pictures of `width` by `height` points of so many bytes each.
+    pub fn new(width: usize, height: usize, point_bytes: usize) -> Self {
+        let points = (0..width + SHADES).flat_map(|point| std::iter::repeat_n(point as u8, point_bytes));
+        Self { line_bytes: width * point_bytes, lines: height, point_bytes, gradient: points.collect() }
+    }
+
+    /// The picture of this number.
+    pub fn numbered(&self, number: u64) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.line_bytes * self.lines);
+        for line in 0..self.lines as u64 {
+            let shade = (number.wrapping_mul(STEP).wrapping_add(line) % SHADES as u64) as usize;
+            bytes.extend_from_slice(&self.gradient[shade * self.point_bytes..][..self.line_bytes]);
+        }
+        let length = NUMBER_BYTES.min(bytes.len());
+        bytes[..length].copy_from_slice(&number.to_le_bytes()[..length]);
+        bytes
+    }
+}
+
+/// A source of frames as a USB device: it says what it is, and has no endpoint. Its frames go by farbus's own protocol.
+#[derive(Debug)]
+pub struct Placard(Tally);
+
+impl Placard {
+    /// The device: `what` is its product's name, `tally` what its source counts.
+    pub fn device(what: &str, tally: Tally) -> Emulated<Self> {
+        let definition = Definition::new(0x1d6b, 0x0104).names("farbus", what, "0");
+        Emulated::new(&definition.interface(InterfaceDefinition::vendor()), Self(tally))
+    }
+}
+
+impl Function for Placard {
+    fn tally(&self) -> Option<Tally> {
+        Some(self.0.clone())
+    }
+
+    /// Its source is its process's.
+    fn save(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Option<()> {
+        state.is_empty().then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_picture_is_known_by_its_number() {
+        let picture = Picture::new(10, 4, 3);
+        let first = picture.numbered(0);
+        assert_eq!(first.len(), 10 * 4 * 3);
+        assert_eq!(first[..12], [0, 0, 0, 0, 0, 0, 0, 0, 2, 3, 3, 3]);
+        assert_eq!(first[30..36], [1, 1, 1, 2, 2, 2]);
+        let later = picture.numbered(1 << 40 | 63);
+        assert_eq!(later[..8], (1_u64 << 40 | 63).to_le_bytes());
+        assert_eq!(later[30..33], [253; 3]);
+        assert_eq!(Picture::new(1, 1, 1).numbered(5), [5]);
+    }
+}

@@ -1,0 +1,97 @@
+//! Frames of one size, out of a FIFO, a character device or a file.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+
+/// How soon whoever waits for a frame sees that nobody wants it any more.
+const GLANCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Where frames come from.
+#[derive(Debug)]
+pub struct FrameFile {
+    file: File,
+    frame_bytes: usize,
+}
+
+impl FrameFile {
+    /// Opens it. A FIFO's writers may come and go; a file's frames end with it.
+    ///
+    /// # Errors
+    /// What the system says; a directory or a socket has no frames.
+    pub fn open(path: &Path, frame_bytes: usize) -> io::Result<Self> {
+        let kind = std::fs::metadata(path)?.file_type();
+        if !(kind.is_fifo() || kind.is_char_device() || kind.is_file()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "frames come out of a FIFO, a device or a file"));
+        }
+        // With a writer of our own a FIFO does not end when another writer does.
+        let mut options = OpenOptions::new();
+        options.read(true).write(kind.is_fifo()).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+        Ok(Self { file: options.open(path)?, frame_bytes })
+    }
+
+    /// The next frame, waited for; none after the last whole one, or once it `is_over`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn read_frame(&mut self, is_over: &dyn Fn() -> bool) -> io::Result<Option<Vec<u8>>> {
+        let mut frame = vec![0; self.frame_bytes];
+        let mut filled = 0;
+        while filled < frame.len() {
+            match self.file.read(&mut frame[filled..]) {
+                Ok(0) => return Ok(None),
+                Ok(more) => filled += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let polled = poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&GLANCE));
+                    match polled.map_err(io::Error::from) {
+                        Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                        _ => {}
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+            if is_over() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn frames_come_whole_whoever_writes_them_and_end_with_the_file() {
+        let folder = std::env::temp_dir().join(format!("farbus-frames-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let never = || false;
+        let fifo = folder.join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let mut frames = FrameFile::open(&fifo, 4).unwrap();
+        for part in ["ab", "cdef", "gh"] {
+            OpenOptions::new().write(true).open(&fifo).unwrap().write_all(part.as_bytes()).unwrap();
+        }
+        assert_eq!(frames.read_frame(&never).unwrap().as_deref(), Some(&b"abcd"[..]));
+        assert_eq!(frames.read_frame(&never).unwrap().as_deref(), Some(&b"efgh"[..]));
+        assert_eq!(frames.read_frame(&|| true).unwrap(), None, "nobody wants it any more");
+        let file = folder.join("file");
+        fs::write(&file, "12345678 and half").unwrap();
+        let mut frames = FrameFile::open(&file, 8).unwrap();
+        assert!(frames.read_frame(&never).unwrap().is_some() && frames.read_frame(&never).unwrap().is_some());
+        assert_eq!(frames.read_frame(&never).unwrap(), None);
+        assert!(FrameFile::open(&folder, 8).is_err());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

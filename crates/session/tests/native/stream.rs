@@ -1,0 +1,147 @@
+//! A stream in that world: a source that may be ahead of its reader, and frames of every length.
+
+use std::sync::Arc;
+
+use farbus_model::{Instant, Readiness};
+use farbus_session::native::stream::{Description, Format, Frame};
+use farbus_session::native::{Attached, RemoteStream, Served, ServedObserver, Services, State};
+use farbus_session::snapshot::Reader;
+use farbus_session::stream::{Policy, Stage};
+use farbus_wire::native::control::{Class, End, Mode, Open};
+
+use crate::random::Random;
+use crate::world::World;
+
+const FRAME_BYTES_MAX: u32 = 3 << 20;
+
+/// What an exporter's process shows, and which process it is.
+struct Source {
+    stage: Stage,
+    policy: Policy,
+    process: u64,
+    made: u64,
+}
+
+impl Source {
+    fn new(policy: Policy, process: u64) -> Self {
+        let description = Description { format: Format::Bytes, frame_bytes_max: FRAME_BYTES_MAX };
+        Self { stage: Stage::new(description, || ()), policy, process, made: 0 }
+    }
+
+    /// Makes a frame, unless its reader wants to be waited for.
+    fn make(&mut self, random: &mut Random) {
+        let bytes = random.pick(&[16, 17, 100, 5000, 65_535, 70_000]);
+        let data = content(self.process, self.made, bytes);
+        let frame = Frame { sequence: self.made, moment_ns: self.process, data: data.into() };
+        if self.stage.show(frame).is_ok() {
+            self.made += 1;
+        }
+    }
+
+    fn serve(&self, number: u16) -> Box<dyn Served> {
+        let seat = self.stage.sit(self.policy, || ()).expect("there is a seat");
+        let description = self.stage.description().encode();
+        let readiness = Readiness::new(Arc::new(()));
+        Box::new(ServedObserver::new(number, Box::new(seat), readiness, || (), description, |_| ()))
+    }
+}
+
+/// What a frame holds: which it is, and bytes that follow from that.
+fn content(process: u64, sequence: u64, bytes: usize) -> Vec<u8> {
+    let mut data = [process.to_le_bytes(), sequence.to_le_bytes()].concat();
+    data.resize(bytes, (process * 31 + sequence) as u8);
+    data
+}
+
+impl Services for Source {
+    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        assert_eq!((open.class, open.name.as_str()), (Class::STREAM, "cam"));
+        Ok((0, self.serve(number)))
+    }
+}
+
+/// A source, its reader, and all that he got.
+pub struct StreamWorld {
+    world: World<RemoteStream>,
+    source: Source,
+    arrived: Vec<Frame>,
+    /// The process and the sequence of the last frame that was looked at.
+    last: Option<(u64, u64)>,
+    count: u32,
+}
+
+impl StreamWorld {
+    pub fn new(random: &mut Random) -> Self {
+        let policy = random.pick(&[Policy::All, Policy::Latest]);
+        let mode = if policy == Policy::All { Mode::Exclusive } else { Mode::Read };
+        let open = Open { class: Class::STREAM, mode, epoch: 0, name: "cam".into(), reason: String::new() };
+        let world = World::new(RemoteStream::new(1, open));
+        let mut all = Self { world, source: Source::new(policy, 1), arrived: Vec::new(), last: None, count: 0 };
+        all.world.link(random, &mut all.arrived);
+        all
+    }
+
+    pub fn step(&mut self, random: &mut Random) {
+        match random.below(40) {
+            0 => self.world.cut(),
+            1 if random.once_in(8) => {
+                self.world.crash();
+                self.source = Source::new(self.source.policy, self.source.process + 1);
+            }
+            2 if self.source.policy == Policy::Latest => {
+                let (is_meant, source) = (random.once_in(2), &self.source);
+                self.world.exporter_moves_on(is_meant, |now, left| {
+                    let mut served = source.serve(left.number);
+                    let state = left.state.as_ref().expect("it can go on");
+                    served.restore(now, &mut Reader::new(state)).expect("as it was written down");
+                    served
+                });
+            }
+            3..=5 if !self.world.is_linked() => self.world.link(random, &mut self.arrived),
+            6..=12 => self.source.make(random),
+            13..=15 => {
+                let now = self.world.now;
+                if let Some(session) = &mut self.world.exporter {
+                    session.handle_ready(now);
+                }
+            }
+            _ => self.world.shuffle(random, &mut self.source, &mut self.arrived),
+        }
+        self.look();
+    }
+
+    /// Every frame is whole, comes once and in order; and to who wants all, without a gap.
+    fn look(&mut self) {
+        for frame in self.arrived.drain(..) {
+            let (process, sequence) = (frame.moment_ns, frame.sequence);
+            let data = frame.data.contiguous();
+            assert!(*data == content(process, sequence, data.len())[..], "frame {sequence} of process {process}");
+            match self.last {
+                Some((before, last)) if before == process => match self.source.policy {
+                    Policy::All => assert_eq!(sequence, last + 1, "none is lost, none comes twice"),
+                    Policy::Latest => assert!(sequence > last, "{sequence} after {last}"),
+                },
+                Some((before, _)) => assert!(process > before, "an old process says nothing more"),
+                None => {}
+            }
+            self.last = Some((process, sequence));
+            self.count += 1;
+        }
+    }
+
+    /// In the end everything that was made arrives, or the latest of it.
+    pub fn settle(mut self, random: &mut Random) -> u32 {
+        for _ in 0..6 {
+            if !self.world.is_linked() {
+                self.world.link(random, &mut self.arrived);
+            }
+            self.world.exchange(&mut self.source, &mut self.arrived);
+            self.source.make(random);
+            self.world.exchange(&mut self.source, &mut self.arrived);
+            self.look();
+        }
+        assert_eq!(*self.world.remote.state(), State::Open);
+        assert_eq!(self.last, Some((self.source.process, self.source.made - 1)), "the last that was made is there");
+        self.count
+    }
+}

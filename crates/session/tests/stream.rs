@@ -1,0 +1,106 @@
+//! A stream's two ends under peers that do not keep to it.
+
+use std::sync::Arc;
+
+use farbus_model::{BufferPool, Instant, Payload, Readiness};
+use farbus_session::Reject;
+use farbus_session::native::control::{Class, Credit, Mode, Open, Opened};
+use farbus_session::native::stream::{Description, Format, Frame};
+use farbus_session::native::{Arrived, Attached, Head, Kind, Lane, LaneLimits, RemoteStream, Served, ServedObserver};
+use farbus_session::stream::{Policy, Stage};
+
+const FRAME_BYTES_MAX: u32 = 1000;
+
+fn description() -> Description {
+    Description { format: Format::Bytes, frame_bytes_max: FRAME_BYTES_MAX }
+}
+
+fn frame(sequence: u64, bytes: usize) -> Frame {
+    Frame { sequence, moment_ns: 0, data: vec![7; bytes].into() }
+}
+
+/// A reader, as an exporter of any manners speaks to it.
+struct Reader {
+    remote: RemoteStream,
+    frames: Vec<Frame>,
+}
+
+impl Reader {
+    fn new() -> Self {
+        let open = Open { class: Class::STREAM, mode: Mode::Read, epoch: 0, name: "cam".into(), reason: String::new() };
+        Self { remote: RemoteStream::new(1, open), frames: Vec::new() }
+    }
+
+    fn opened() -> Self {
+        let mut reader = Self::new();
+        let credit = Credit { requests: 1, bytes: 1 };
+        let opened = Opened { epoch: 1, credit, info: description().encode() };
+        reader.hear(Head::new(Kind::Opened, 1, 0), opened.encode().into()).unwrap();
+        reader
+    }
+
+    fn hear(&mut self, head: Head, body: Payload) -> Result<(), Reject> {
+        self.remote.handle_arrived(Instant::ZERO, Arrived { head, body }, &mut self.frames)
+    }
+
+    fn hear_frame(&mut self, frame: &Frame) -> Result<(), Reject> {
+        let body = Payload::joined([frame.part().to_vec().into(), frame.data.clone()]);
+        self.hear(Head::new(Kind::Event, 1, 0), body)
+    }
+}
+
+#[test]
+fn a_reader_takes_what_was_granted_and_described_and_nothing_else() {
+    let mut reader = Reader::opened();
+    let window = description().window();
+    reader.remote.poll_message().expect("it asks to open");
+    let grant = reader.remote.poll_message().expect("it grants");
+    assert_eq!((grant.head.kind, &grant.part[..]), (Kind::Grant, &window.to_le_bytes()[..]));
+    reader.hear_frame(&frame(0, FRAME_BYTES_MAX as usize)).unwrap();
+    assert_eq!(reader.frames, [frame(0, FRAME_BYTES_MAX as usize)]);
+    assert_eq!(reader.hear_frame(&frame(1, FRAME_BYTES_MAX as usize + 1)).unwrap_err().field, "event");
+
+    assert_eq!(Reader::new().hear_frame(&frame(0, 1)).unwrap_err().field, "kind", "what it is comes first");
+
+    let mut reader = Reader::opened();
+    let mut more = Head::new(Kind::Event, 1, 3);
+    more.flags.more = true;
+    reader.hear(more, vec![0; 20].into()).unwrap();
+    assert_eq!(reader.hear(Head::new(Kind::Data, 1, 4), vec![0; 4].into()).unwrap_err().field, "tag");
+
+    let mut reader = Reader::opened();
+    let half = Head::new(Kind::Event, 1, 0);
+    assert_eq!(reader.hear(half, vec![0; 15].into()).unwrap_err().field, "moment");
+}
+
+#[test]
+fn a_grant_has_its_measure() {
+    let serve = || {
+        let stage = Stage::new(description(), || ());
+        let seat = stage.sit(Policy::All, || ()).unwrap();
+        let readiness = Readiness::new(Arc::new(()));
+        let served = ServedObserver::new(1, Box::new(seat), readiness, || (), description().encode(), |_| ());
+        let mut lane = Lane::new(LaneLimits::DEFAULT);
+        lane.handle_linked(0, &mut BufferPool::new(0)).unwrap();
+        (stage, served, lane)
+    };
+    let grant = |served: &mut ServedObserver, lane: &mut Lane, body: Vec<u8>| {
+        let arrived = Arrived { head: Head::new(Kind::Grant, 1, 0), body: body.into() };
+        served.handle_arrived(Instant::ZERO, arrived, lane)
+    };
+    let window = description().window();
+    let (stage, mut served, mut lane) = serve();
+    stage.show(frame(0, 10)).unwrap();
+    served.handle_ready(Instant::ZERO, &mut lane);
+    assert!(!lane.has_transmit(), "nothing is sent that was not asked for");
+    grant(&mut served, &mut lane, 1_u32.to_le_bytes().to_vec()).unwrap();
+    assert!(lane.has_transmit());
+    grant(&mut served, &mut lane, window.to_le_bytes().to_vec()).unwrap();
+    for most in [1, u32::MAX] {
+        assert_eq!(grant(&mut served, &mut lane, most.to_le_bytes().to_vec()).unwrap_err().field, "grant");
+    }
+    let (_stage, mut served, mut lane) = serve();
+    assert_eq!(grant(&mut served, &mut lane, vec![1, 0, 0]).unwrap_err().field, "grant");
+    let asked = Arrived { head: Head::new(Kind::Request, 1, 0), body: Payload::Empty };
+    assert!(served.handle_arrived(Instant::ZERO, asked, &mut lane).is_err(), "there is nothing to ask for");
+}
