@@ -3,16 +3,18 @@
 #[path = "../../wire/tests/fuzzing/mod.rs"]
 mod fuzzing;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use farbus_model::block::MemoryStore;
 use farbus_model::trace::Stage;
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool,
-    Completions, Instant, Payload, StoreError,
+    Completions, Instant, Payload, Pending, StoreError,
 };
-use farbus_session::block::{AnyByte, Range, ReadOnly, Scratch, SparseMemory, StoreDevice, Traced};
+use farbus_session::Reject;
+use farbus_session::block::{ANY_BYTE_KIND, AnyByte, Range, ReadOnly, Scratch, SparseMemory, StoreDevice, Traced};
+use farbus_session::snapshot::{self, Reader, Writer};
 use fuzzing::{Input, fuzz};
 
 const SIZE: u64 = 64 << 10;
@@ -52,6 +54,93 @@ impl<D: BlockDevice> BlockDevice for Late<D> {
             self.device.submit(now, self.held.remove(at), done);
         }
     }
+
+    /// What it was asked; the device below is where it is.
+    fn save(&mut self, _: Instant) -> Option<Vec<u8>> {
+        let mut to = Writer::part();
+        to.u64(self.order);
+        for requests in [&self.unsent, &self.held] {
+            to.count(requests.len());
+            requests.iter().for_each(|request| to.block_request(request));
+        }
+        Some(to.into_bytes())
+    }
+
+    fn leave(&mut self) {
+        self.unsent.drain(..).chain(self.held.drain(..)).for_each(|request| drop(request.recall()));
+    }
+}
+
+impl<D: BlockDevice> Late<D> {
+    fn restore(device: D, bytes: &[u8]) -> Result<(Self, Pending), Reject> {
+        let mut from = Reader::new(bytes);
+        let order = from.u64("order")?;
+        let (mut pending, mut all) = (Pending::new(), [Vec::new(), Vec::new()]);
+        for requests in &mut all {
+            for _ in 0..from.count("requests", 8)? {
+                let request = from.block_request()?;
+                let what = (request.op, request.offset, request.length);
+                if device.info().check(&request).is_err() || pending.insert(request.id, what).is_some() {
+                    return Err(Reject::new("request", request.id.0, "it can be had, and once"));
+                }
+                requests.push(request);
+            }
+        }
+        from.end("device")?;
+        let [unsent, held] = all.map(|all| all.into_iter().map(BlockRequest::launch).collect());
+        Ok((Self { device, unsent, held, order }, pending))
+    }
+}
+
+/// A device that outlives who uses it.
+struct Shared(Arc<Mutex<StoreDevice<MemoryStore>>>, BlockInfo);
+
+impl BlockDevice for Shared {
+    fn info(&self) -> &BlockInfo {
+        &self.1
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        self.0.lock().unwrap().submit(now, request, done);
+    }
+}
+
+type View = AnyByte<Late<Shared>>;
+
+/// What another process makes of a view, over this device.
+fn restored(saved: &[u8], store: &Arc<Mutex<StoreDevice<MemoryStore>>>) -> Result<(View, Pending), Reject> {
+    let mut reader = snapshot::open(saved, ANY_BYTE_KIND)?;
+    let shared = Shared(Arc::clone(store), *store.lock().unwrap().info());
+    let (mut view, pending) = AnyByte::restore::<Reject>(&mut reader, |bytes| Late::restore(shared, bytes))?;
+    match reader.end("view") {
+        Ok(()) => Ok((view, pending)),
+        Err(reject) => {
+            view.leave();
+            Err(reject)
+        }
+    }
+}
+
+/// A view of bytes that are not what they were: refused, or one that answers whatever it was asked.
+fn spoil(mut saved: Vec<u8>, input: &mut Input<'_>) {
+    for _ in 0..1 + input.below(3) {
+        let at = input.below(saved.len() as u32) as usize;
+        match input.below(3) {
+            0 => saved[at] ^= 1 << input.below(8),
+            1 => saved[at] = input.pick(&[0, 1, 0x7f, 0xff]),
+            _ => saved.insert(at, input.byte()),
+        }
+    }
+    let Ok((mut view, mut pending)) = restored(&saved, &Arc::new(Mutex::new(device(512)))) else { return };
+    let mut done = completions();
+    for _ in 0..100 {
+        view.end_turn(Instant::ZERO, &mut done);
+        view.handle_ready(Instant::ZERO, &mut done);
+        while let Some(answer) = done.pop() {
+            assert!(pending.remove(&answer.id).is_some(), "once");
+        }
+    }
+    assert!(pending.is_empty(), "everything is answered: {pending:?}");
 }
 
 fn completions() -> Completions<BlockDone> {
@@ -268,7 +357,9 @@ fn what_is_to_be_durable_is_so_in_all_its_parts() {
 fn fuzz_any_byte_at_once() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_any_byte_at_once", |input| {
         let order = u64::from(input.byte());
-        let late = Late { device: device(512), unsent: Vec::new(), held: Vec::new(), order };
+        let store = Arc::new(Mutex::new(device(512)));
+        let shared = Shared(Arc::clone(&store), *store.lock().unwrap().info());
+        let late = Late { device: shared, unsent: Vec::new(), held: Vec::new(), order };
         let mut view = AnyByte::new(late);
         let mut model = read(&mut device(1), 0, SIZE as u32).unwrap();
         let mut done = completions();
@@ -294,6 +385,13 @@ fn fuzz_any_byte_at_once() {
                 if input.below(3) == 0 {
                     view.end_turn(Instant::ZERO, &mut done);
                     view.handle_ready(Instant::ZERO, &mut done);
+                }
+                if input.below(4) == 0 {
+                    // Another process goes on, with whatever is under way.
+                    let saved = view.save(Instant::ZERO).expect("it can be passed on");
+                    spoil(saved.clone(), input);
+                    view.leave();
+                    view = restored(&saved, &store).expect("it stood so").0;
                 }
             }
             for _ in 0..100 {

@@ -1,5 +1,7 @@
 //! `farbus daemon restart` where something is attached without a kernel: whoever uses it does not notice.
 
+use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -180,4 +182,61 @@ fn a_virtual_machine_s_device_goes_on_and_what_its_guest_waits_for_arrives() {
     Guest::connect(&socket).configure();
     later.pop().unwrap().end();
     wait_until(PATIENCE, "the socket goes with the last of them", || !socket.exists());
+}
+
+#[test]
+fn whatever_the_next_process_does_not_go_on_with_all_of_it_stays_as_it_is() {
+    if !has_fuse() || !has("nbdcopy", has_program("nbdcopy")) {
+        return;
+    }
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    let (first, second) = (house.image("first", 1 << 20), house.image("second", 1 << 20));
+    fs::write(&second, vec![7; 1 << 20]).unwrap();
+    let (file, disk) = (format!("disk:{}", first.display()), format!("block:{}", second.display()));
+    let share = lab3.start(&["share", &file, &disk, "keyboard", "--listen", "127.0.0.1:0"]);
+    let line = share.wait_for_line("listening on");
+    let address = line.split_whitespace().nth(2).unwrap();
+    let (at, nbd, redir) = (house.path("mnt"), house.path("far.sock"), house.path("redir.sock"));
+    let attachments = |mode: &str| {
+        let text = format!(
+            "plain.listen = ['127.0.0.1:0']\n[[attach]]\ntarget='{address}/disk'\ngrace=60\nvia='fuse'\nat='{}'\n\
+             [[attach]]\ntarget='{address}/block'\ngrace=60\nvia='nbd'\nmode='{mode}'\nsocket='{}'\n\
+             [[attach]]\ntarget='{address}/keyboard'\ngrace=60\nvia='redir'\nsocket='{}'",
+            at.display(),
+            nbd.display(),
+            redir.display()
+        );
+        config(&house.path("tmp"), &text)
+    };
+    let daemon = desk.start(&["daemon", "--config", &attachments("exclusive")]);
+    let path = at.join("disk.img");
+    wait_until(PATIENCE, "all of it is there", || path.exists() && nbd.exists() && redir.exists());
+    let mut guest = Guest::connect(&redir);
+    guest.configure();
+    let mut check = |round: u8| {
+        fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&[round; 5000], 100).unwrap();
+        assert_eq!(fs::read(&path).unwrap()[100..5100], [round; 5000]);
+        let uri = format!("nbd+unix:///?socket={}", nbd.display());
+        let (copy, to) = (house.path("copy"), house.path("copy"));
+        let copied = finish(house.command_of(Path::new("nbdcopy"), &[&uri, copy.to_str().unwrap()]), PATIENCE);
+        assert_eq!(copied.code, Some(0), "{copied:?}\n{}", daemon.log());
+        assert!(fs::read(to).unwrap() == vec![7; 1 << 20]);
+        assert_eq!(guest.control_in(7, Setup::get_descriptor(1, 0, 0, 18)).len(), 18);
+    };
+    check(1);
+    // To the next process one of them is another one now.
+    attachments("read");
+    for round in [2, 3] {
+        let refused = desk.run(&["daemon", "restart"]);
+        assert!(refused.code == Some(1) && refused.stderr.contains("cannot go on with"), "{refused:?}");
+        check(round);
+    }
+    attachments("exclusive");
+    let answer = desk.json(&["daemon", "restart", "--json"]);
+    let later = Later::of(&answer);
+    assert_eq!(answer["kept"].as_array().map(Vec::len), Some(3), "{answer}\n{}", daemon.log());
+    check(4);
+    drop(guest);
+    later.end();
 }
