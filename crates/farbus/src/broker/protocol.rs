@@ -33,6 +33,9 @@ pub(super) enum Question {
         path: PathBuf,
         read_only: bool,
     },
+    OpenFrames {
+        path: PathBuf,
+    },
     OpenUsb {
         bus: u32,
         device: u32,
