@@ -6,7 +6,6 @@ farbus share disk:/tmp/disk --listen 127.0.0.1:$PORT >/run/share.log 2>&1 &
 share=$!
 listening() { grep "listening on" /run/share.log; }
 wait_for 10 listening || fail "farbus share: $(cat /run/share.log)"
-/usr/bin/tc qdisc add dev lo root netem delay 25ms limit 100000 || fail "no netem"
 
 # Four readers, each of its own part, past the page cache. Says the rate in KiB a second.
 read_by_four() {
@@ -23,6 +22,21 @@ read_by_four() {
   awk -v b="$begin" -v e="$(uptime_now)" -v n="$1" 'BEGIN { printf "%d", 4 * 512 * n / (e - b) }'
 }
 
+# One reader, 128 KiB at a time, one after the other, past the page cache. Says the rate in KiB a second.
+read_in_order() {
+  begin=$(uptime_now)
+  /usr/bin/dd if="/dev/$dev" of=/run/all bs=128K count=$1 iflag=direct 2>/run/dd || fail "dd: $(cat /run/dd)"
+  awk -v b="$begin" -v e="$(uptime_now)" -v n="$1" 'BEGIN { printf "%d", 128 * n / (e - b) }'
+  cmp -n $((128 * 1024 * $1)) /run/all /tmp/disk || fail "what was read in order is not what was shared"
+}
+
+ATTACH_OPTIONS="--via uas --grace 20"
+attach_disk disk
+near=$(read_in_order 256)
+detach
+wait_for 10 no_disk || fail "the disk stayed after detach"
+
+/usr/bin/tc qdisc add dev lo root netem delay 25ms limit 100000 || fail "no netem"
 for way in kernel uas; do
   ATTACH_OPTIONS="--via $way --grace 20"
   attach_disk disk
@@ -34,6 +48,7 @@ for way in kernel uas; do
     # The first reading finds out how much may be on its way at a time.
     read_by_four 2 >/dev/null
     many=$(read_by_four 16)
+    far=$(read_in_order 256)
     /usr/bin/dd if=/dev/urandom of=/run/new bs=$MIB count=8 2>/dev/null
     begin=$(uptime_now)
     /usr/bin/dd if=/run/new of="/dev/$dev" bs=$MIB conv=fsync 2>/run/dd || fail "dd: $(cat /run/dd)"
@@ -46,5 +61,6 @@ done
 kill -INT $share
 wait $share || fail "farbus share ended with $? after Ctrl-C: $(cat /run/share.log)"
 cmp -n $((8 * MIB)) /run/new /tmp/disk || fail "the image is not what was written"
-echo "note: round trip 50 ms, four readers: $rate KiB/s as the device itself, $many KiB/s by uas; written at $written KiB/s"
+echo "note: round trip 50 ms, four readers: $rate KiB/s as the device itself, $many KiB/s by uas; one, in order, by uas: $far KiB/s (near: $near); written at $written KiB/s"
 [ "$many" -gt $((3 * rate)) ] || fail "many commands at a time read no faster: $rate and $many KiB/s"
+[ "$far" -gt $((3 * rate)) ] || fail "what is read in order is read no faster: $rate and $far KiB/s"

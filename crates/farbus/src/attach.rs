@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use farbus_io::frontend::fuse::{Cutter, DiskMount, Health};
+use farbus_io::frontend::fuse::{Cutter, DiskMount, Health, Resting};
 use farbus_io::link::{Clock, Interest, Link, Wake, wait};
 use farbus_io::sys::vhci::Port;
-use farbus_model::Limits;
+use farbus_model::{BlockDevice, Limits};
 use farbus_session::native::control::{Cause, End, HANDED_OVER};
 use farbus_session::snapshot::{self, Writer};
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject, RemoteDevice};
@@ -482,6 +482,24 @@ pub struct FileAttachment {
     ender: Ender,
     size_bytes: u64,
     mode: DiskMode,
+    is_movable: bool,
+}
+
+/// What another process showed as a file, and nobody shows now.
+pub struct RestingFile {
+    resting: Resting,
+    disk: Shown,
+}
+
+/// What is known of a disk besides its device.
+struct Shown {
+    way: Way,
+    cutter: DiskCutter,
+    standing: Option<Standing>,
+    local_address: Option<SocketAddr>,
+    size_bytes: u64,
+    mode: DiskMode,
+    is_movable: bool,
 }
 
 /// Takes a disk from the users of its file without waiting for anything.
@@ -521,11 +539,13 @@ impl FileAttachment {
     /// # Errors
     /// [`ClientError::Local`].
     pub fn over(disk: OpenedDisk, hands: &Hands, at: &Path) -> Result<Self, ClientError> {
-        let (size_bytes, mode, local_address) = (disk.device.info().size_bytes, disk.mode(), disk.local_address());
-        let OpenedDisk { device, clock, way, cutter, standing } = disk.with_any_byte();
-        let mount = DiskMount::mount_by(hands, at, DISK_FILE, device, clock).map_err(local)?;
-        let ender = Ender::new().map_err(local)?;
-        Ok(Self { mount, way, cutter, standing, local_address, ender, size_bytes, mode })
+        let (shown, device, clock) = Shown::of(disk.with_any_byte());
+        shown.at(DiskMount::mount_by(hands, at, DISK_FILE, device, clock).map_err(local)?)
+    }
+
+    /// What makes it ready for another process, if it can be.
+    pub fn parter(&self) -> Option<Parter<Saved>> {
+        self.is_movable.then(|| self.mount.parter())
     }
 
     /// The disk's file.
@@ -570,7 +590,8 @@ impl FileAttachment {
             Way::Device => self.watch(None),
             Way::Port(port) => self.watch_session(port),
         };
-        if matches!(ended, Ended::Lost(_) | Ended::Over(_) | Ended::Moved) {
+        let has_ended = matches!(ended, Ended::Lost(_) | Ended::Over(_) | Ended::Moved);
+        if has_ended && !self.mount.is_handed_over() {
             self.mount.cutter().cut();
         }
         match self.mount.unmount() {
@@ -583,6 +604,9 @@ impl FileAttachment {
                 }
             }
             Err(error) => warn!(%error, "the folder stays mounted"),
+        }
+        if self.mount.is_handed_over() {
+            return Ended::HandedOver;
         }
         if let (Way::Port(port), Ended::Asked | Ended::Released) = (&self.way, &ended) {
             port.close();
@@ -645,6 +669,60 @@ impl FileAttachment {
             (_, Some(end)) => ended_by(&end),
             (_, None) => Ended::Lost(why.into()),
         }
+    }
+}
+
+impl Shown {
+    /// With it the device, and whose moments it is told.
+    fn of(disk: OpenedDisk) -> (Self, Box<dyn BlockDevice>, Clock) {
+        let (size_bytes, mode, local_address) = (disk.device.info().size_bytes, disk.mode(), disk.local_address());
+        let is_movable = disk.is_movable();
+        let OpenedDisk { device, clock, way, cutter, standing } = disk;
+        (Self { way, cutter, standing, local_address, size_bytes, mode, is_movable }, device, clock)
+    }
+
+    fn at(self, mount: DiskMount) -> Result<FileAttachment, ClientError> {
+        let Self { way, cutter, standing, local_address, size_bytes, mode, is_movable } = self;
+        let ender = Ender::new().map_err(local)?;
+        let all = FileAttachment { mount, way, cutter, standing, local_address, ender, size_bytes, mode, is_movable };
+        Ok(all)
+    }
+}
+
+impl RestingFile {
+    /// As another process saved it.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: no attachment can have stood so.
+    pub fn restore(client: &Client, target: &Target, saved: Saved) -> Result<Self, ClientError> {
+        let dial = client.redial(target)?;
+        let mut known = None;
+        let resting = Resting::restore(saved, |device| {
+            let (disk, pending) = OpenedDisk::restore(dial, device)?;
+            let (shown, device, clock) = Shown::of(disk);
+            known = Some(shown);
+            Ok((device, pending, clock))
+        });
+        Ok(Self { resting: resting.map_err(local)?, disk: known.expect("its device was restored") })
+    }
+
+    /// The other process has let go.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: its mount is not there any more.
+    pub fn go_on(self, hands: &Hands) -> Result<FileAttachment, ClientError> {
+        match hands.keep_mount(self.resting.at()) {
+            Ok(keeper) => self.disk.at(self.resting.go_on(keeper).map_err(local)?),
+            Err(error) => {
+                self.resting.leave();
+                Err(local(error))
+            }
+        }
+    }
+
+    /// It is not gone on with here: whoever had it keeps it.
+    pub fn leave(self) {
+        self.resting.leave();
     }
 }
 

@@ -158,6 +158,22 @@ impl House for Shared {
         }
     }
 
+    fn recall(self: &Arc<Self>, open: &native::Open) -> Option<(Opened, Bequest)> {
+        let bus_id = self.bus_id_of(&open.name).ok()?;
+        let (lease, heir, until, legacy) = self.leases().recall(&bus_id)?;
+        let luggage = legacy.luggage.clone();
+        let (home, face) = match self.back_home(legacy) {
+            Ok(back) => back,
+            Err(end) => {
+                warn!(device = bus_id, why = end.message, "what was handed over is lost");
+                return None;
+            }
+        };
+        let left = Some(until - self.clock.now());
+        let bequest = Bequest { heir: heir.unwrap_or_default(), luggage, left };
+        Some((Opened { face, tenant: home, lease }, bequest))
+    }
+
     fn settle(&self, left: &Left) {
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = reserved.iter().position(|name| *name == left.open.name) {
@@ -320,12 +336,12 @@ impl Shared {
         let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.end_session(number);
         let Some(bus_id) = bus_id else { return false };
-        let Bequest { heir, luggage } = bequest;
+        let Bequest { heir, luggage, left } = bequest;
         let (from, heir) = (key_of(session), Some(heir).filter(|heir| *heir != [0; 32]));
         info!(device = bus_id, peer = session.peer, luggage = luggage.len(), "handed over: it waits for its heir");
         let (who, home) = (session.peer.clone(), (Arc::downgrade(session), number));
         let legacy = Legacy { bus_id: bus_id.clone(), who, device, luggage, home };
-        let until = self.clock.now() + self.heir_time();
+        let until = self.clock.now() + left.unwrap_or(self.heir_time());
         let before = self.leases().hand_over(&bus_id, from, heir, until, legacy);
         assert!(before.is_none(), "a device has one user who hands it over");
         self.wake_heirs();
@@ -335,15 +351,35 @@ impl Shared {
 
     /// Nobody came for it: it is his again who handed it over, or everybody's if he is not there any more.
     fn give_home(self: &Arc<Self>, legacy: Legacy) {
+        let Some(home) = legacy.home.0.upgrade() else { return self.forget(legacy, Ending::Lost) };
+        let bus_id = legacy.bus_id.clone();
+        warn!(device = bus_id, peer = home.peer, "it goes back to who handed it over");
+        let fate = match self.back_home(legacy) {
+            Ok((_, face)) => Fate::Back(face, self.leases().give(&bus_id)),
+            Err(end) => Fate::Over(end),
+        };
+        let now = self.clock.now();
+        match home.leave_fate(fate) {
+            Some(Fate::Back(Face::Usb { device, give_back, .. }, _)) => give_back(device, now),
+            Some(Fate::Back(Face::Block { device, give_back, .. }, _)) => give_back(device, now),
+            Some(Fate::Back(Face::Observer { .. } | Face::Shown { .. }, _) | Fate::Over(_)) | None => {}
+        }
+    }
+
+    /// It is in the hands of who handed it over again, and of his connection.
+    fn back_home(self: &Arc<Self>, legacy: Legacy) -> Result<(Arc<Session>, Face), native::End> {
+        let gone = || refusal(native::Cause::Gone, OpStatus::NoDevice.to_string());
         let (home, number) = (legacy.home.0.upgrade(), legacy.home.1);
-        let Some(home) = home else { return self.forget(legacy, Ending::Lost) };
+        let Some(home) = home else {
+            self.forget(legacy, Ending::Lost);
+            return Err(gone());
+        };
         let (record, export) = {
             let registry = self.registry();
             (registry.record(&legacy.bus_id), registry.block_export(&legacy.bus_id))
         };
         let Legacy { bus_id, device, .. } = legacy;
-        let Some(record) = record else { return };
-        warn!(device = bus_id, peer = home.peer, "it goes back to who handed it over");
+        let record = record.ok_or_else(gone)?;
         self.go_on_with(number, &home);
         *home.bus_id.lock().unwrap_or_else(PoisonError::into_inner) = Some(bus_id.clone());
         let face = match (device, export) {
@@ -352,22 +388,12 @@ impl Shared {
                 let mode = Mode::Exclusive;
                 self.open_block(number, &home, &bus_id, ClaimedBlock { record, export, mode })
             }
-            (None, None) => Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string())),
+            (None, None) => Err(gone()),
         };
-        let lease = self.leases().give(&bus_id);
-        let fate = match face {
-            Ok(face) => Fate::Back(face, lease),
-            Err(end) => {
-                self.end_session(number);
-                Fate::Over(end)
-            }
-        };
-        let now = self.clock.now();
-        match home.leave_fate(fate) {
-            Some(Fate::Back(Face::Usb { device, give_back, .. }, _)) => give_back(device, now),
-            Some(Fate::Back(Face::Block { device, give_back, .. }, _)) => give_back(device, now),
-            Some(Fate::Back(Face::Observer { .. } | Face::Shown { .. }, _) | Fate::Over(_)) | None => {}
+        if face.is_err() {
+            self.end_session(number);
         }
+        face.map(|face| (home, face))
     }
 
     /// A thread that waits as long as an heir may take.

@@ -5,6 +5,7 @@ use farbus_gadgets::Emulated;
 use farbus_gadgets::storage::{AttachedScsi, Options};
 use farbus_io::link::{Interest, Link};
 use farbus_model::{Device, Limits, Speed};
+use farbus_session::block::Ahead;
 use farbus_session::{Exporter, OnReset};
 
 use crate::client::{ClientError, Target};
@@ -47,7 +48,8 @@ impl DiskRelay {
             read_only: mode == DiskMode::Read,
             ..Options::default()
         };
-        let disk = AttachedScsi::device(device, options).map_err(|error| {
+        // Who has the disk has it alone, or beside others who change nothing.
+        let disk = AttachedScsi::device(Box::new(Ahead::new(device)), options).map_err(|error| {
             ClientError::Local(format!("{target}: no disk for a kernel: {error}\n  try: --via fuse"))
         })?;
         let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, DEVICE_ID, disk, OnReset::ResetDevice);

@@ -12,8 +12,9 @@ use farbus_io::link::{Clock, Gathering, Link};
 use farbus_model::{Completions, Descriptors, Device, InFlight, Instant, Readiness, Selection, Speed, UrbId};
 use farbus_session::RemoteDevice;
 use farbus_session::native::control::Cause;
-use farbus_session::native::{Attached, RemoteUsb, State};
+use farbus_session::native::{Attached, Movable, RemoteUsb, State};
 use farbus_session::redir::FROZEN_MAGIC;
+use farbus_session::snapshot::Writer;
 
 use crate::attach::{Ended, ended_by};
 use crate::client::{Client, ClientError, Target, local, local_address};
@@ -69,6 +70,24 @@ impl FarDevice {
     /// Whether it can be handed over to another host.
     pub fn may_move(&self) -> bool {
         matches!(self, FarDevice::Session(_))
+    }
+
+    /// Writes it down for another process; whether it can be.
+    pub fn save_to(&mut self, to: &mut Writer) -> bool {
+        match self {
+            FarDevice::Session(linked) if linked.end().is_none() => {
+                Linked::save(linked, to);
+                true
+            }
+            FarDevice::Session(_) | FarDevice::Plain(_) => false,
+        }
+    }
+
+    /// Another process goes on with it.
+    pub fn leave(&mut self) {
+        if let FarDevice::Session(linked) = self {
+            linked.remote_mut().hand_over();
+        }
     }
 
     /// Whether nothing is under way.

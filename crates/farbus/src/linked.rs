@@ -35,6 +35,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long a device may take to be given back when its user here is done.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
 
+/// Kind of the snapshots of a block device.
+pub const BLOCK_KIND: u16 = 4;
 /// How far back a session may have lost its link before another process went on with it.
 const PAST_MAX: Duration = Duration::from_secs(600);
 
@@ -564,7 +566,7 @@ impl BlockDevice for Linked<RemoteBlock> {
     fn save(&mut self, _now: Instant) -> Option<Vec<u8>> {
         // What is over ends here, and is begun anew.
         self.end().is_none().then(|| {
-            let mut to = Writer::part();
+            let mut to = Writer::new(BLOCK_KIND);
             Linked::save(self, &mut to);
             to.into_bytes()
         })

@@ -12,17 +12,18 @@ use std::str::FromStr;
 
 use farbus_host::RemoteDisk;
 use farbus_io::link::{Clock, Link};
-use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BufferPool, Completions, Instant, Readiness};
+use farbus_model::{
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BufferPool, Completions, Instant, Pending, Readiness,
+};
 use farbus_session::Reject;
-use farbus_session::block::{AnyByte, StoreDevice};
+use farbus_session::block::{ANY_BYTE_KIND, AnyByte, StoreDevice};
 use farbus_session::native::control::{Cause, Class, End, Mode};
 use farbus_session::native::{Attached, RemoteBlock};
-use farbus_session::nbd::Pending;
-use farbus_session::snapshot::Reader;
+use farbus_session::snapshot;
 
 use crate::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
 use crate::device_port::{Cutter, DevicePort};
-use crate::linked::{Dial, Linked, Quitter};
+use crate::linked::{BLOCK_KIND, Dial, Linked, Quitter};
 use crate::session_port::SessionPort;
 use crate::standing::Standing;
 
@@ -146,16 +147,11 @@ impl OpenedDisk {
     ///
     /// # Errors
     /// None can have stood so, or the system has no more threads or descriptors.
-    pub fn restore(dial: Dial, saved: &[u8], is_any_byte: bool) -> io::Result<(Self, Pending)> {
-        let mut reader = Reader::new(saved);
-        if !is_any_byte {
-            let linked = Linked::<RemoteBlock>::restore(dial, &mut reader)?;
-            return Self::restored(linked, reader);
-        }
-        let inner = |bytes: &[u8]| Self::restore(dial, bytes, false).map_err(Wrong);
+    pub fn restore(dial: Dial, saved: &[u8]) -> io::Result<(Self, Pending)> {
+        let Ok(mut reader) = snapshot::open(saved, ANY_BYTE_KIND) else { return Self::restore_block(dial, saved) };
         let mut rest = None;
         let device = |bytes: &[u8]| {
-            let (disk, pending) = inner(bytes)?;
+            let (disk, pending) = Self::restore_block(dial, bytes).map_err(Wrong)?;
             let Self { device, clock, way, cutter, standing } = disk;
             rest = Some((clock, way, cutter, standing));
             Ok((device, pending))
@@ -171,7 +167,9 @@ impl OpenedDisk {
         }
     }
 
-    fn restored(mut linked: Linked<RemoteBlock>, reader: Reader<'_>) -> io::Result<(Self, Pending)> {
+    fn restore_block(dial: Dial, saved: &[u8]) -> io::Result<(Self, Pending)> {
+        let mut reader = snapshot::open(saved, BLOCK_KIND).map_err(|reject| Wrong::from(reject).0)?;
+        let mut linked = Linked::<RemoteBlock>::restore(dial, &mut reader)?;
         if let Err(reject) = reader.end("device") {
             linked.leave();
             return Err(Wrong::from(reject).0);

@@ -9,17 +9,22 @@ use std::time::Duration;
 use farbus_io::link::{Clock, Interest, Link, Watched, wait};
 use farbus_io::sys::unread::is_all_read;
 use farbus_model::{Device, Instant, Limits};
+use farbus_session::native::RemoteUsb;
 use farbus_session::native::control::LUGGAGE_BYTES_MAX;
 use farbus_session::redir::Frozen;
+use farbus_session::snapshot::{self, Writer};
 use farbus_session::{RedirHost, Reject};
 use tracing::{debug, info, warn};
 
 use crate::attach::{Ended, Ender};
+use crate::broker::Hands;
 use crate::client::{Client, ClientError, GRACE, Target, local};
 use crate::engine::span_until;
 use crate::far_device::FarDevice;
 use crate::gate::{Answer, Arrival, Gate, Granted, LEAVE_WITHIN, Order, QUIET_WITHIN, Wish};
+use crate::linked::Linked;
 use crate::meters::{Calls, Meters};
+use crate::parting::{Asker, Parter, Saved, Verdict};
 use crate::place::{Entrance, Place};
 use crate::standing::Standing;
 
@@ -30,6 +35,10 @@ const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// How long the device may take to answer what is under way, before reads that have nothing are taken back.
 const OWN_PACE: Duration = Duration::from_millis(100);
+/// How long all may take to come to rest for another process: less than whoever asks for that waits.
+const PART_WITHIN: Duration = Duration::from_secs(4);
+/// Kind of its snapshots.
+const SNAPSHOT_KIND: u16 = 6;
 /// How often is looked whether it has: nothing tells.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -66,6 +75,10 @@ pub struct RedirAttachment {
     local_address: Option<SocketAddr>,
     standing: Option<Standing>,
     meters: Arc<Meters>,
+    hands: Hands,
+    parter: Parter<Saved>,
+    /// The stream of a guest of another process, who goes on here.
+    inherited: Option<Frozen>,
 }
 
 impl RedirAttachment {
@@ -76,7 +89,72 @@ impl RedirAttachment {
     pub fn new(client: &Client, target: &Target, place: &Place) -> Result<Self, ClientError> {
         // First what may be missing here: nothing is taken from anybody before.
         let entrance = client.hands().listen_at(place).map_err(local)?;
-        Self::over(Lent::take(client, target)?, entrance)
+        Ok(Self { hands: client.hands().clone(), ..Self::over(Lent::take(client, target)?, entrance)? })
+    }
+
+    /// What another process lent at `place`, with its guest: nothing happens before it runs.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: no attachment can have stood so.
+    pub fn restore(client: &Client, target: &Target, place: &Place, saved: Saved) -> Result<Self, ClientError> {
+        let wrong = |reject: Reject| ClientError::Local(reject.to_string());
+        let Saved { snapshot, descriptors } = saved;
+        let mut from = snapshot::open(&snapshot, SNAPSHOT_KIND).map_err(wrong)?;
+        let mut guest = None;
+        if from.flag("guest").map_err(wrong)? {
+            let peer = String::from_utf8_lossy(from.bytes("guest's name").map_err(wrong)?).into_owned();
+            guest = Some((peer, Frozen::from_bytes(from.bytes("stream").map_err(wrong)?).map_err(wrong)?));
+        }
+        let mut descriptors = descriptors.into_iter();
+        let (entrance, socket) = (descriptors.next(), descriptors.next());
+        let (Some(entrance), true) = (entrance, socket.is_some() == guest.is_some()) else {
+            return Err(ClientError::Local("what is open of it does not come with it".into()));
+        };
+        let linked = Linked::<RemoteUsb>::restore(client.redial(target)?, &mut from).map_err(local)?;
+        if let Err(reject) = from.end("snapshot") {
+            linked.hand_over();
+            return Err(wrong(reject));
+        }
+        if linked.remote().in_flight() > 0 {
+            linked.hand_over();
+            return Err(ClientError::Local("the device has what nobody asked".into()));
+        }
+        let entrance = Entrance::passed(entrance, place);
+        let mut attachment = Self::over(Lent(FarDevice::Session(Box::new(linked))), entrance)?;
+        if let (Some(socket), Some((peer, frozen))) = (socket, guest) {
+            let link = match peer.parse() {
+                Ok(address) => Link::over_tcp(socket, address).map_err(local)?,
+                Err(_) => Link::over_local(socket, &peer),
+            };
+            (attachment.relay.guest, attachment.inherited) = (Some(link), Some(frozen));
+        }
+        Ok(Self { hands: client.hands().clone(), ..attachment })
+    }
+
+    /// The other process has let go.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: nobody is to be listened for there.
+    pub fn go_on(self) -> Result<Self, ClientError> {
+        match self.hands.take_place(&self.place) {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.leave();
+                Err(local(error))
+            }
+        }
+    }
+
+    /// Another process goes on with it.
+    pub fn leave(mut self) {
+        self.relay.host.with_device(|device, _| device.leave());
+        // What is handed over is not removed; without a descriptor for it that is seen to by the other half.
+        let _ = self.relay.entrance.into_descriptor();
+    }
+
+    /// What makes it ready for another process; none for a plain connection, which ends with its link.
+    pub fn parter(&self) -> Option<Parter<Saved>> {
+        self.relay.host.session().device().may_move().then(|| self.parter.clone())
     }
 
     /// Lends a device that was taken before.
@@ -100,7 +178,9 @@ impl RedirAttachment {
             calls: Calls::default(),
             arrival: Arrival::default(),
         };
-        Ok(Self { relay, place, ender, gate, local_address, standing, meters: Arc::default() })
+        let (hands, parter, inherited) = (Hands::Own, Parter::new(ender.shared_wake()), None);
+        let meters = Arc::default();
+        Ok(Self { relay, place, ender, gate, local_address, standing, meters, hands, parter, inherited })
     }
 
     /// Where it waits.
@@ -135,7 +215,15 @@ impl RedirAttachment {
 
     /// Serves whoever connects, one after the other, until it ends.
     pub fn run(mut self) -> Ended {
-        self.relay.run(&self.ender, &self.gate, &self.meters)
+        if let Some(frozen) = self.inherited.take() {
+            self.relay.thaw(frozen);
+        }
+        let ended = self.relay.run(&self.ender, &self.gate, &self.parter, &self.meters);
+        if matches!(ended, Ended::HandedOver) {
+            self.hands.leave_place(&self.place);
+            self.leave();
+        }
+        ended
     }
 }
 
@@ -173,8 +261,16 @@ struct Relay {
 }
 
 impl Relay {
-    fn run(&mut self, ender: &Ender, gate: &Gate, meters: &Meters) -> Ended {
+    fn run(&mut self, ender: &Ender, gate: &Gate, parter: &Parter<Saved>, meters: &Meters) -> Ended {
         let ended = loop {
+            if ender.hears() {
+                break Ended::Asked;
+            }
+            if let Some(asker) = parter.asked()
+                && self.part_with(asker) == Verdict::Go
+            {
+                return Ended::HandedOver;
+            }
             if let Err(error) = self.turn(ender, gate) {
                 break Ended::Lost(error.to_string());
             }
@@ -184,9 +280,6 @@ impl Relay {
             }
             self.arrival.see(self.clock.now(), self.host.counters().urbs);
             gate.shut(self.held.is_some() || !matches!(self.stay, Stay::Here));
-            if ender.was_asked() {
-                break Ended::Asked;
-            }
             if let Some(ended) = self.host.session().device().ended() {
                 self.say_farewell();
                 break ended;
@@ -194,6 +287,74 @@ impl Relay {
         };
         self.host.with_device(FarDevice::close);
         ended
+    }
+
+    /// Another process is to go on: what is under way comes to rest, and the guest's stream is written down as for a migration.
+    fn part_with(&mut self, asker: Asker<Saved>) -> Verdict {
+        // Whoever asked hears nothing, and gives up, if it is on its way to another host, or does not come to rest.
+        if self.held.is_some() || !matches!(self.stay, Stay::Here) || !self.comes_to_rest() {
+            return Verdict::Stay;
+        }
+        let frozen = self.guest.is_some().then(|| self.host.freeze());
+        let verdict = match self.save(frozen.as_ref()) {
+            Ok(saved) => asker.part(saved),
+            Err(error) => {
+                warn!(%error, "the device cannot be passed on");
+                Verdict::Stay
+            }
+        };
+        match (verdict, frozen) {
+            (Verdict::Go, _) => {}
+            (Verdict::Stay, Some(frozen)) => self.thaw(frozen),
+            (Verdict::Stay, None) => self.resume(),
+        }
+        verdict
+    }
+
+    /// Whether the device owes nothing any more; if it does all the same its guest goes on.
+    fn comes_to_rest(&mut self) -> bool {
+        let since = self.clock.now();
+        self.host.quiesce(since);
+        let mut has_taken_back = false;
+        loop {
+            let now = self.clock.now();
+            if !has_taken_back && now - since >= OWN_PACE {
+                has_taken_back = true;
+                self.host.take_back_reads(now);
+            }
+            let is_served = self.host.advance(now).is_ok();
+            self.host.with_device(|device, done| device.end_turn(now, done));
+            let is_still = self.host.session().device().is_still();
+            if is_served && is_still && (self.guest.is_none() || self.host.is_quiet()) {
+                return true;
+            }
+            let readiness = self.host.session().device().readiness();
+            let on_device =
+                readiness.and_then(Watched::interest).map(|interest| wait(&mut [interest], Some(LOOK_AGAIN)));
+            let can_wait = on_device.is_some_and(|waited| waited.is_ok());
+            if !is_served || !can_wait || now - since >= PART_WITHIN {
+                self.resume();
+                return false;
+            }
+            self.host.with_device(|device, done| device.handle_ready(now, done));
+        }
+    }
+
+    fn save(&mut self, frozen: Option<&Frozen>) -> io::Result<Saved> {
+        let mut to = Writer::new(SNAPSHOT_KIND);
+        let mut descriptors = vec![self.entrance.as_fd().try_clone_to_owned()?];
+        let guest = self.guest.as_ref().zip(frozen);
+        to.flag(guest.is_some());
+        if let Some((link, frozen)) = guest {
+            to.bytes(link.peer().as_bytes());
+            to.bytes(&frozen.to_bytes());
+            descriptors.push(link.as_fd().try_clone_to_owned()?);
+        }
+        let is_saved = self.host.with_device(|device, _| device.save_to(&mut to));
+        if !is_saved {
+            return Err(io::Error::other("it has no session, or that is over"));
+        }
+        Ok(Saved { snapshot: to.into_bytes(), descriptors })
     }
 
     fn turn(&mut self, ender: &Ender, gate: &Gate) -> io::Result<()> {
@@ -320,9 +481,13 @@ impl Relay {
 
     /// The guest goes on, here or where it has come from now.
     fn go_on(&mut self) {
-        if self.held.take().is_some()
-            && let Err(fault) = self.host.resume(self.clock.now())
-        {
+        if self.held.take().is_some() {
+            self.resume();
+        }
+    }
+
+    fn resume(&mut self) {
+        if let Err(fault) = self.host.resume(self.clock.now()) {
             warn!("{GUEST} was hung up on: {fault}");
             self.dismiss();
         }

@@ -16,8 +16,8 @@ use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
 use farbus_session::native::served_observer::Shown;
 use farbus_session::native::{
-    Bequest, ExporterSession, Inherited, LaneLimits, Left, Served, ServedBlock, ServedObserver, ServedUsb, Services,
-    exporter,
+    Bequest, ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, ServedBlock, ServedObserver, ServedUsb,
+    Services, exporter,
 };
 use farbus_session::snapshot::Reader;
 use farbus_session::{DeviceRecord, Ending, Reject};
@@ -223,6 +223,9 @@ pub trait House: Send + Sync + 'static {
     /// # Errors
     /// [`End`]: why not; *gone* may pass by.
     fn reopen(self: &Arc<Self>, caller: &Self::Caller, left: &Left) -> Result<Opened, End>;
+
+    /// What was opened so and handed over, if nobody knows yet what becomes of it: it goes on in another process.
+    fn recall(self: &Arc<Self>, open: &Open) -> Option<(Opened, Bequest)>;
 
     /// What another process had opened is opened here, or will not be.
     fn settle(&self, left: &Left);
@@ -486,6 +489,10 @@ impl<'a, H: House> Engine<'a, H> {
     /// Another process is to go on: nothing more is heard, what devices do is ended, and the rest is written down.
     fn part(&mut self, asker: Asker<Vec<u8>>) -> io::Result<Option<Last>> {
         let (house, owner) = (self.house, H::identity(self.caller));
+        self.carry_out_orders();
+        let now = self.clock.now();
+        let mut opening = Opening { house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
+        self.session.recall(now, &mut opening);
         let verdict = match self.come_to_rest()? {
             // Whoever asked hears nothing, and gives up.
             false => Verdict::Stay,
@@ -709,6 +716,12 @@ impl<H: House> Services for Opening<'_, H> {
             let (lease, served) = self.move_in(number, opened);
             Inherited { lease, served, luggage }
         }))
+    }
+
+    fn recall(&mut self, _now: Instant, number: u16, open: &Open) -> Option<Recalled> {
+        let (opened, bequest) = self.house.recall(open)?;
+        let (lease, served) = self.move_in(number, opened);
+        Some(Recalled { lease, served, bequest })
     }
 
     fn show(&mut self, _now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {

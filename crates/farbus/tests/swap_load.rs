@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -80,7 +80,28 @@ impl Journal for Notes {
 /// A disk that serves one request at a time, and each takes its time: that of an old disk, or of a busy store elsewhere.
 struct Slow {
     medium: Arc<dyn Medium>,
-    is_free: Arc<Mutex<()>>,
+    queue: Arc<Queue>,
+}
+
+/// Who comes first is served first.
+#[derive(Default)]
+struct Queue {
+    /// Those who came, and those who were served.
+    numbers: Mutex<(u64, u64)>,
+    changed: Condvar,
+}
+
+impl Queue {
+    fn serve<T>(&self, serve: impl FnOnce() -> T) -> T {
+        let mut numbers = self.numbers.lock().unwrap();
+        let mine = numbers.0;
+        numbers.0 += 1;
+        drop(self.changed.wait_while(numbers, |(_, served)| *served < mine).unwrap());
+        let served = serve();
+        self.numbers.lock().unwrap().1 += 1;
+        self.changed.notify_all();
+        served
+    }
 }
 
 const SLOW_REQUEST: Duration = Duration::from_millis(5);
@@ -88,20 +109,21 @@ const SLOW_BYTES_PER_S: u64 = 20_000_000;
 
 struct SlowStore {
     store: Box<dyn BlockStore>,
-    is_free: Arc<Mutex<()>>,
+    queue: Arc<Queue>,
 }
 
 impl SlowStore {
     fn serve<T>(&mut self, bytes: u64, serve: impl FnOnce(&mut dyn BlockStore) -> T) -> T {
-        let _busy = self.is_free.lock().unwrap();
-        thread::sleep(SLOW_REQUEST + Duration::from_nanos(bytes * 1_000_000_000 / SLOW_BYTES_PER_S));
-        serve(&mut *self.store)
+        self.queue.serve(|| {
+            thread::sleep(SLOW_REQUEST + Duration::from_nanos(bytes * 1_000_000_000 / SLOW_BYTES_PER_S));
+            serve(&mut *self.store)
+        })
     }
 }
 
 impl Medium for Slow {
     fn open(&self) -> Result<Box<dyn BlockStore>, String> {
-        Ok(Box::new(SlowStore { store: self.medium.open()?, is_free: Arc::clone(&self.is_free) }))
+        Ok(Box::new(SlowStore { store: self.medium.open()?, queue: Arc::clone(&self.queue) }))
     }
 
     fn preferred_bytes(&self) -> u32 {
@@ -175,6 +197,8 @@ impl Load {
                 thread::sleep(PAUSE);
                 last = Instant::now();
                 pending.extend([last; PENDING]);
+            } else if self.is_pressing.load(Ordering::Relaxed) {
+                pending.resize(PENDING, last);
             }
             let Some(asked) = pending.pop_front() else { continue };
             number += 1;
@@ -187,9 +211,6 @@ impl Load {
             let at = Instant::now();
             self.answers.lock().unwrap().push(Answer { at, waited: at - asked, quiet: at - last });
             last = at;
-            if self.is_pressing.load(Ordering::Relaxed) {
-                pending.push_back(at);
-            }
         }
         store.flush().unwrap();
         held
@@ -267,7 +288,7 @@ fn noticed(load: &Load, phases: &[(Phase, Instant)]) -> Noticed {
         );
     }
     let began = |phase| phases.iter().rev().find(|(begun, _)| *begun == phase).map(|(_, when)| *when);
-    let [from, to] = [Phase::Deciding, Phase::Releasing].map(|phase| began(phase).expect("each phase is passed"));
+    let [from, to] = [Phase::Joining, Phase::Releasing].map(|phase| began(phase).expect("each phase is passed"));
     let mut around = load.between(from, to);
     // Those that were pending when all pointers changed.
     let after = load.between(to, Instant::now());
@@ -296,6 +317,8 @@ fn check(medium: &dyn Medium, held: &[u32]) {
 /// was answered.
 fn drain(load: &Load, what: &str) -> (Duration, Duration) {
     load.is_pressing.store(true, Ordering::Relaxed);
+    // Until those have gone that were not thirty.
+    thread::sleep(Duration::from_millis(300));
     let from = Instant::now();
     thread::sleep(Duration::from_millis(500));
     load.is_pressing.store(false, Ordering::Relaxed);
@@ -339,7 +362,7 @@ fn swaps(under: &Path, name: &str, bytes: u64, count: usize, is_slow: impl Fn(us
     let folder = Folder::new(under, name);
     let medium = |number: usize| -> (Arc<dyn Medium>, Arc<dyn Medium>) {
         let disk: Arc<dyn Medium> = Arc::new(folder.disk(&format!("{number}.img"), bytes));
-        let slow = Arc::new(Slow { medium: Arc::clone(&disk), is_free: Arc::default() });
+        let slow = Arc::new(Slow { medium: Arc::clone(&disk), queue: Arc::default() });
         (Arc::clone(&disk), if is_slow(number) { slow } else { disk })
     };
     let (mut last, first) = medium(0);

@@ -87,9 +87,11 @@ impl<S> Parter<S> {
 
     /// Whether somebody has asked: its own question.
     pub fn asked(&self) -> Option<Asker<S>> {
-        if !self.questions.is_asked.swap(false, Ordering::AcqRel) {
+        // Nobody else answers: a look is enough, and it is had in every turn.
+        if !self.questions.is_asked.load(Ordering::Acquire) {
             return None;
         }
+        self.questions.is_asked.store(false, Ordering::Release);
         self.questions.asker.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

@@ -4,6 +4,7 @@
 //! shapes here as a URB has ([`crate::urb`]): [`BlockRequest`], [`BlockInFlight`], [`BlockDone`].
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 use crate::block::StoreError;
 use crate::device::{Completions, Readiness};
@@ -149,6 +150,9 @@ impl BlockInfo {
 /// Names a request among those in flight on one device. Chosen by the asker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u64);
+
+/// What a device was asked and has not answered: by its name what, from where, and how many bytes.
+pub type Pending = BTreeMap<BlockId, (BlockOp, u64, u32)>;
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -29,7 +29,7 @@ pub mod urb;
 pub mod usb;
 
 pub use block::{BlockStore, Medium, StoreError};
-pub use block_device::{BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest};
+pub use block_device::{BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Pending};
 pub use definition::Definition;
 pub use descriptor::{Descriptors, Endpoint, Selection};
 pub use device::{Command, CommandError, Completions, Device, Exchange, ExchangeReport, Readiness, Twin};

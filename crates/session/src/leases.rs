@@ -119,6 +119,11 @@ impl<T> Leases<T> {
         self.waiting.remove(device).map(|waits| waits.what)
     }
 
+    /// What waits of `device` for as long as another process takes to go on: the lease under which it was handed over, to whom, until when.
+    pub fn recall(&mut self, device: &str) -> Option<(u64, Key, Instant, T)> {
+        self.waiting.remove(device).map(|waits| (waits.lease, waits.heir, waits.until, waits.what))
+    }
+
     /// Everything that waits: sharing ends.
     pub fn clear(&mut self) -> Vec<T> {
         std::mem::take(&mut self.waiting).into_values().map(|waits| waits.what).collect()
@@ -189,6 +194,19 @@ mod tests {
         assert_eq!((leases.expire(at_s(29)), leases.expire(at_s(30))), (vec![], vec!["it"]));
         assert_eq!(leases.worth("disk", B, lease), Worth::Nothing, "too late: as anybody");
         assert_eq!(leases.poll_timeout(), None);
+    }
+
+    #[test]
+    fn what_is_recalled_waits_for_the_same_heir_under_the_same_lease() {
+        let mut leases = Leases::after(0);
+        let lease = leases.give("disk");
+        leases.hand_over("disk", A, B, at_s(30), "it");
+        assert_eq!(leases.recall("disk"), Some((lease, B, at_s(30), "it")));
+        assert_eq!((leases.recall("disk"), leases.poll_timeout()), (None, None));
+        let mut after = Leases::after(1_000_000);
+        after.keep("disk", lease);
+        after.hand_over("disk", A, B, at_s(30), "it");
+        assert_eq!((after.worth("disk", C, 0), after.worth("disk", B, lease)), (Worth::NotHis, Worth::Inherits("it")));
     }
 
     #[test]

@@ -108,6 +108,19 @@ impl Hands {
         }
     }
 
+    /// Keeps a mount that another process kept.
+    ///
+    /// # Errors
+    /// If it is not there, or nobody's to be kept here.
+    pub fn keep_mount(&self, at: &Path) -> io::Result<Arc<dyn Keeper>> {
+        let Hands::Through(broker) = self else {
+            return Err(io::Error::other("only a daemon's other half keeps what another process mounted"));
+        };
+        let (line, for_abort) = (broker.line()?, broker.line()?);
+        let (MountedAt { mount, .. }, _) = line.ask(&Question::KeepMount { at: at.to_owned() }, None)?;
+        Ok(Arc::new(FarKeeper { mount, line, for_abort }))
+    }
+
     /// Opens a disk image and locks it.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use farbus_io::frontend::fuse::MountMark;
 use farbus_io::usb::Selector;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,8 @@ pub struct Mandate {
     pub mounts: Vec<PathBuf>,
     /// Ports that are in use already, by what went on here from another process.
     pub ports: Vec<u32>,
+    /// Mounts of the process before.
+    pub mounted: Vec<MountMark>,
     /// With which arguments this program goes on in place of the other half, should it ask for that. None: it may not.
     pub successor: Vec<String>,
     /// The file that says the rest, and may be read again.
@@ -60,6 +63,12 @@ impl Mandate {
 
     /// The same with what a configuration grants instead of what another granted before.
     pub(super) fn with_config(&self, granted: Self) -> Self {
-        Self { remove: self.remove.clone(), successor: self.successor.clone(), config: self.config.clone(), ..granted }
+        Self {
+            remove: self.remove.clone(),
+            mounted: self.mounted.clone(),
+            successor: self.successor.clone(),
+            config: self.config.clone(),
+            ..granted
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use farbus_io::frontend::fuse::MountMark;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -75,6 +76,10 @@ pub(super) enum Question {
         at: PathBuf,
         read_only: bool,
     },
+    /// Another process kept this mount, and it is ours to take away.
+    KeepMount {
+        at: PathBuf,
+    },
     ReadAhead {
         mount: u64,
         bytes: usize,
@@ -142,6 +147,9 @@ pub(super) struct MountedAt {
 pub struct Legacy {
     /// Ports of this machine's kernel that are in use.
     pub ports: Vec<u32>,
+    /// Mounts.
+    #[serde(default)]
+    pub mounts: Vec<MountMark>,
     /// USB devices that are taken, by bus and number; what is open of each comes along, in this order.
     pub devices: Vec<(u32, u32)>,
 }

@@ -230,6 +230,7 @@ impl Rights {
                 done(Value::Null)
             }
             Question::Mount { at, read_only } => self.mount(&at, read_only),
+            Question::KeepMount { at } => self.keep_mount(&at),
             Question::ReadAhead { mount, bytes } => {
                 self.mount_of(mount)?.keeper.set_read_ahead(bytes);
                 done(Value::Null)
@@ -293,7 +294,8 @@ impl Rights {
         }
         let taken = opened(&self.taken);
         let (devices, nodes): (Vec<_>, Vec<_>) = taken.open().unzip();
-        let legacy = Legacy { ports: opened(&self.ports).iter().copied().collect(), devices };
+        let mounts = opened(&self.mounts).values().filter_map(|mount| mount.keeper.mark()).collect();
+        let legacy = Legacy { ports: opened(&self.ports).iter().copied().collect(), mounts, devices };
         let (child, passage) = successor::start(&self.program, &arguments, &legacy, &nodes)?;
         drop(nodes);
         drop(taken);
@@ -339,10 +341,22 @@ impl Rights {
         let is_meant = opened(&self.mandate).mounts.iter().any(|meant| meant == at);
         self.hold(is_meant, || format!("nothing is to be mounted at {}", at.display()))?;
         let mounted = OwnMounter.mount(at, read_only).map_err(io::Error::other)?;
+        Ok((json!(self.note_mount(mounted.at, mounted.keeper)), Some(mounted.device)))
+    }
+
+    fn note_mount(&self, at: PathBuf, keeper: Arc<dyn Keeper>) -> MountedAt {
         let mount = self.mount_numbers.fetch_add(1, Ordering::Relaxed);
-        let at = mounted.at;
-        opened(&self.mounts).insert(mount, Mount { at: at.clone(), keeper: mounted.keeper });
-        Ok((json!(MountedAt { mount, at }), Some(mounted.device)))
+        opened(&self.mounts).insert(mount, Mount { at: at.clone(), keeper });
+        MountedAt { mount, at }
+    }
+
+    fn keep_mount(&self, at: &Path) -> Reply {
+        let mut mandate = opened(&self.mandate);
+        let marked = mandate.mounted.iter().position(|mark| mark.at == at);
+        let mark = marked.map(|number| mandate.mounted.swap_remove(number));
+        let mark = mark.ok_or_else(|| refused(format!("nothing was mounted at {}", at.display())))?;
+        drop(mandate);
+        done(json!(self.note_mount(at.to_owned(), OwnMounter::keep(mark)?)))
     }
 
     fn mount_of(&self, mount: u64) -> io::Result<Mount> {
@@ -414,6 +428,7 @@ mod tests {
             Question::Plug { device_id: 1, speed: "high".into() },
             Question::Unplug { port: 0 },
             Question::Mount { at: "/".into(), read_only: false },
+            Question::KeepMount { at: "/".into() },
             Question::ReadAhead { mount: 0, bytes: 1 },
             Question::Leave { mount: 0 },
             Question::Abort { mount: 0 },

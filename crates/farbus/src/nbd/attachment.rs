@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use farbus_io::link::{Clock, Link};
-use tracing::warn;
 
 use super::engine::{NbdServer, Offer};
 use super::uri::uri;
@@ -31,8 +30,6 @@ pub struct NbdAttachment {
     hands: Hands,
     /// Whether another process can go on with it.
     is_movable: bool,
-    /// Where another process listened before.
-    inherited: Option<Place>,
 }
 
 impl NbdAttachment {
@@ -66,7 +63,7 @@ impl NbdAttachment {
         let mut all = None;
         let server = NbdServer::restore(saved, place, |device| {
             let dial = dial.take().expect("an attachment has one device");
-            let (disk, pending) = OpenedDisk::restore(dial, device, false)?;
+            let (disk, pending) = OpenedDisk::restore(dial, device)?;
             let (shown, offer, _) = Shown::of(disk, target);
             let clock = shown.clock;
             all = Some(shown);
@@ -74,12 +71,27 @@ impl NbdAttachment {
         });
         let (server, shown) = (server.map_err(local)?, all.expect("its device was restored"));
         let attachment = shown.through(server)?;
-        Ok(Self { hands: client.hands().clone(), inherited: Some(place.clone()), ..attachment })
+        Ok(Self { hands: client.hands().clone(), ..attachment })
     }
 
     /// It does not run here after all: whoever had it keeps it.
     pub fn leave(self) {
         self.server.leave();
+    }
+
+    /// The other process has let go.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: nobody is to be listened for there.
+    pub fn go_on(self) -> Result<Self, ClientError> {
+        let kept = self.server.entrance().place().and_then(|place| self.hands.take_place(&place));
+        match kept {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.leave();
+                Err(local(error))
+            }
+        }
     }
 
     /// What makes it ready for another process, if it can be.
@@ -134,11 +146,6 @@ impl NbdAttachment {
 
     /// Serves until it ends.
     pub fn run(self) -> Ended {
-        if let Some(place) = &self.inherited
-            && let Err(error) = self.hands.take_place(place)
-        {
-            warn!(%place, %error, "it may stay when this ends");
-        }
         let place = self.server.entrance().place();
         let ended = self.server.run();
         if matches!(ended, Ended::HandedOver) {
@@ -187,19 +194,8 @@ impl Shown {
             server = server.movable(standing.clone()).map_err(local)?;
         }
         let uri = uri(&server.entrance().place().map_err(local)?, "");
-        let (hands, inherited) = (Hands::Own, None);
-        let all = NbdAttachment {
-            server,
-            uri,
-            size_bytes,
-            mode,
-            local_address,
-            cutter,
-            standing,
-            hands,
-            is_movable,
-            inherited,
-        };
+        let hands = Hands::Own;
+        let all = NbdAttachment { server, uri, size_bytes, mode, local_address, cutter, standing, hands, is_movable };
         Ok(all)
     }
 }

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use farbus_io::link::{Clock, INTERESTS_MAX, Interest, Link, Watched, wait};
 use farbus_model::limits::NBD_CONNECTIONS_MAX;
-use farbus_model::{BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Limits};
-use farbus_session::nbd::{Export, Pending, ServerConn};
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Limits, Pending,
+};
+use farbus_session::nbd::{Export, ServerConn};
 use farbus_session::snapshot::{self, Reader, Writer};
 use farbus_session::{Counters, Reject};
 use tracing::{debug, info, warn};

@@ -271,7 +271,7 @@ impl Swaps {
     }
 }
 
-/// Copies with little weight, and switches with that of all others: while it switches, they wait for it.
+/// Copies with little weight, and switches with that of all others: until it has, they write everything twice.
 fn carry_out(swap: Swap, clock: &Clock, run: &Run) -> Result<Report, SwapError> {
     let copied = thread::scope(|scope| {
         let copy = move || {

@@ -14,15 +14,22 @@ use super::trust::{hosts, pair};
 const PAGE_BYTES: usize = 4096;
 
 /// A small file system in memory. Dropping it takes it away.
-struct SmallDisk(PathBuf);
+pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
     /// `None` where this machine does not let us.
-    fn mount(at: PathBuf) -> Option<Self> {
+    pub fn mount(at: PathBuf) -> Option<Self> {
         fs::create_dir_all(&at).unwrap();
         let mut command = Command::new("mount");
         command.args(["-t", "tmpfs", "-o", "size=128k,mode=755", "farbus-test"]).arg(&at);
         command.output().is_ok_and(|output| output.status.success()).then_some(Self(at))
+    }
+
+    /// Room for so much.
+    pub fn grow(&self, size: &str) {
+        let mut command = Command::new("mount");
+        command.args(["-o", &format!("remount,size={size}")]).arg(&self.0);
+        assert!(command.output().unwrap().status.success());
     }
 
     fn fill(&self) {

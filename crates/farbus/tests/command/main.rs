@@ -32,6 +32,7 @@ mod redir_links;
 mod redir_migrate;
 mod restart;
 mod restart_attached;
+mod restart_heirs;
 mod rights;
 mod sessions;
 mod siege;

@@ -13,7 +13,7 @@ use super::cluster::Cluster;
 use super::harness::{House, PATIENCE, wait_until};
 use super::restart::{Later, config};
 
-const SIZE: u64 = 8 << 20;
+pub const SIZE: u64 = 8 << 20;
 const BLOCK: usize = 4096;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
@@ -23,13 +23,13 @@ const EIO: u32 = 5;
 const A_WHILE: Duration = Duration::from_millis(300);
 
 /// What QEMU's block driver is: it reads the disk's size when it connects.
-struct Client {
+pub struct Client {
     stream: UnixStream,
     cookie: u64,
 }
 
 impl Client {
-    fn connect(socket: &Path) -> Self {
+    pub fn connect(socket: &Path) -> Self {
         let mut stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut greeting = [0; 18];
@@ -68,17 +68,17 @@ impl Client {
         Ok((u64::from_be_bytes(head[8..].try_into().unwrap()), error, data))
     }
 
-    fn write(&mut self, offset: usize, byte: u8) {
+    pub fn write(&mut self, offset: usize, byte: u8) {
         let asked = self.ask(WRITE, offset, BLOCK, &[byte; BLOCK]);
         assert_eq!(self.hear(0).unwrap(), (asked, 0, Vec::new()));
     }
 
-    fn flush(&mut self) {
+    pub fn flush(&mut self) {
         let asked = self.ask(FLUSH, 0, 0, &[]);
         assert_eq!(self.hear(0).unwrap(), (asked, 0, Vec::new()));
     }
 
-    fn assert_reads(&mut self, offset: usize, byte: u8) {
+    pub fn assert_reads(&mut self, offset: usize, byte: u8) {
         let asked = self.ask(READ, offset, BLOCK, &[]);
         assert!(self.hear(BLOCK).unwrap() == (asked, 0, vec![byte; BLOCK]), "{byte} at {offset}");
     }

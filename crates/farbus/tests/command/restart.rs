@@ -150,7 +150,7 @@ fn what_cannot_go_on_is_not_torn_away_unless_that_is_meant() {
 }
 
 /// A daemon of `lab3` that shares this with paired hosts, and with anybody here; where, each.
-fn exporter<'h>(house: &'h House, lab3: &Host<'h>, what: &str) -> (Running, String, String) {
+pub fn exporter<'h>(house: &'h House, lab3: &Host<'h>, what: &str) -> (Running, String, String) {
     let text = format!("secure.listen = ['127.0.0.1:0']\nplain.listen = ['127.0.0.1:0']\nshare = [{what}]");
     let file = config(&house.path("tmp"), &text);
     let daemon = lab3.start(&["daemon", "--config", &file]);
@@ -164,7 +164,7 @@ fn exporter<'h>(house: &'h House, lab3: &Host<'h>, what: &str) -> (Running, Stri
     (daemon, plain, secure)
 }
 
-fn restart(lab3: &Host<'_>, sessions: u64) -> Later {
+pub fn restart(lab3: &Host<'_>, sessions: u64) -> Later {
     let answer = lab3.json(&["daemon", "restart", "--json"]);
     let later = Later::of(&answer);
     assert_eq!(answer["sessions"], sessions, "{answer}");

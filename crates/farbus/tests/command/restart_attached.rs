@@ -5,9 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use farbus::model::{EpAddr, Setup};
+use farbus_session::redir::usbredir::Message;
 use rustix::process::Signal;
+use serde_json::Value;
 
-use super::harness::{House, PATIENCE, Running, finish, has, has_program, wait_until};
+use super::harness::{House, PATIENCE, Running, finish, has, has_fuse, has_program, is_mounted, wait_until};
+use super::redir::Guest;
 use super::restart::{Later, SetOnDrop, config};
 use super::trust::{Host, hosts};
 
@@ -28,12 +32,17 @@ fn attached<'h>(house: &'h House, what: &str, how: &str) -> (Running, Running, H
 
 fn state_of(desk: &Host<'_>) -> String {
     let status = desk.run(&["status", "--json"]).stdout;
-    let status: serde_json::Value = serde_json::from_str(&status).unwrap_or_default();
+    let status: Value = serde_json::from_str(&status).unwrap_or_default();
     status[0]["devices"][0]["state"].as_str().unwrap_or_default().to_owned()
 }
 
 /// One process goes on after the other, some while the exporter is silent: then requests are in flight.
-fn restart_often(desk: &Host<'_>, share: &Running, rounds: u32, mut is_at_work: impl FnMut() -> bool) -> Vec<Later> {
+fn restart_often(
+    desk: &Host<'_>,
+    [share, daemon]: [&Running; 2],
+    rounds: u32,
+    mut is_at_work: impl FnMut() -> bool,
+) -> Vec<Later> {
     let mut later = Vec::new();
     for round in 0..rounds {
         let is_silent = round % 2 == 1;
@@ -41,22 +50,23 @@ fn restart_often(desk: &Host<'_>, share: &Running, rounds: u32, mut is_at_work: 
             share.signal(Signal::STOP);
             thread::sleep(Duration::from_millis(50));
         }
-        let answer = desk.json(&["daemon", "restart", "--json"]);
+        let answer = desk.run(&["daemon", "restart", "--json"]);
         if is_silent {
             share.signal(Signal::CONT);
         }
+        let answer: Value = serde_json::from_str(&answer.stdout).unwrap_or_else(|_| panic!("{answer:?}"));
         println!("still for {} ms", answer["still_ms"]);
         assert_eq!(answer["kept"].as_array().map(Vec::len), Some(1), "{answer}");
         later.push(Later::of(&answer));
         wait_until(PATIENCE, "it has a link", || state_of(desk) == "attached");
         thread::sleep(Duration::from_millis(200));
-        assert!(is_at_work(), "whoever uses it goes on");
+        assert!(is_at_work(), "whoever uses it goes on\n{}", daemon.log());
     }
     later
 }
 
 fn run_fio(house: &House, arguments: &[&str]) {
-    let work = "--name=restarts --rw=randwrite --bsrange=512-128k --blockalign=512 --size=16m --iodepth=16 --fsync=50 \
+    let work = "--name=restarts --rw=randwrite --size=8m --iodepth=16 --fsync=50 \
                 --verify=crc32c --verify_fatal=1 --verify_state_save=0 --minimal";
     let arguments: Vec<&str> = arguments.iter().copied().chain(work.split_whitespace()).collect();
     let outcome = finish(house.command_of(Path::new("fio"), &arguments), PATIENCE);
@@ -80,12 +90,12 @@ fn programs_that_use_a_disk_by_nbd_stay_connected() {
             let mut rounds = 0;
             while !is_done.load(Ordering::Acquire) || rounds == 0 {
                 // It does not connect again: a connection that ends fails it.
-                run_fio(&house, &["--ioengine=nbd", &uri]);
+                run_fio(&house, &["--ioengine=nbd", &uri, "--blockalign=512", "--bsrange=512-128k"]);
                 rounds += 1;
             }
             rounds
         });
-        let mut later = restart_often(&desk, &share, 6, || !worker.is_finished());
+        let mut later = restart_often(&desk, [&share, &daemon], 6, || !worker.is_finished());
         is_done.store(true, Ordering::Release);
         println!("{} rounds", worker.join().expect("not a byte is wrong, and no request failed"));
         later.pop().unwrap()
@@ -93,5 +103,81 @@ fn programs_that_use_a_disk_by_nbd_stay_connected() {
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
     assert!(!daemon.log().contains("was cut off"), "{}", daemon.log());
     last.end();
+    wait_until(PATIENCE, "the socket goes with the last of them", || !socket.exists());
+}
+
+#[test]
+fn a_disk_as_a_file_stays_mounted_and_not_a_byte_is_wrong() {
+    if !has_fuse() || !has("fio", has_program("fio")) {
+        return;
+    }
+    let house = House::new();
+    let at = house.path("mnt");
+    let how = format!("via='fuse'\nat='{}'", at.display());
+    let what = format!("disk:{}", house.image("image", 32 << 20).display());
+    let (share, mut daemon, desk) = attached(&house, &what, &how);
+    let file = format!("--filename={}", at.join("disk.img").display());
+    let is_done = AtomicBool::new(false);
+    let last = thread::scope(|scope| {
+        let _end = SetOnDrop(&is_done);
+        // No process but theirs has the file open: a child of one that has cannot begin while the exporter is silent.
+        let work = |arguments: &'static [&'static str]| {
+            let (house, file, is_done) = (&house, &file, &is_done);
+            move || {
+                let mut rounds = 0;
+                while !is_done.load(Ordering::Acquire) || rounds == 0 {
+                    run_fio(house, &[&[&file[..]], arguments].concat());
+                    rounds += 1;
+                }
+                rounds
+            }
+        };
+        let whole = scope.spawn(work(&["--ioengine=libaio", "--direct=1", "--blockalign=512", "--bsrange=512-128k"]));
+        // What is not whole blocks is put together here.
+        const ODD: [&str; 4] = ["--ioengine=psync", "--offset=16m", "--blockalign=1", "--bsrange=100-70000"];
+        let odd = scope.spawn(work(&ODD));
+        let is_at_work = || !whole.is_finished() && !odd.is_finished();
+        let mut later = restart_often(&desk, [&share, &daemon], 6, is_at_work);
+        is_done.store(true, Ordering::Release);
+        let whole = whole.join().expect("not a byte is wrong, and no call failed");
+        println!("{whole} rounds, {} odd ones", odd.join().expect("not a byte is wrong, and no call failed"));
+        later.pop().unwrap()
+    });
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+    assert!(is_mounted(&at) && daemon.log().matches("linked again").count() >= 6, "{}", daemon.log());
+    last.end();
+    wait_until(PATIENCE, "the mount goes with the last of them, and the folder that was made", || !at.exists());
+}
+
+#[test]
+fn a_virtual_machine_s_device_goes_on_and_what_its_guest_waits_for_arrives() {
+    let house = House::new();
+    let socket = house.path("redir.sock");
+    let how = format!("via='redir'\nsocket='{}'", socket.display());
+    let (share, mut daemon, desk) = attached(&house, "keyboard", &how);
+    let lab3 = Host { house: &house, name: "lab3" };
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
+    guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
+    let mut later = Vec::new();
+    for text in ["a", "b", "c"] {
+        later.append(&mut restart_often(&desk, [&share, &daemon], 1, || true));
+        lab3.ok(&["type", "keyboard", text]);
+        let mut reports = || match guest.hear_kind(|message| matches!(message, Message::Interrupt(_))).message {
+            Message::Interrupt(packet) => packet.payload.into_vec(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(reports()[2], text.as_bytes()[0] - b'a' + 4, "{}", daemon.log());
+        assert_eq!(reports()[2], 0, "it is let go of");
+        let descriptor = guest.control_in(7, Setup::get_descriptor(1, 0, 0, 18));
+        assert_eq!((descriptor.len(), descriptor[1]), (18, 1));
+    }
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+    drop(guest);
+    // Nobody uses it now: it waits for the next guest, in another process.
+    later.append(&mut restart_often(&desk, [&share, &daemon], 1, || true));
+    Guest::connect(&socket).configure();
+    later.pop().unwrap().end();
     wait_until(PATIENCE, "the socket goes with the last of them", || !socket.exists());
 }

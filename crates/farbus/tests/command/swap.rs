@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::full_disk::SmallDisk;
 use super::harness::{House, Outcome, PATIENCE, Running, finish, has, has_fuse, has_program, wait_until};
 
 const MIB: u64 = 1 << 20;
@@ -126,6 +127,30 @@ fn a_disk_that_has_become_shorter_stays_where_it_is() {
     fill(&old, &[7]);
     said(&house.run(&["swap", "disk", "--to", &to]), 0, "lies on");
     assert!(fs::read(&old).unwrap() == fs::read(house.path("new.img")).unwrap(), "the copy is the original");
+    drop(share);
+}
+
+#[test]
+fn a_copy_without_room_is_given_up_and_goes_on_when_there_is_some() {
+    let house = House::new();
+    let Some(small) = SmallDisk::mount(house.path("small")) else {
+        println!("skipped: this machine lets nobody mount");
+        return;
+    };
+    let old = house.image("old.img", 8 * MIB);
+    fill(&old, &[0, 3, 7]);
+    let share = house.share(&[&format!("disk:{}", old.display())]);
+    let new = house.path("small").join("new.img");
+    let swap = || house.run(&["swap", "disk", "--to", &format!("block:{}", new.display())]);
+    let failed = swap();
+    said(&failed, 1, "no space");
+    said(&failed, 1, "make room and type the same again, which continues");
+    let status = house.json(&["status", "--json"]);
+    let medium = &status[0]["devices"][0]["medium"];
+    assert_eq!((&medium["at"], &medium["is_swapping"]), (&format!("block:{}", old.display()).into(), &false.into()));
+    small.grow("16m");
+    said(&swap(), 0, "has a part of it already");
+    assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap(), "the copy is the original");
     drop(share);
 }
 

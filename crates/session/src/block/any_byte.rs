@@ -5,13 +5,15 @@ use std::ops::Range;
 
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
-    Payload, Readiness, StoreError,
+    Payload, Pending, Readiness, StoreError,
 };
 use farbus_wire::native::block::{decode_reply, reply_part};
-use farbus_wire::nbd::Pending;
 use farbus_wire::snapshot::{Reader, Writer};
 
 use crate::Reject;
+
+/// Kind of its snapshots.
+pub const ANY_BYTE_KIND: u16 = 5;
 
 /// The device below, asked for any byte: what does not begin and end with a block is read as whole blocks, and changed by reading the
 /// blocks at its ends first and writing them back.
@@ -298,7 +300,7 @@ impl<D: BlockDevice> BlockDevice for AnyByte<D> {
     }
 
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let mut to = Writer::part();
+        let mut to = Writer::new(ANY_BYTE_KIND);
         to.bytes(&self.device.save(now)?);
         to.u64(self.next_job);
         to.count(self.jobs.len());

@@ -6,6 +6,7 @@
 //! | [`ReadOnly`] | the device, unchangeable |
 //! | [`Range`] | a part of it, as a device of its own |
 //! | [`AnyByte`] | a device of larger blocks, asked for any byte |
+//! | [`Ahead`] | a device far away, whose next bytes are there when they are read in order |
 //! | [`Scratch`] | the device as it was, with changes of one's own that go away |
 //! | [`MemoryMedium`] | memory that several have open, by a handle each |
 //! | [`Switch`] | a medium behind which another may be put while it is in use, which [`Swap`] does |
@@ -16,6 +17,7 @@
 //! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so they stack in any order: `ReadOnly<Range<_>>` for one
 //! importer and `Scratch<_>` for another, over the same export.
 
+mod ahead;
 mod answered;
 mod any_byte;
 mod below;
@@ -32,8 +34,9 @@ pub mod swap;
 mod switch;
 mod traced;
 
+pub use ahead::Ahead;
 pub use answered::{Answered, make_durable};
-pub use any_byte::AnyByte;
+pub use any_byte::{ANY_BYTE_KIND, AnyByte};
 pub use export::{BlockExport, Changes, View};
 /// A store as a device: the layer at the bottom.
 pub use farbus_model::StoreDevice;

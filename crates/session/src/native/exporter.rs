@@ -131,6 +131,33 @@ pub struct Bequest {
     pub heir: [u8; 32],
     /// What that host is given along with it.
     pub luggage: Vec<u8>,
+    /// How long it waits for that host; none: as long as is usual there.
+    pub left: Option<Duration>,
+}
+
+/// A device that was handed over and that nobody has fetched, in its importer's hands again: another process is to wait for its heir.
+pub struct Recalled {
+    /// The lease under which it was handed over.
+    pub lease: u64,
+    /// It.
+    pub served: Box<dyn Served>,
+    /// To whom it goes.
+    pub bequest: Bequest,
+}
+
+impl Bequest {
+    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let heir = from.take(32, "heir")?.try_into().expect("32 bytes");
+        let (luggage, ms) = (from.bytes("luggage")?.to_vec(), from.u64("time left")?);
+        if luggage.len() > LUGGAGE_BYTES_MAX || ms > u32::MAX.into() {
+            return Err(Reject::new(
+                "luggage",
+                luggage.len() as u64,
+                "luggage has 16 MiB at most, and waits some seconds",
+            ));
+        }
+        Ok(Self { heir, luggage, left: Some(Duration::from_millis(ms)) })
+    }
 }
 
 /// A device that was handed over, in its heir's hands.
@@ -172,6 +199,12 @@ pub trait Services {
         let _ = (now, number, inherit);
         None
     }
+
+    /// What attachment `number` handed over, of which nobody knows yet what becomes of it; `None`: that is known, or there is nothing.
+    fn recall(&mut self, now: Instant, number: u16, open: &Open) -> Option<Recalled> {
+        let _ = (now, number, open);
+        None
+    }
 }
 
 /// The exporter's end: a lane, the state of the link below it, and what is attached.
@@ -202,6 +235,8 @@ struct Attached {
     open: Open,
     lease: u64,
     served: Box<dyn Served>,
+    /// It was handed over, and came back for as long as another process takes to go on.
+    bequest: Option<Bequest>,
 }
 
 /// Whoever waits for a device that is to be handed over to him.
@@ -224,6 +259,8 @@ pub struct Left {
     pub lease: u64,
     /// What [`Served::save`] wrote; none of what nobody can go on with.
     pub state: Option<Vec<u8>>,
+    /// It was handed over, and waits for its heir.
+    pub bequest: Option<Bequest>,
 }
 
 impl ExporterSession {
@@ -457,7 +494,7 @@ impl ExporterSession {
                 served.finish(now);
                 String::new()
             }
-            Some(heir) if served.hand_over(now, Bequest { heir, luggage }) => {
+            Some(heir) if served.hand_over(now, Bequest { heir, luggage, left: None }) => {
                 self.moving.insert(number, open);
                 return Ok(());
             }
@@ -490,7 +527,7 @@ impl ExporterSession {
         let open = Open::decode(&arrived.body.contiguous())?;
         if self.may_begin(number)? {
             match services.open(now, number, &open) {
-                Ok((lease, served)) => self.say_opened(number, Attached { open, lease, served }),
+                Ok((lease, served)) => self.say_opened(number, Attached { open, lease, served, bequest: None }),
                 Err(end) => self.say_end(Kind::Refused, number, &end),
             }
         }
@@ -554,7 +591,7 @@ impl ExporterSession {
                     if !luggage.is_empty() {
                         self.say_at_length(Kind::Luggage, number, luggage);
                     }
-                    self.say_opened(number, Attached { open: heir.inherit.open, lease, served });
+                    self.say_opened(number, Attached { open: heir.inherit.open, lease, served, bequest: None });
                 }
                 Err(end) => self.say_end(Kind::Refused, number, &end),
             }
@@ -571,7 +608,7 @@ impl ExporterSession {
     /// Nobody came for what was handed over: its importer goes on with it, if that still waits.
     pub fn take_back(&mut self, now: Instant, number: u16, lease: u64, served: Box<dyn Served>) {
         match self.moving.remove(&number) {
-            Some(open) => self.say_opened(number, Attached { open, lease, served }),
+            Some(open) => self.say_opened(number, Attached { open, lease, served, bequest: None }),
             None => served.finish(now),
         }
     }
@@ -646,6 +683,36 @@ impl ExporterSession {
         self.each_served(|_, served, lane| served.come_to_rest(now, lane));
     }
 
+    /// What was handed over and not fetched comes back for as long as another process takes to go on: it waits there, or here again.
+    pub fn recall(&mut self, now: Instant, services: &mut impl Services) {
+        let moving = std::mem::take(&mut self.moving);
+        for (number, open) in moving {
+            match services.recall(now, number, &open) {
+                Some(Recalled { lease, served, bequest }) => {
+                    self.attachments.insert(number, Attached { open, lease, served, bequest: Some(bequest) });
+                }
+                None => drop(self.moving.insert(number, open)),
+            }
+        }
+    }
+
+    /// What was recalled waits for its heir again.
+    fn hand_over_again(&mut self, now: Instant) {
+        let is_recalled = |(_, attached): &(&u16, &mut Attached)| attached.bequest.is_some();
+        let recalled: Vec<u16> = self.attachments.iter_mut().filter(is_recalled).map(|(&number, _)| number).collect();
+        for number in recalled {
+            let Some(Attached { open, served, bequest: Some(bequest), .. }) = self.attachments.remove(&number) else {
+                continue;
+            };
+            if served.hand_over(now, bequest) {
+                self.moving.insert(number, open);
+            } else {
+                let message = HANDED_OVER.to_owned();
+                self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message });
+            }
+        }
+    }
+
     /// Whether no device has anything of the importer's, and none is on its way to an heir.
     pub fn is_at_rest(&self) -> bool {
         self.moving.is_empty() && self.closing.is_empty() && self.all_served().all(<dyn Served>::is_at_rest)
@@ -668,7 +735,7 @@ impl ExporterSession {
         to.u64(ms(self.lost_until.map_or(self.grace, |until| until - now)));
         self.lane.save(now, to);
         to.count(self.attachments.len());
-        for (&number, Attached { open, lease, served }) in &self.attachments {
+        for (&number, Attached { open, lease, served, bequest }) in &self.attachments {
             to.u16(number);
             to.bytes(&Open { name: name_of(number, &open.name), ..open.clone() }.encode());
             to.u64(*lease);
@@ -677,6 +744,12 @@ impl ExporterSession {
             to.flag(is_movable);
             if is_movable {
                 to.bytes(&state.into_bytes());
+            }
+            to.flag(bequest.is_some());
+            if let Some(Bequest { heir, luggage, left }) = bequest {
+                to.raw(heir);
+                to.bytes(luggage);
+                to.u64(ms(left.unwrap_or_default()));
             }
         }
         to.count(self.heirs.len());
@@ -714,7 +787,8 @@ impl ExporterSession {
             }
             let (open, lease) = (Open::decode(from.bytes("open")?)?, from.u64("lease")?);
             let state = if from.flag("movable")? { Some(from.bytes("state")?.to_vec()) } else { None };
-            all.push(Left { number, open, lease, state });
+            let bequest = if from.flag("handed over")? { Some(Bequest::restore(from)?) } else { None };
+            all.push(Left { number, open, lease, state, bequest });
         }
         let mut heirs = BTreeMap::new();
         for _ in 0..from.count("heirs", 2)? {
@@ -751,9 +825,11 @@ impl ExporterSession {
     }
 
     /// Serves what another process served, whose device is here again as it was there.
-    pub fn serve(&mut self, now: Instant, Left { number, open, lease, .. }: Left, mut served: Box<dyn Served>) {
+    pub fn serve(&mut self, now: Instant, left: Left, mut served: Box<dyn Served>) {
+        let Left { number, open, lease, bequest, .. } = left;
         with_pool(&mut served, &mut self.pool, |served| served.go_on(now, &mut self.lane));
-        self.attachments.insert(number, Attached { open, lease, served });
+        self.attachments.insert(number, Attached { open, lease, served, bequest });
+        self.hand_over_again(now);
     }
 
     /// Shows heirs again what another process showed them. Says whether there is nobody left to whom that was not possible yet: because
@@ -800,6 +876,7 @@ impl ExporterSession {
     /// The other process does not go on, this one does.
     pub fn go_on(&mut self, now: Instant) {
         self.each_served(|_, served, lane| served.go_on(now, lane));
+        self.hand_over_again(now);
     }
 
     /// Another process goes on: devices are let go of as they are.

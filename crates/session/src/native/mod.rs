@@ -44,7 +44,7 @@ pub use farbus_wire::native::{
 };
 
 pub use attachment::{Attachment, Heard};
-pub use exporter::{Bequest, ExporterSession, Inherited, Left, Served, Services, Unmovable};
+pub use exporter::{Bequest, ExporterSession, Inherited, Left, Recalled, Served, Services, Unmovable};
 pub use importer::{Attached, ImporterSession, Movable, Progress, State};
 pub use remote_block::RemoteBlock;
 pub use remote_observer::{RemoteObserver, RemoteStream};

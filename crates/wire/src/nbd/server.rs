@@ -19,7 +19,9 @@ use farbus_model::limits::{
     NBD_OPTION_BYTES_MAX, NBD_OPTIONS_MAX, NBD_PAYLOAD_BYTES_MAX, NBD_PIECE_BYTES_MAX, NBD_REQUEST_BYTES_MAX,
     NBD_REQUESTS_MAX,
 };
-use farbus_model::{BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Limits, Payload, StoreError};
+use farbus_model::{
+    BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Limits, Payload, Pending, StoreError,
+};
 
 use super::export::Export;
 use super::haggle::{self, Haggled};
@@ -562,9 +564,6 @@ impl ServerConn {
         self.phase == Phase::Closing && self.in_flight() == 0 && self.outgoing.len() == 0
     }
 }
-
-/// What a device was asked and has not answered: by its name what, from where, and how many bytes.
-pub type Pending = BTreeMap<BlockId, (BlockOp, u64, u32)>;
 
 /// Phases as a snapshot says them; from [`TRANSMISSION`] on it is an export's number.
 const FLAGS: u32 = 0;

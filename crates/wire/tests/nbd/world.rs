@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use farbus_model::block::MemoryStore;
-use farbus_model::{BlockDone, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool, Limits, Payload, StoreError};
+use farbus_model::{
+    BlockDone, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool, Limits, Payload, Pending, StoreError,
+};
 use farbus_wire::nbd::message::{Reject, command_flag, option, reply};
-use farbus_wire::nbd::{Export, Pending, ServerConn};
+use farbus_wire::nbd::{Export, ServerConn};
 use farbus_wire::snapshot::{self, Writer};
 
 use crate::client::{self, Reader};

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::super::Failure;
 use super::super::attach::{Via, cut_off, explain, loss, over};
 use super::config::Attach;
-use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
+use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment, RestingFile};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::gate::Gate;
@@ -37,7 +37,7 @@ pub struct Kept {
     spec: Attach,
     shared: Arc<Shared>,
     /// What another process was attached to, until it has let go.
-    inherited: Option<Had>,
+    inherited: Option<Inherited>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -107,6 +107,14 @@ impl Word {
     }
 }
 
+/// What another process had, to be gone on with here.
+enum Inherited {
+    Kernel(Box<KernelAttachment>),
+    File(Box<RestingFile>),
+    Nbd(Box<NbdAttachment>),
+    Guests(Box<RedirAttachment>),
+}
+
 /// What was had, ready to run.
 enum Had {
     Kernel(Box<KernelAttachment>),
@@ -115,13 +123,43 @@ enum Had {
     Guests(Box<RedirAttachment>),
 }
 
-impl Had {
+impl Inherited {
+    fn restore(client: &Client, spec: &Attach, ports: &[u32], saved: Saved) -> Result<Self, ClientError> {
+        let target = &spec.target;
+        if spec.via.is_kernel(client.hands()) {
+            let restored = KernelAttachment::restore(client, target, ports, saved);
+            return restored.map(|attachment| Inherited::Kernel(Box::new(attachment)));
+        }
+        match &spec.place {
+            Some((Protocol::Nbd, place)) => {
+                let restored = NbdAttachment::restore(client, target, place, saved);
+                restored.map(|attachment| Inherited::Nbd(Box::new(attachment)))
+            }
+            Some((Protocol::Usbredir, place)) => {
+                let restored = RedirAttachment::restore(client, target, place, saved);
+                restored.map(|attachment| Inherited::Guests(Box::new(attachment)))
+            }
+            None => RestingFile::restore(client, target, saved).map(|file| Inherited::File(Box::new(file))),
+        }
+    }
+
+    /// The other process has let go.
+    fn go_on(self, client: &Client) -> Result<Had, ClientError> {
+        match self {
+            Inherited::Kernel(attachment) => Ok(Had::Kernel(attachment)),
+            Inherited::File(file) => file.go_on(client.hands()).map(|attachment| Had::File(Box::new(attachment))),
+            Inherited::Nbd(attachment) => attachment.go_on().map(|attachment| Had::Nbd(Box::new(attachment))),
+            Inherited::Guests(attachment) => attachment.go_on().map(|attachment| Had::Guests(Box::new(attachment))),
+        }
+    }
+
     /// It does not run here after all: whoever had it keeps it.
     fn leave(self) {
         match self {
-            Had::Kernel(attachment) => attachment.leave(),
-            Had::Nbd(attachment) => attachment.leave(),
-            Had::File(_) | Had::Guests(_) => {}
+            Inherited::Kernel(attachment) => attachment.leave(),
+            Inherited::File(file) => file.leave(),
+            Inherited::Nbd(attachment) => attachment.leave(),
+            Inherited::Guests(attachment) => attachment.leave(),
         }
     }
 }
@@ -166,7 +204,7 @@ impl Kept {
     pub fn inherited(spec: Attach, hands: &Hands, ports: &[u32], saved: Saved) -> Result<Self, ClientError> {
         let local = |error: std::io::Error| ClientError::Local(error.to_string());
         let mut kept = Self::new(spec, hands).map_err(local)?;
-        kept.inherited = Some(take_again(&kept.shared.client, &kept.spec, ports, saved)?);
+        kept.inherited = Some(Inherited::restore(&kept.shared.client, &kept.spec, ports, saved)?);
         Ok(kept)
     }
 
@@ -286,8 +324,8 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        if let Some(had) = self.inherited.take() {
-            had.leave();
+        if let Some(inherited) = self.inherited.take() {
+            inherited.leave();
         }
         self.end();
         if let Some(thread) = self.thread.take() {
@@ -302,11 +340,14 @@ impl Shared {
         self.state.lock().expect("no attachment panics with its state open")
     }
 
-    fn keep_attached(&self, spec: &Attach, mut inherited: Option<Had>) {
+    fn keep_attached(&self, spec: &Attach, mut inherited: Option<Inherited>) {
         let mut pause = PAUSE;
         while self.may_try() {
             let is_inherited = inherited.is_some();
-            let had = inherited.take().map_or_else(|| take(&self.client, spec), Ok);
+            let had = match inherited.take() {
+                Some(inherited) => inherited.go_on(&self.client),
+                None => take(&self.client, spec),
+            };
             let failure = match had {
                 Ok(had) => {
                     let started = Instant::now();
@@ -357,9 +398,9 @@ impl Shared {
         info!(target = %spec.target, %at, "attached");
         let (gate, parter, how) = match &had {
             Had::Kernel(attachment) => (None, attachment.parter(), attachment.how()),
-            Had::File(_) => (None, None, "via fuse"),
+            Had::File(attachment) => (None, attachment.parter(), "via fuse, as a USB disk"),
             Had::Nbd(attachment) => (attachment.gate(), attachment.parter(), "via nbd, as a USB disk"),
-            Had::Guests(attachment) => (Some(attachment.gate()), None, "via redir"),
+            Had::Guests(attachment) => (Some(attachment.gate()), attachment.parter(), "over a plain connection"),
         };
         let (standing, mode) = match &had {
             Had::Kernel(attachment) => (attachment.standing(), attachment.mode()),
@@ -459,20 +500,6 @@ fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
         }
         None => FileAttachment::new(client, &spec.target, spec.mode, &spec.folder())
             .map(|attachment| Had::File(Box::new(attachment))),
-    }
-}
-
-/// What another process had.
-fn take_again(client: &Client, spec: &Attach, ports: &[u32], saved: Saved) -> Result<Had, ClientError> {
-    if spec.via.is_kernel(client.hands()) {
-        let restored = KernelAttachment::restore(client, &spec.target, ports, saved);
-        return restored.map(|attachment| Had::Kernel(Box::new(attachment)));
-    }
-    match &spec.place {
-        Some((Protocol::Nbd, place)) => {
-            NbdAttachment::restore(client, &spec.target, place, saved).map(|attachment| Had::Nbd(Box::new(attachment)))
-        }
-        Some((Protocol::Usbredir, _)) | None => Err(ClientError::Local("it cannot be passed on".into())),
     }
 }
 

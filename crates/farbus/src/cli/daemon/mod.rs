@@ -55,7 +55,7 @@ const TICK: Duration = Duration::from_secs(2);
     via = \"fuse\"\n  at = \"/mnt/lab3\"\n\n\
     Examples:\n  farbus daemon --config farbus.toml --check\n  farbus daemon --config farbus.toml\n  \
     farbus daemon reload            read it again; sessions of what stays go on (so does SIGHUP)\n  \
-    farbus daemon restart           go on as the program that is installed now; what the kernel has stays (so does SIGUSR2)\n\n\
+    farbus daemon restart           go on as the program that is installed now; what is attached stays (so does SIGUSR2)\n\n\
     It is controlled by the same commands as a share: status, release, detach, eject, type. Under systemd it\n\
     notifies, takes sockets (packaging/systemd) and keeps the watchdog. SIGTERM ends it in good order.")]
 #[command(args_conflicts_with_subcommands = true)]
@@ -102,14 +102,12 @@ enum Verb {
         json: bool,
     },
     /// Let the program that is installed now go on in place of the running daemon: what is attached stays attached.
-    #[command(
-        after_help = "After an upgrade. A new process is started, takes over what is attached through the kernel and what is\n\
-        listened at, and then the old one ends: same port, same device, no error. Devices that are shared are offered again at\n\
+    #[command(after_help = "After an upgrade. A new process is started, takes over what is attached and what is\n\
+        listened at, and then the old one ends: same port, same mount, same connections, no error. Devices that are shared are offered again at\n\
         once; hosts that use them in a session come back by themselves. If the new process does not come up, the old one goes on.\n\n\
-        What is attached via fuse, nbd or redir, or over a plain connection, cannot be passed on: then it is refused, unless\n\
+        What is attached as a USB disk that is driven here, or over a plain connection, cannot be passed on: then it is refused, unless\n\
         '--interrupt' says that it may be taken away for a moment.\n\n\
-        Examples:\n  apt upgrade farbus && farbus daemon restart\n  kill -USR2 $(systemctl show -p MainPID --value farbus)"
-    )]
+        Examples:\n  apt upgrade farbus && farbus daemon restart\n  kill -USR2 $(systemctl show -p MainPID --value farbus)")]
     Restart {
         /// Also where that takes from somebody, for a moment, what is attached.
         #[arg(long)]
@@ -215,6 +213,7 @@ fn serve(args: Args, config: &Config) -> Result<(), Failure> {
     let mandate = Mandate {
         remove: vec![door.path().to_owned()],
         ports: legacy.as_ref().map(|inheritance| inheritance.legacy.ports.clone()).unwrap_or_default(),
+        mounted: legacy.as_ref().map(|inheritance| inheritance.legacy.mounts.clone()).unwrap_or_default(),
         successor,
         config: Some(path.canonicalize().map_err(Failure::local)?),
         ..Mandate::default()

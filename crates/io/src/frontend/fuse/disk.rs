@@ -12,6 +12,7 @@ use rustix::event::EventfdFlags;
 
 use super::health::Health;
 use crate::link::Wake;
+use crate::parting::{Parter, Saved};
 
 /// Whether what was written is durable.
 pub(super) type Flushed = Result<(), StoreError>;
@@ -21,8 +22,11 @@ pub(super) struct Disk {
     /// Set as soon as the device is known to be gone; requests are then refused without asking it.
     lost: AtomicBool,
     orders: Mutex<Orders>,
-    /// Wakes the thread: there are orders, or it is lost.
-    wake: Wake,
+    /// Wakes the thread: there are orders, it is lost, or another process is to go on.
+    wake: Arc<Wake>,
+    parter: Parter<Saved>,
+    /// Whether another process serves it now.
+    is_handed_over: AtomicBool,
     health: Mutex<Health>,
     changed: Condvar,
     /// Readable from the first change on.
@@ -39,10 +43,13 @@ struct Orders {
 
 impl Disk {
     pub(super) fn new() -> io::Result<Arc<Self>> {
+        let wake = Arc::new(Wake::new()?);
         Ok(Arc::new(Self {
             lost: AtomicBool::new(false),
             orders: Mutex::default(),
-            wake: Wake::new()?,
+            parter: Parter::new(Arc::clone(&wake)),
+            is_handed_over: AtomicBool::new(false),
+            wake,
             health: Mutex::new(Health::Serving),
             changed: Condvar::new(),
             event: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -94,7 +101,22 @@ impl Disk {
         self.wake.wake();
     }
 
+    /// What makes it ready for another process.
+    pub(super) fn parter(&self) -> &Parter<Saved> {
+        &self.parter
+    }
+
+    pub(super) fn is_handed_over(&self) -> bool {
+        self.is_handed_over.load(Ordering::Acquire)
+    }
+
     // ---- for the thread that serves ----
+
+    /// Another process serves it.
+    pub(super) fn hand_over(&self) {
+        self.is_handed_over.store(true, Ordering::Release);
+        self.end(Ok(()));
+    }
 
     pub(super) fn wake(&self) -> &Wake {
         &self.wake

@@ -1,25 +1,26 @@
 //! The thread that serves a mounted disk: one, which owns the kernel's end and the device, and waits on both.
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farbus_model::limits::{FUSE_REQUEST_BYTES_MAX, FUSE_REQUESTS_MAX};
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Payload, StoreError,
+    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Payload, Pending, StoreError,
 };
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 use super::disk::{Disk, Flushed};
 use super::protocol::{Attributes, Body, FILE, FOLDER, HEAD_BYTES, Kernel, Nonsense, Op, Request, Terms};
+use super::state::{STATE_VERSION, SavedAsked, State};
 use crate::link::{Clock, Interest, Watched, wait};
+use crate::parting::{self, Saved, Verdict};
 use crate::sys::errno::of_store;
 
 /// How much the kernel reads ahead of a program that reads in order: several requests, so that they overtake the link's delay.
@@ -39,7 +40,8 @@ const PIECE_BYTES: u64 = 1 << 30;
 pub(super) struct Engine {
     kernel: OwnedFd,
     disk: Arc<Disk>,
-    name: OsString,
+    at: PathBuf,
+    name: String,
     folder: Attributes,
     file: Attributes,
     /// Dropped as soon as it is lost and owes nothing, or is no longer needed.
@@ -97,23 +99,39 @@ enum Received {
 }
 
 impl Engine {
-    /// Says hello to the kernel on `kernel`, the descriptor of a fresh mount that belongs to `owner`.
+    /// Says hello to the kernel on `kernel`, the descriptor of a fresh mount at `at` that belongs to `owner`.
     pub fn new(
         kernel: OwnedFd,
         disk: Arc<Disk>,
-        name: &OsStr,
+        (at, name): (&Path, &str),
         owner: (u32, u32),
         device: Box<dyn BlockDevice>,
         clock: Clock,
     ) -> io::Result<Self> {
-        let info = *device.info();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = (now.as_secs(), now.subsec_nanos());
+        let request_bytes_max = (device.info().request_bytes_max.min(FUSE_REQUEST_BYTES_MAX) / 4096).max(1) * 4096;
+        let mut engine = Self::over(kernel, disk, (at, name), (owner, time), device, clock);
+        let flags = rustix::fs::fcntl_getfl(&engine.kernel)?;
+        rustix::fs::fcntl_setfl(&engine.kernel, flags | OFlags::NONBLOCK)?;
+        engine.say_hello(request_bytes_max)?;
+        Ok(engine)
+    }
+
+    fn over(
+        kernel: OwnedFd,
+        disk: Arc<Disk>,
+        (at, name): (&Path, &str),
+        (owner, time): ((u32, u32), (u64, u32)),
+        device: Box<dyn BlockDevice>,
+        clock: Clock,
+    ) -> Self {
+        let info = *device.info();
         let perm = if info.is_read_only { 0o400 } else { 0o600 };
-        let request_bytes_max = (info.request_bytes_max.min(FUSE_REQUEST_BYTES_MAX) / 4096).max(1) * 4096;
-        let mut engine = Self {
+        Self {
             kernel,
             disk,
+            at: at.to_owned(),
             name: name.to_owned(),
             folder: Attributes { node: FOLDER, size: 0, perm: 0o500, owner, time },
             file: Attributes { node: FILE, size: info.size_bytes, perm, owner, time },
@@ -133,11 +151,92 @@ impl Engine {
             is_asked: false,
             is_called: false,
             is_over: false,
-        };
-        let flags = rustix::fs::fcntl_getfl(&engine.kernel)?;
-        rustix::fs::fcntl_setfl(&engine.kernel, flags | OFlags::NONBLOCK)?;
-        engine.say_hello(request_bytes_max)?;
+        }
+    }
+
+    /// As another process saved it, over a device that was asked what is `pending`.
+    pub fn restore(
+        kernel: OwnedFd,
+        disk: Arc<Disk>,
+        state: &State,
+        (device, pending): (Box<dyn BlockDevice>, &Pending),
+        clock: Clock,
+    ) -> io::Result<Self> {
+        let (place, whose) = ((&*state.at, &*state.name), (state.owner, state.time));
+        let mut engine = Self::over(kernel, disk, place, whose, device, clock);
+        (engine.next_id, engine.begun, engine.durable) = (state.next_id, state.begun, state.durable);
+        (engine.keeps, engine.is_asked) = (true, true);
+        for asked in &state.asked {
+            let what = pending.get(&BlockId(asked.id));
+            let zeroes = matches!(what, Some((BlockOp::Discard | BlockOp::WriteZeroes, ..)));
+            let is_right = what.is_some()
+                && asked.id <= state.next_id
+                && (asked.rest.is_empty() || zeroes && asked.rest.end <= engine.file.size);
+            let by = asked.unique.map_or(Asker::Nobody, Asker::Program);
+            let (change, covers, rest) = (asked.change, asked.covers, asked.rest.clone());
+            if !is_right || engine.asked.insert(asked.id, Asked { by, change, covers, rest }).is_some() {
+                engine.leave();
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "a request was not asked so"));
+            }
+        }
+        if engine.asked.len() != pending.len() {
+            engine.leave();
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the device has what nobody asked"));
+        }
         Ok(engine)
+    }
+
+    /// Another process is to go on: the kernel is not heard until it is known whether it does.
+    fn part(&mut self, asker: parting::Asker<Saved>) -> Verdict {
+        match self.save() {
+            Ok(Some(saved)) => asker.part(saved),
+            // Whoever asked hears nothing, and gives up.
+            Ok(None) => Verdict::Stay,
+            Err(error) => {
+                tracing::warn!(file = ?self.name, %error, "the disk cannot be passed on");
+                Verdict::Stay
+            }
+        }
+    }
+
+    /// Writes it down, with what the kernel asked and has no answer to; none if it ends, or its owner waits for a flush.
+    fn save(&mut self) -> io::Result<Option<Saved>> {
+        self.collect();
+        let is_ending = self.is_over || self.disk.is_lost();
+        let is_waited_for = self.asked.values().any(|asked| matches!(asked.by, Asker::Owner(_)));
+        let now = self.clock.now();
+        let Some(device) = self.device.as_mut().filter(|_| !is_ending && !is_waited_for) else { return Ok(None) };
+        let Some(device) = device.save(now) else { return Ok(None) };
+        let asked = self.asked.iter().map(|(&id, asked)| SavedAsked {
+            id,
+            unique: if let Asker::Program(unique) = asked.by { Some(unique) } else { None },
+            change: asked.change,
+            covers: asked.covers,
+            rest: asked.rest.clone(),
+        });
+        let state = State {
+            version: STATE_VERSION,
+            at: self.at.clone(),
+            name: self.name.clone(),
+            owner: self.file.owner,
+            time: self.file.time,
+            next_id: self.next_id,
+            begun: self.begun,
+            durable: self.durable,
+            asked: asked.collect(),
+        };
+        let descriptors = vec![self.kernel.try_clone()?];
+        Ok(Some(Saved { snapshot: state.to_bytes(&device)?, descriptors }))
+    }
+
+    /// Another process serves it.
+    pub fn leave(mut self) {
+        if let Some(device) = &mut self.device {
+            device.leave();
+        }
+        self.device = None;
+        self.durable = self.begun;
+        self.disk.hand_over();
     }
 
     fn say_hello(&mut self, request_bytes_max: u32) -> io::Result<()> {
@@ -170,6 +269,11 @@ impl Engine {
         let mut is_flushing = false;
         loop {
             self.look_after_owner();
+            if let Some(asker) = self.disk.parter().asked()
+                && self.part(asker) == Verdict::Go
+            {
+                return self.leave();
+            }
             if self.is_over && self.asked.is_empty() {
                 if is_flushing || !self.is_dirty() || self.device.is_none() {
                     break;

@@ -18,34 +18,40 @@
 //! | the device says it is gone | [`Health::Lost`] | `ENODEV` at once, from everything |
 //! | [`Cutter::cut`] | [`Health::Lost`], soon [`Health::Ended`] | an error at once, gone from the tree |
 //! | [`DiskMount`] dropped | | unmounted; who still uses it gets `ENODEV` |
+//! | another process goes on ([`DiskMount::parter`]) | [`Health::Ended`], handed over | nothing |
 //! | the process is killed | | `ENOTCONN` until somebody says `umount` |
 
 mod disk;
 mod engine;
 mod error;
 mod health;
+mod mark;
 mod mounter;
 mod mounting;
 mod mountpoint;
 mod protocol;
+mod state;
 
-use std::ffi::OsStr;
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use farbus_model::{BlockDevice, StoreError};
+use farbus_model::{BlockDevice, Pending, StoreError};
 
 use self::disk::Disk;
 use self::engine::{Engine, READ_AHEAD_BYTES};
 pub use self::error::{MountError, UnmountError};
 pub use self::health::Health;
+pub use self::mark::MountMark;
 pub use self::mounter::{Keeper, Left, Mounted, Mounter};
 pub use self::mountpoint::OwnMounter;
+use self::state::State;
 use crate::link::Clock;
+use crate::parting::{Parter, Saved};
 use crate::sys::writeback;
 
 #[cfg(doc)]
@@ -116,19 +122,40 @@ impl DiskMount {
         let disk = Disk::new().map_err(refused)?;
         let Mounted { at: place, device: kernel, keeper } = mounter.mount(at, device.info().is_read_only)?;
         // From here on the folder is left with the value that is dropped on an error.
-        let mut mount =
-            DiskMount { file: place.join(file_name), disk: Arc::clone(&disk), session: None, at: place, keeper };
-        let engine = Engine::new(kernel, disk, OsStr::new(file_name), mounter.owner(), device, clock);
+        let mut mount = DiskMount {
+            file: place.join(file_name),
+            disk: Arc::clone(&disk),
+            session: None,
+            at: place.clone(),
+            keeper,
+        };
+        let engine = Engine::new(kernel, disk, (&place, file_name), mounter.owner(), device, clock);
         let engine = engine.inspect_err(|_| mount.disk.end(Ok(()))).map_err(refused)?;
         // After the handshake, in which the kernel takes the smaller of two.
         mount.keeper.set_read_ahead(READ_AHEAD_BYTES as usize);
+        mount.serve(engine).map_err(refused)?;
+        Ok(mount)
+    }
+
+    fn serve(&mut self, engine: Engine) -> io::Result<()> {
         let thread = thread::Builder::new().name("farbus-fuse".into()).spawn(move || {
             // Without privilege it is refused, and the owner has heard so from `protect_writeback_path`.
             let _ = writeback::mark_io_flusher();
             engine.run();
         });
-        mount.session = Some(thread.map_err(refused)?);
-        Ok(mount)
+        self.session = Some(thread?);
+        Ok(())
+    }
+
+    /// What makes it ready for another process. Once that has it, this is [`Health::Ended`] and [`DiskMount::is_handed_over`]:
+    /// dropping it leaves the mount as it is.
+    pub fn parter(&self) -> Parter<Saved> {
+        self.disk.parter().clone()
+    }
+
+    /// Whether another process serves it.
+    pub fn is_handed_over(&self) -> bool {
+        self.disk.is_handed_over()
     }
 
     /// The file that is the disk.
@@ -169,6 +196,10 @@ impl DiskMount {
     /// [`UnmountError`] when it is still mounted.
     pub fn unmount(&mut self) -> Result<Unmounted, UnmountError> {
         let flushed = self.disk.flush();
+        // Whoever serves it has answered: by now it is known whether another process does.
+        if self.is_handed_over() {
+            return Ok(Unmounted { in_use: false, flushed });
+        }
         let left = self.keeper.leave().map_err(|error| UnmountError { at: self.at.clone(), error })?;
         let patience = if left == Left::Busy { USER_WAIT } else { END_WAIT };
         let in_use = self.session.is_some() && self.wait_for(Health::Ended, Some(patience)) < Health::Ended;
@@ -188,6 +219,55 @@ impl DiskMount {
         }
     }
 }
+
+/// A mounted disk that another process served, and nobody serves now.
+pub struct Resting {
+    engine: Engine,
+    disk: Arc<Disk>,
+    at: PathBuf,
+    name: String,
+}
+
+impl Resting {
+    /// As another process saved it; `restore` makes a device of what was saved of it, and says what that was asked, and whose moments it
+    /// is told.
+    ///
+    /// # Errors
+    /// None can have stood so, or the system has no more descriptors.
+    pub fn restore(saved: Saved, restore: impl FnOnce(&[u8]) -> io::Result<Restored>) -> io::Result<Self> {
+        let (state, device) = State::from_bytes(&saved.snapshot)?;
+        let wrong = |_| io::Error::new(io::ErrorKind::InvalidData, "a mount has one descriptor");
+        let [kernel] = <[OwnedFd; 1]>::try_from(saved.descriptors).map_err(wrong)?;
+        let disk = Disk::new()?;
+        let (device, pending, clock) = restore(device)?;
+        let engine = Engine::restore(kernel, Arc::clone(&disk), &state, (device, &pending), clock)?;
+        Ok(Self { engine, disk, at: state.at, name: state.name })
+    }
+
+    /// Where it is mounted.
+    pub fn at(&self) -> &Path {
+        &self.at
+    }
+
+    /// The other process has let go, and this one keeps the mount.
+    ///
+    /// # Errors
+    /// If the system has no more threads.
+    pub fn go_on(self, keeper: Arc<dyn Keeper>) -> io::Result<DiskMount> {
+        let Self { engine, disk, at, name } = self;
+        let mut mount = DiskMount { file: at.join(name), disk, session: None, at, keeper };
+        mount.serve(engine)?;
+        Ok(mount)
+    }
+
+    /// It is not gone on with here: whoever had it keeps it.
+    pub fn leave(self) {
+        self.engine.leave();
+    }
+}
+
+/// A device of another process, what it was asked, and whose moments it is told.
+pub type Restored = (Box<dyn BlockDevice>, Pending, Clock);
 
 impl Cutter {
     /// Ends every request, even one that the store does not answer, and refuses all that follow. What

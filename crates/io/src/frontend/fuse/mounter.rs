@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::MountError;
+use super::mark::MountMark;
 
 /// Mounts where it is told to.
 pub trait Mounter {
@@ -41,6 +42,11 @@ pub trait Keeper: fmt::Debug + Send + Sync {
     /// # Errors
     /// What the system says: then it is still mounted.
     fn leave(&self) -> io::Result<Left>;
+
+    /// Which mount it is, for another process that is to keep it; none if this is not known here.
+    fn mark(&self) -> Option<MountMark> {
+        None
+    }
 
     /// Makes the kernel answer every request itself, with an error, from now on. Does not wait for [`Keeper::leave`].
     fn abort(&self);

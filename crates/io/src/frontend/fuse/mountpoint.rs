@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
+use super::mark::{Mount, MountMark};
 use super::mounter::{Keeper, Left, Mounted, Mounter};
 use super::{MountError, mounting};
 
@@ -23,14 +24,6 @@ pub(super) struct Mountpoint {
     made: bool,
     /// Which mount is ours, so that one which somebody puts there later is left alone.
     mount: Option<Mount>,
-}
-
-/// A line of the kernel's table of mounts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Mount {
-    id: u64,
-    /// Major and minor number of the file system, as `0:45`.
-    device: String,
 }
 
 /// This process mounts by itself.
@@ -50,6 +43,21 @@ impl Mounter for OwnMounter {
     }
 }
 
+impl OwnMounter {
+    /// Keeps a mount that another process kept.
+    ///
+    /// # Errors
+    /// If it is not there any more.
+    pub fn keep(mark: MountMark) -> io::Result<Arc<dyn Keeper>> {
+        let MountMark { at, made, mount } = mark;
+        if mount.is_none() || find_mount(&at) != mount {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is not mounted any more", at.display())));
+        }
+        let point = Mountpoint { at, made, mount };
+        Ok(Arc::new(OwnKeeper { abort: point.abort(), point: Mutex::new(point) }))
+    }
+}
+
 /// A mount of this process's own.
 #[derive(Debug)]
 struct OwnKeeper {
@@ -65,6 +73,11 @@ impl Keeper for OwnKeeper {
 
     fn leave(&self) -> io::Result<Left> {
         self.point.lock().unwrap_or_else(PoisonError::into_inner).leave()
+    }
+
+    fn mark(&self) -> Option<MountMark> {
+        let point = self.point.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(MountMark { at: point.at.clone(), made: point.made, mount: point.mount.clone() })
     }
 
     fn abort(&self) {

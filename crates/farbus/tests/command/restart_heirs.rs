@@ -1,0 +1,63 @@
+//! `farbus daemon restart` where something was handed over and waits for its heir: it waits in the next process.
+
+use std::path::PathBuf;
+
+use super::harness::{House, PATIENCE, Running, wait_until};
+use super::nbd_migrate::{Client, SIZE};
+use super::restart::{exporter, restart};
+use super::trust::{Host, pair};
+
+/// `farbus attach lab3/DEVICE --via VIA` on a host, and the socket where it is found there.
+fn attach(host: &Host<'_>, address: &str, device: &str, via: &[&str]) -> (Running, PathBuf) {
+    let socket = host.house.path(&format!("{}-{device}.sock", host.name));
+    let target = format!("lab3/{device}");
+    let words = ["attach", &target, "--address", address, "--socket", socket.to_str().unwrap(), "--via"];
+    let process = host.start(&[&words[..], via].concat());
+    process.wait_for_line(socket.to_str().unwrap());
+    (process, socket)
+}
+
+#[test]
+fn what_waits_for_its_heir_waits_in_the_next_process_and_for_nobody_else() {
+    let house = House::new();
+    let [lab3, desk, rack] = ["lab3", "desk", "rack"].map(|name| Host { house: &house, name });
+    for importer in [&desk, &rack] {
+        pair(&lab3, importer);
+        lab3.ok(&["allow", importer.name, "all"]);
+    }
+    pair(&desk, &rack);
+    let [image, other] =
+        ["image", "other"].map(|name| format!("{{what='disk:{}'}}", house.image(name, SIZE).display()));
+    let (mut daemon, _, address) = exporter(&house, &lab3, &format!("{image}, {other}, {{what='keyboard'}}"));
+    let (mut disk, socket) = attach(&desk, &address, "disk", &["nbd"]);
+    let (other, other_socket) = attach(&desk, &address, "disk2", &["nbd"]);
+    let (mut keyboard, _) = attach(&desk, &address, "keyboard", &["redir"]);
+    let mut client = Client::connect(&socket);
+    client.write(0, 7);
+    drop(client);
+    for device in ["disk", "disk2", "keyboard"] {
+        desk.ok(&["migrate", device, "--to", "rack"]);
+    }
+    let waits = |log: &str| log.matches("it waits for its heir").count() == 3;
+    wait_until(PATIENCE, "all of it waits", || waits(&daemon.log()));
+    let _later = restart(&lab3, 3);
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0));
+    let is_kept = || {
+        let said = lab3.run(&["status", "--json"]).stdout;
+        said.matches("\"in use\"").count() == 3
+    };
+    wait_until(PATIENCE, "all of it is kept there", is_kept);
+    let refused = desk.run(&["attach", "lab3/disk", "--address", &address, "--via", "nbd"]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+
+    let (_heir, socket) = attach(&rack, &address, "disk", &["nbd"]);
+    Client::connect(&socket).assert_reads(0, 7);
+    let (_heir, _) = attach(&rack, &address, "keyboard", &["redir", "--inherit"]);
+    for attached in [&mut disk, &mut keyboard] {
+        assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
+        attached.assert_logged("linked again");
+    }
+    // Nobody comes for this one: it is whose it was, in the process that waited.
+    other.assert_logged("nobody came for the disk");
+    Client::connect(&other_socket).write(0, 8);
+}

@@ -1,0 +1,85 @@
+//! Where the serving of a mounted disk stands, for another process: JSON, and behind it what the device says of itself.
+
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The version written, and the only one read.
+pub(super) const STATE_VERSION: u16 = 1;
+
+/// A mount, and what the kernel has asked there.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct State {
+    pub version: u16,
+    pub at: PathBuf,
+    pub name: String,
+    pub owner: (u32, u32),
+    pub time: (u64, u32),
+    pub next_id: u64,
+    pub begun: u64,
+    pub durable: u64,
+    pub asked: Vec<SavedAsked>,
+}
+
+/// A request that the device has.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SavedAsked {
+    pub id: u64,
+    /// The kernel's number, if a program waits.
+    pub unique: Option<u64>,
+    pub change: Option<u64>,
+    pub covers: Option<u64>,
+    pub rest: Range<u64>,
+}
+
+impl State {
+    pub fn to_bytes(&self, device: &[u8]) -> io::Result<Vec<u8>> {
+        let text = serde_json::to_vec(self)?;
+        Ok([&(text.len() as u32).to_le_bytes(), &text[..], device].concat())
+    }
+
+    /// With it what the device said.
+    pub fn from_bytes(bytes: &[u8]) -> io::Result<(Self, &[u8])> {
+        let short = || io::Error::new(io::ErrorKind::InvalidData, "it is shorter than it says");
+        let (length, rest) = bytes.split_first_chunk::<4>().ok_or_else(short)?;
+        let (text, device) = rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(short)?;
+        let state: Self = serde_json::from_slice(text)?;
+        match state.version {
+            STATE_VERSION => Ok((state, device)),
+            other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("version {other} is not known"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_read_as_it_was_written_and_not_without_its_end() {
+        let asked = SavedAsked { id: 7, unique: Some(9), change: None, covers: Some(3), rest: 0..8 };
+        let (owner, time, at, name) = ((0, 1), (2, 3), PathBuf::from("/mnt/a b"), "disk.img".into());
+        let mut state = State {
+            version: STATE_VERSION,
+            at,
+            name,
+            owner,
+            time,
+            next_id: 7,
+            begun: 4,
+            durable: 3,
+            asked: vec![asked],
+        };
+        let bytes = state.to_bytes(b"device").unwrap();
+        let (read, device) = State::from_bytes(&bytes).unwrap();
+        assert_eq!((format!("{read:?}"), device), (format!("{state:?}"), &b"device"[..]));
+        assert!((0..bytes.len() - 6).all(|end| State::from_bytes(&bytes[..end]).is_err()));
+        state.version += 1;
+        let error = State::from_bytes(&state.to_bytes(b"").unwrap()).unwrap_err();
+        assert!(error.to_string().contains("version 2"), "{error}");
+    }
+}

@@ -1,0 +1,317 @@
+//! What is read in order is there before it is asked for.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
+    Payload, Readiness, StoreError,
+};
+
+/// The device below, which is far away: reads that follow each other are answered from what was fetched ahead (requirement U9).
+///
+/// Only for a device that nobody else changes: one that is used alone, or by readers. Never shows what is older than the last change that
+/// was answered: what was fetched of a place is forgotten when a change of it has ended. Until then both are true.
+///
+/// A stream of reads begins with [`RUNS_MIN`] that follow each other. From then on [`WINDOW_BYTES_MIN`] are fetched ahead of it, twice as much
+/// each time that a read has to wait, and [`WINDOW_BYTES_MAX`] at most. [`STREAMS_MAX`] streams are followed at a time.
+#[derive(Debug)]
+pub struct Ahead<D> {
+    device: D,
+    below: Completions<BlockDone>,
+    /// What is asked as it is, by a number of ours. Numbers that are not here belong to pieces.
+    asked: BTreeMap<u64, BlockInFlight>,
+    next_number: u64,
+    /// The one that was used last is last.
+    streams: VecDeque<Stream>,
+}
+
+/// Streams that are followed at a time.
+pub const STREAMS_MAX: usize = 4;
+/// Reads that follow each other before anything is fetched ahead.
+pub const RUNS_MIN: u32 = 3;
+/// What is fetched ahead of one stream, bytes: at first, and at most. The latter covers 80 MB/s over 100 ms.
+pub const WINDOW_BYTES_MIN: u64 = 512 << 10;
+/// See [`WINDOW_BYTES_MIN`].
+pub const WINDOW_BYTES_MAX: u64 = 8 << 20;
+/// The pieces in which it is fetched, bytes.
+const PIECE_BYTES: u64 = 256 << 10;
+
+/// Reads that follow each other.
+#[derive(Debug)]
+struct Stream {
+    /// Where the next one begins.
+    next: u64,
+    runs: u32,
+    window: u64,
+    /// What was fetched and is still of use, without gaps.
+    pieces: VecDeque<Piece>,
+    /// Reads that wait for pieces.
+    waiting: VecDeque<BlockInFlight>,
+}
+
+#[derive(Debug)]
+struct Piece {
+    place: Range<u64>,
+    number: u64,
+    data: Option<Payload>,
+}
+
+impl Stream {
+    fn starting_at(next: u64) -> Self {
+        Self { next, runs: 1, window: WINDOW_BYTES_MIN, pieces: VecDeque::new(), waiting: VecDeque::new() }
+    }
+
+    /// What was fetched, or is being fetched.
+    fn fetched(&self) -> Range<u64> {
+        match (self.pieces.front(), self.pieces.back()) {
+            (Some(first), Some(last)) => first.place.start..last.place.end,
+            _ => self.next..self.next,
+        }
+    }
+
+    fn holds(&self, place: &Range<u64>) -> bool {
+        let fetched = self.fetched();
+        fetched.start <= place.start && place.end <= fetched.end && !self.pieces.is_empty()
+    }
+
+    /// The bytes, if all of them are here. They are not copied.
+    fn bytes(&self, place: &Range<u64>) -> Option<Payload> {
+        let touched = self.pieces.iter().filter(|piece| overlap(&piece.place, place));
+        let parts = touched.map(|piece| {
+            let mut data = piece.data.clone()?;
+            data.split_front(place.start.saturating_sub(piece.place.start) as usize);
+            data.truncate((place.end.min(piece.place.end) - place.start.max(piece.place.start)) as usize);
+            Some(data)
+        });
+        parts.collect::<Option<Vec<_>>>().map(Payload::joined)
+    }
+
+    /// Forgets what no read that goes on from here asks for.
+    fn forget_used(&mut self) {
+        let waits_from = self.waiting.iter().map(|read| read.offset).min().unwrap_or(u64::MAX);
+        let from = self.next.min(waits_from);
+        while self.pieces.front().is_some_and(|piece| piece.place.end <= from) {
+            self.pieces.pop_front();
+        }
+    }
+
+    fn forget_all(&mut self) -> VecDeque<BlockInFlight> {
+        self.pieces.clear();
+        (self.runs, self.window) = (0, WINDOW_BYTES_MIN);
+        std::mem::take(&mut self.waiting)
+    }
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+fn place_of(request: &BlockRequest) -> Range<u64> {
+    request.offset..request.offset + u64::from(request.length)
+}
+
+impl<D: BlockDevice> Ahead<D> {
+    /// Over `device`, which nobody else changes.
+    pub fn new(device: D) -> Self {
+        let below = Completions::new(BufferPool::new(0));
+        Self { device, below, asked: BTreeMap::new(), next_number: 0, streams: VecDeque::new() }
+    }
+
+    /// Bytes that are fetched, or on their way.
+    pub fn fetched_bytes(&self) -> u64 {
+        self.streams.iter().map(Stream::fetched).map(|place| place.end - place.start).sum()
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    /// Asks for it as it is.
+    fn pass_on(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        let number = self.number();
+        let payload = request.take_payload();
+        let (op, offset, length, is_durable) = (request.op, request.offset, request.length, request.is_durable);
+        self.asked.insert(number, request);
+        let below = BlockRequest { op, offset, length, payload, is_durable, ..BlockRequest::flush(BlockId(number)) };
+        self.with(done, |device, done| device.submit(now, below.launch(), done));
+    }
+
+    /// Lets the device do something, with the asker's buffers.
+    fn with(&mut self, done: &mut Completions<BlockDone>, act: impl FnOnce(&mut D, &mut Completions<BlockDone>)) {
+        std::mem::swap(&mut self.below.pool, &mut done.pool);
+        act(&mut self.device, &mut self.below);
+        std::mem::swap(&mut self.below.pool, &mut done.pool);
+    }
+
+    fn read(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        let place = place_of(&request);
+        let follows = |stream: &Stream| stream.next == place.start || stream.holds(&place);
+        let mut stream = match self.streams.iter().position(follows) {
+            Some(at) => self.streams.remove(at).expect("it was found there"),
+            None => {
+                self.make_room(now, done);
+                Stream::starting_at(place.start)
+            }
+        };
+        if stream.next == place.start {
+            stream.runs = stream.runs.saturating_add(1);
+        }
+        stream.next = stream.next.max(place.end);
+        if stream.runs > RUNS_MIN {
+            self.fetch(now, &mut stream, place.start, done);
+        }
+        if !stream.holds(&place) {
+            self.streams.push_back(stream);
+            return self.pass_on(now, request, done);
+        }
+        match stream.bytes(&place) {
+            Some(data) => done.push(request.answer(data)),
+            None => {
+                stream.window = (stream.window * 2).min(WINDOW_BYTES_MAX);
+                stream.waiting.push_back(request);
+            }
+        }
+        stream.forget_used();
+        self.streams.push_back(stream);
+    }
+
+    /// Asks for what the stream will, up to its window.
+    fn fetch(&mut self, now: Instant, stream: &mut Stream, from: u64, done: &mut Completions<BlockDone>) {
+        let info = *self.device.info();
+        let block = u64::from(info.block_bytes);
+        let most = (PIECE_BYTES.min(info.request_bytes_max.into()) / block).max(1) * block;
+        let until = stream.next.saturating_add(stream.window).min(info.size_bytes);
+        let mut at = if stream.pieces.is_empty() { from } else { stream.fetched().end };
+        // Whole pieces: a little more room each time would be a request each time. The end has what is left.
+        while at < until && (at + most <= until || until == info.size_bytes || at < stream.next) {
+            let place = at..(at + most).min(info.size_bytes);
+            let number = self.number();
+            stream.pieces.push_back(Piece { place: place.clone(), number, data: None });
+            let length = (place.end - place.start) as u32;
+            self.with(done, |device, done| {
+                device.submit(now, BlockRequest::read(BlockId(number), place.start, length).launch(), done);
+            });
+            at = place.end;
+        }
+    }
+
+    /// The stream that was used least lately makes room for another.
+    fn make_room(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        if self.streams.len() < STREAMS_MAX {
+            return;
+        }
+        if let Some(mut stream) = self.streams.pop_front() {
+            for read in stream.forget_all() {
+                self.pass_on(now, read, done);
+            }
+        }
+    }
+
+    /// A change of this place has ended.
+    fn forget(&mut self, now: Instant, place: &Range<u64>, done: &mut Completions<BlockDone>) {
+        let mut reads = VecDeque::new();
+        for stream in self.streams.iter_mut().filter(|stream| overlap(&stream.fetched(), place)) {
+            reads.append(&mut stream.forget_all());
+        }
+        for read in reads {
+            self.pass_on(now, read, done);
+        }
+    }
+
+    /// Takes in what the device has done.
+    fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        while let Some(answer) = self.below.pop() {
+            done.pool.recycle(answer.spent);
+            match self.asked.remove(&answer.id.0) {
+                Some(request) => {
+                    let is_change = matches!(request.op, BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes);
+                    let place = place_of(&request);
+                    if is_change {
+                        self.forget(now, &place, done);
+                    }
+                    done.push(match answer.result {
+                        Ok(()) => request.answer(answer.payload),
+                        Err(error) => request.fail(error),
+                    });
+                }
+                None => self.take_piece(now, answer.id.0, answer.result, answer.payload, done),
+            }
+        }
+    }
+
+    fn take_piece(
+        &mut self,
+        now: Instant,
+        number: u64,
+        result: Result<(), StoreError>,
+        mut data: Payload,
+        done: &mut Completions<BlockDone>,
+    ) {
+        let of = |stream: &Stream| stream.pieces.iter().position(|piece| piece.number == number);
+        let Some((stream, at)) = self.streams.iter_mut().find_map(|stream| of(stream).map(|at| (stream, at))) else {
+            // What it was fetched for has been forgotten.
+            return done.pool.recycle(data);
+        };
+        if result.is_err() {
+            // Whoever asks for just that place hears what is wrong with it.
+            for read in stream.forget_all() {
+                self.pass_on(now, read, done);
+            }
+            return;
+        }
+        data.share();
+        stream.pieces[at].data = Some(data);
+        let mut still_waiting = VecDeque::new();
+        for read in std::mem::take(&mut stream.waiting) {
+            match stream.bytes(&place_of(&read)) {
+                Some(data) => done.push(read.answer(data)),
+                None => still_waiting.push_back(read),
+            }
+        }
+        stream.waiting = still_waiting;
+        stream.forget_used();
+    }
+}
+
+impl<D: BlockDevice> BlockDevice for Ahead<D> {
+    fn info(&self) -> &BlockInfo {
+        self.device.info()
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        match request.op {
+            BlockOp::Read if request.length > 0 => self.read(now, request, done),
+            _ => self.pass_on(now, request, done),
+        }
+        self.collect(now, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.device.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(done, |device, done| device.handle_timeout(now, done));
+        self.collect(now, done);
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(done, |device, done| device.end_turn(now, done));
+        self.collect(now, done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.device.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with(done, |device, done| device.handle_ready(now, done));
+        self.collect(now, done);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.device.is_gone()
+    }
+}

@@ -1,0 +1,306 @@
+//! Reads that are answered from what was fetched ahead: never older than the last change that was answered, and one round trip for many.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use farbus_model::block::MemoryStore;
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
+    StoreDevice, StoreError,
+};
+use farbus_session::block::Ahead;
+use proptest::prelude::*;
+
+const BLOCK: usize = 4096;
+
+/// A device of which every answer is on its way until it is told to arrive.
+#[derive(Clone)]
+struct Far(Arc<Mutex<State>>);
+
+struct State {
+    store: StoreDevice<MemoryStore>,
+    waiting: Vec<BlockInFlight>,
+    arriving: Vec<BlockInFlight>,
+    asked: usize,
+    fails_from: u64,
+}
+
+struct Near(Far, BlockInfo);
+
+impl Far {
+    fn new(bytes: usize) -> (Self, Ahead<Near>) {
+        let store = StoreDevice::new(MemoryStore::new(vec![0; bytes])).with_blocks(BLOCK as u32);
+        let info = *store.info();
+        let state = State { store, waiting: Vec::new(), arriving: Vec::new(), asked: 0, fails_from: u64::MAX };
+        let far = Self(Arc::new(Mutex::new(state)));
+        (far.clone(), Ahead::new(Near(far, info)))
+    }
+
+    fn look(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// What waits at this place is carried out, and its answer arrives when the device is looked at.
+    fn carry_out(&self, at: usize) {
+        let mut state = self.look();
+        let request = state.waiting.remove(at);
+        state.arriving.push(request);
+    }
+}
+
+impl BlockDevice for Near {
+    fn info(&self) -> &BlockInfo {
+        &self.1
+    }
+
+    fn submit(&mut self, _: Instant, mut request: BlockInFlight, _: &mut Completions<BlockDone>) {
+        assert_eq!(self.1.check(&request), Ok(()), "it is asked for what it has");
+        request.own_payload();
+        let mut state = self.0.look();
+        state.asked += 1;
+        state.waiting.push(request);
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        let mut state = self.0.look();
+        for request in std::mem::take(&mut state.arriving) {
+            let end = request.offset + u64::from(request.length);
+            if end > state.fails_from {
+                done.push(request.fail(StoreError::Medium));
+            } else {
+                state.store.submit(now, request, done);
+            }
+        }
+    }
+}
+
+struct User {
+    far: Far,
+    device: Ahead<Near>,
+    done: Completions<BlockDone>,
+    next: u64,
+}
+
+impl User {
+    fn new(bytes: usize) -> Self {
+        let (far, device) = Far::new(bytes);
+        Self { far, device, done: Completions::new(BufferPool::new(1 << 20)), next: 0 }
+    }
+
+    fn submit(&mut self, request: impl FnOnce(BlockId) -> BlockRequest) -> BlockId {
+        self.next += 1;
+        // Any name may be an asker's, those at the end as well.
+        let id = BlockId(self.next.wrapping_neg());
+        self.device.submit(Instant::ZERO, request(id).launch(), &mut self.done);
+        id
+    }
+
+    fn read(&mut self, offset: usize, length: usize) -> BlockId {
+        self.submit(|id| BlockRequest::read(id, offset as u64, length as u32))
+    }
+
+    /// All that is asked for by now is carried out and arrives: a round trip.
+    fn round_trip(&mut self) {
+        let asked = self.far.look().waiting.len();
+        (0..asked).for_each(|_| self.far.carry_out(0));
+        self.device.handle_ready(Instant::ZERO, &mut self.done);
+    }
+
+    fn answers(&mut self) -> Vec<BlockDone> {
+        std::iter::from_fn(|| self.done.pop()).collect()
+    }
+}
+
+#[test]
+fn what_is_read_in_order_takes_few_round_trips() {
+    const READ: usize = 128 << 10;
+    let mut user = User::new(64 << 20);
+    let (mut round_trips, mut reads) = (0, 0);
+    for at in (0..64 << 20).step_by(READ) {
+        let id = user.read(at, READ);
+        let mut answers = user.answers();
+        while answers.is_empty() {
+            user.round_trip();
+            round_trips += 1;
+            answers = user.answers();
+        }
+        assert_eq!((answers.len(), answers[0].id, answers[0].payload.len()), (1, id, READ));
+        reads += 1;
+        assert!(user.device.fetched_bytes() <= (8 << 20) + 2 * (256 << 10), "bounded");
+    }
+    assert_eq!(reads, 512);
+    assert!(round_trips < 24, "{round_trips} round trips for {reads} reads, one after the other");
+}
+
+#[test]
+fn four_readers_are_followed_and_chance_is_not() {
+    let mut user = User::new(64 << 20);
+    for step in 0..40 {
+        for reader in 0..4 {
+            user.read((reader << 24) + step * (64 << 10), 64 << 10);
+            user.round_trip();
+        }
+    }
+    let answers = user.answers().len();
+    assert_eq!(answers, 160);
+    let asked = user.far.look().asked;
+    assert!(asked < 110, "{asked} requests for 160 reads: pieces are larger than they are");
+
+    // Here and there: each is asked for as it is, and nothing else.
+    let mut user = User::new(64 << 20);
+    let mut at = 7;
+    for _ in 0..300 {
+        at = (at * 1_103_515_245 + 12345) % (16 << 10);
+        user.read(at * BLOCK / BLOCK * BLOCK, BLOCK);
+        user.round_trip();
+    }
+    assert_eq!((user.answers().len(), user.far.look().asked), (300, 300));
+    assert_eq!(user.device.fetched_bytes(), 0);
+}
+
+#[test]
+fn the_end_is_read_to_the_last_block_and_trouble_belongs_to_whose_it_is() {
+    let mut user = User::new((1 << 20) + 3 * BLOCK);
+    for at in (0..1 << 20).step_by(64 << 10) {
+        user.read(at, 64 << 10);
+        user.round_trip();
+    }
+    user.read(1 << 20, 3 * BLOCK);
+    user.round_trip();
+    assert!(user.answers().iter().all(|answer| answer.result.is_ok()));
+
+    let mut user = User::new(4 << 20);
+    user.far.look().fails_from = 1 << 20;
+    for at in (0..2 << 20).step_by(64 << 10) {
+        user.read(at, 64 << 10);
+        while !user.far.look().waiting.is_empty() {
+            user.round_trip();
+        }
+    }
+    let answers = user.answers();
+    assert_eq!(answers.len(), 32);
+    for answer in answers {
+        let is_bad = answer.offset + u64::from(answer.length) > 1 << 20;
+        assert_eq!(answer.result, if is_bad { Err(StoreError::Medium) } else { Ok(()) }, "at {}", answer.offset);
+    }
+}
+
+/// What a user does.
+#[derive(Clone, Debug)]
+enum Act {
+    /// The next read of one of a few readers.
+    Next(usize, usize),
+    Read(usize, usize),
+    Change(usize, usize, bool),
+    Flush,
+    Arrive(prop::sample::Index),
+    Hear,
+}
+
+const BLOCKS: usize = 512;
+
+fn acts() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        8 => (0..3usize, 1..9usize).prop_map(|(reader, blocks)| Act::Next(reader, blocks)),
+        1 => (0..BLOCKS, 1..9usize).prop_map(|(at, blocks)| Act::Read(at, blocks)),
+        4 => (0..BLOCKS, 1..33usize, prop::bool::weighted(0.2)).prop_map(|(at, blocks, zero)| Act::Change(at, blocks, zero)),
+        1 => Just(Act::Flush),
+        24 => any::<prop::sample::Index>().prop_map(Act::Arrive),
+        12 => Just(Act::Hear),
+    ]
+}
+
+/// Which versions of a block are known: of those that were asked for, and answered.
+#[derive(Clone, Copy, Default)]
+struct Version {
+    asked: u64,
+    answered: u64,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+    #[test]
+    fn nothing_is_older_than_the_last_change_that_was_answered(acts in prop::collection::vec(acts(), 1..600)) {
+        let mut user = User::new(BLOCKS * BLOCK);
+        let mut versions = [Version::default(); BLOCKS];
+        let mut readers = [0usize, 100, 101];
+        // What each read may not be older than; what each change is.
+        let mut reads: BTreeMap<BlockId, (usize, Vec<u64>)> = BTreeMap::new();
+        let mut changes: BTreeMap<BlockId, (usize, usize, u64)> = BTreeMap::new();
+        let mut flushes = 0;
+        let mut stamp = 0u64;
+        for act in acts.into_iter().chain(std::iter::repeat_n(Act::Hear, 1)) {
+            let read = match act {
+                Act::Next(reader, blocks) => {
+                    let at = readers[reader] % BLOCKS;
+                    readers[reader] = at + blocks;
+                    Some((at, blocks))
+                }
+                Act::Read(at, blocks) => Some((at, blocks)),
+                Act::Change(at, blocks, is_zero) => {
+                    let blocks = blocks.min(BLOCKS - at);
+                    // Two changes of one place at a time have no order.
+                    if changes.values().all(|(from, many, _)| at + blocks <= *from || from + many <= at) {
+                        stamp += 1;
+                        let version = if is_zero { 0 } else { stamp };
+                        let data: Vec<u8> = version.to_le_bytes().repeat(blocks * BLOCK / 8);
+                        let id = match is_zero {
+                            true => user.submit(|id| BlockRequest::zero(id, BlockOp::WriteZeroes, (at * BLOCK) as u64, (blocks * BLOCK) as u32)),
+                            false => user.submit(|id| BlockRequest::write(id, (at * BLOCK) as u64, data.into())),
+                        };
+                        // Zeros are told apart by when they were asked for.
+                        versions[at..at + blocks].iter_mut().for_each(|v| v.asked = stamp);
+                        changes.insert(id, (at, blocks, stamp));
+                    }
+                    None
+                }
+                Act::Flush => {
+                    flushes += 1;
+                    user.submit(BlockRequest::flush);
+                    None
+                }
+                Act::Arrive(which) => {
+                    let waiting = user.far.look().waiting.len();
+                    if waiting > 0 {
+                        user.far.carry_out(which.index(waiting));
+                    }
+                    None
+                }
+                Act::Hear => {
+                    user.device.handle_ready(Instant::ZERO, &mut user.done);
+                    None
+                }
+            };
+            if let Some((at, blocks)) = read {
+                let blocks = blocks.min(BLOCKS - at);
+                let answered = versions[at..at + blocks].iter().map(|v| v.answered).collect();
+                let id = user.read(at * BLOCK, blocks * BLOCK);
+                reads.insert(id, (at, answered));
+            }
+            while let Some(answer) = user.done.pop() {
+                prop_assert_eq!(answer.result, Ok(()));
+                if let Some((at, known)) = reads.remove(&answer.id) {
+                    let data = answer.payload.contiguous();
+                    prop_assert_eq!(data.len(), known.len() * BLOCK);
+                    for (n, (block, not_older)) in data.chunks(BLOCK).zip(known).enumerate() {
+                        let version = u64::from_le_bytes(block[..8].try_into().unwrap());
+                        prop_assert!(block.chunks(8).all(|word| word == &block[..8]), "a block is of one version");
+                        let is_old = version != 0 && version < not_older;
+                        prop_assert!(!is_old, "block {} is {} and was {} before it was asked for", at + n, version, not_older);
+                        prop_assert!(version <= versions[at + n].asked);
+                    }
+                } else if let Some((at, blocks, version)) = changes.remove(&answer.id) {
+                    versions[at..at + blocks].iter_mut().for_each(|v| v.answered = version);
+                } else {
+                    prop_assert_eq!(answer.op, BlockOp::Flush);
+                    flushes -= 1;
+                }
+            }
+        }
+        while !user.far.look().waiting.is_empty() {
+            user.round_trip();
+        }
+        let rest = user.answers().len();
+        prop_assert_eq!(rest, reads.len() + changes.len() + flushes, "each is answered, once");
+    }
+}
