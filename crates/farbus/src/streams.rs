@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use farbus_session::native::stream::{Description, Format, Frame, PixelFormat};
 use farbus_session::stream::Stage;
 use tracing::{info, warn};
 
+use crate::broker::Hands;
 use crate::shared::STACK_BYTES;
 
 /// A source looks at least so often whether it is wanted.
@@ -52,28 +53,23 @@ impl StreamSpec {
     ///
     /// # Errors
     /// A sentence for a person.
-    pub fn open(&self) -> Result<(Stage, Box<dyn Device>), String> {
-        let frames = self.frames()?;
-        let thread: Arc<OnceLock<Thread>> = Arc::default();
-        let for_stage = Arc::clone(&thread);
-        let stage = Stage::new(self.description, move || {
-            for_stage.get().into_iter().for_each(Thread::unpark);
-        });
+    pub fn open(&self, hands: &Hands) -> Result<(Stage, Box<dyn Device>), String> {
+        let frames = self.frames(hands)?;
+        let starter = Arc::new(Starter::default());
+        let for_stage = Arc::clone(&starter);
+        let stage = Stage::new(self.description, move || for_stage.wake());
         let runner = Runner { stage: stage.clone(), frames, period: self.period, what: self.to_string() };
-        let builder = thread::Builder::new().name("frames".into()).stack_size(STACK_BYTES);
-        let spawned = builder.spawn(move || {
-            thread.get_or_init(thread::current);
-            runner.run();
-        });
-        spawned.map_err(|error| format!("{self}: {error}"))?;
+        *starter.runner() = Some(runner);
         let title = format!("stream of {}", self.description.format);
         Ok((stage.clone(), Box::new(Placard::device(&title, stage.tally()))))
     }
 
-    fn frames(&self) -> Result<Frames, String> {
+    fn frames(&self, hands: &Hands) -> Result<Frames, String> {
         let frame_bytes = self.description.frame_bytes_max as usize;
         match (&self.source, self.description.format) {
-            (Source::Path(path), _) => FrameFile::open(path, frame_bytes)
+            (Source::Path(path), _) => hands
+                .open_frames(path)
+                .map(|file| FrameFile::new(file, frame_bytes))
                 .map(Frames::File)
                 .map_err(|error| format!("{}: {error}", path.display())),
             (Source::Pattern, Format::Video { pixels, width, height, .. }) => {
@@ -163,6 +159,35 @@ fn rate_from(text: &str) -> Result<u32, String> {
 enum Frames {
     Pattern(Picture),
     File(FrameFile),
+}
+
+/// Starts a source's thread for its first reader: by then whoever shares it has given his rights away, and the thread has none.
+#[derive(Default)]
+struct Starter {
+    runner: Mutex<Option<Runner>>,
+    thread: OnceLock<Thread>,
+}
+
+impl Starter {
+    fn runner(&self) -> MutexGuard<'_, Option<Runner>> {
+        self.runner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        let waiting = self.runner().take();
+        if let Some(runner) = waiting.filter(|runner| !runner.stage.is_closed()) {
+            let (stage, what) = (runner.stage.clone(), runner.what.clone());
+            let builder = thread::Builder::new().name("frames".into()).stack_size(STACK_BYTES);
+            match builder.spawn(move || runner.run()) {
+                Ok(thread) => drop(self.thread.set(thread.thread().clone())),
+                Err(error) => {
+                    warn!(source = what, %error, "no thread for it");
+                    stage.close();
+                }
+            }
+        }
+        self.thread.get().into_iter().for_each(Thread::unpark);
+    }
 }
 
 /// A source's thread.

@@ -2,14 +2,14 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
 use farbus_io::link::{Link, LinkError};
-use farbus_io::store::FileStore;
+use farbus_io::store::{FileStore, frames};
 use farbus_io::sys::vhci::{Port, Vhci};
 use farbus_model::Speed;
 use serde_json::Value;
@@ -132,6 +132,17 @@ impl Hands {
                 FileStore::open(path, read_only).map_err(io::Error::other)
             }
             Hands::Through(broker) => broker.open_image(path, read_only),
+        }
+    }
+
+    /// Opens what a stream's frames come from.
+    ///
+    /// # Errors
+    /// What stands against it.
+    pub fn open_frames(&self, path: &Path) -> io::Result<OwnedFd> {
+        match self {
+            Hands::Own => frames::open(path),
+            Hands::Through(broker) => broker.open_frames(path),
         }
     }
 

@@ -97,6 +97,14 @@ impl Broker {
         FileStore::passed(file, path, read_only).map_err(io::Error::other)
     }
 
+    /// Opens what a stream's frames come from.
+    ///
+    /// # Errors
+    /// What the system or the mandate says against it.
+    pub fn open_frames(&self, path: &Path) -> io::Result<OwnedFd> {
+        self.ask_for_descriptor(&Question::OpenFrames { path: path.to_owned() })
+    }
+
     /// Opens a USB device's node. Should we end before we say that it was given back, its drivers get it all the same.
     ///
     /// # Errors

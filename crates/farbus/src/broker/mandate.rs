@@ -20,6 +20,8 @@ pub struct Mandate {
     pub usb: Vec<String>,
     /// Which disk images may be opened, and whether only to be read.
     pub images: Vec<(PathBuf, bool)>,
+    /// What frames may be read from.
+    pub frames: Vec<PathBuf>,
     /// Which hosts (`HOST:PORT`) may be connected to.
     pub hosts: Vec<String>,
     /// Whether a device may be plugged into this machine's kernel.

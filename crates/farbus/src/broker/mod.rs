@@ -7,6 +7,7 @@
 //! | `listen` | a listening socket is bound, and passed |
 //! | `listen_at` | a socket is bound at which programs find a device, and passed; its path is removed at the end |
 //! | `open_image` | a disk image is opened and locked, and passed |
+//! | `open_frames` | a FIFO, device or file is opened to read a stream's frames from, and passed |
 //! | `open_usb` | a node below `/dev/bus/usb` is opened, and passed |
 //! | `given_back` | a device's drivers have it again: nothing is left to be done for it |
 //! | `connect` | a host is found and connected to, and the connection is passed |

@@ -34,6 +34,9 @@ pub(super) enum Question {
         path: PathBuf,
         read_only: bool,
     },
+    OpenFrames {
+        path: PathBuf,
+    },
     OpenUsb {
         bus: u32,
         device: u32,

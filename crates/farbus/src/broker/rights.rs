@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::frontend::fuse::{Keeper, Mounter, OwnMounter};
-use farbus_io::store::FileStore;
+use farbus_io::store::{FileStore, frames};
 use farbus_io::sys::passing::Passage;
 use farbus_io::sys::vhci::{Port, Vhci};
 use farbus_io::usb::Inventory;
@@ -175,6 +175,11 @@ impl Rights {
                 self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
                 journal::check(&path)?;
                 passed(FileStore::open(&path, read_only).map_err(io::Error::other)?.into_descriptor())
+            }
+            Question::OpenFrames { path } => {
+                let is_meant = opened(&self.mandate).frames.contains(&path);
+                self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
+                passed(frames::open(&path)?)
             }
             Question::OpenUsb { bus, device } => self.open_usb(bus, device),
             Question::InheritUsb { bus, device } => {
@@ -415,6 +420,7 @@ mod tests {
             Question::TakePlace { place: Place::Socket("/run/docker.sock".into()) },
             Question::ListenAt { place: Place::Address("0.0.0.0:0".parse().unwrap()) },
             Question::OpenImage { path: "/etc/shadow".into(), read_only: true },
+            Question::OpenFrames { path: "/etc/shadow".into() },
             Question::OpenUsb { bus: 1, device: 2 },
             Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1 },
             Question::Explain { user: "127.0.0.1:1".into(), reason: "because".into() },

@@ -335,6 +335,14 @@ impl What {
         spec.into_iter().flat_map(BlockSpec::images)
     }
 
+    /// What it reads frames from, if it does.
+    pub fn frames(&self) -> Option<&Path> {
+        match self {
+            What::Stream(spec) => spec.path(),
+            _ => None,
+        }
+    }
+
     /// What its name begins with if nobody names it.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -365,12 +373,7 @@ pub fn offer(
         What::Keyboard => share.add(name, Keyboard::device()),
         What::Audio { speed } => share.add(name, Audio::device(speed)),
         What::Stream(ref spec) => {
-            if spec.path().is_some() && matches!(hands, Hands::Through(_)) {
-                return Err(Failure::local(format!(
-                    "{spec}: a daemon shares stream:pattern alone; for others: farbus share"
-                )));
-            }
-            let (stage, device) = spec.open().map_err(Failure::local)?;
+            let (stage, device) = spec.open(hands).map_err(Failure::local)?;
             share.add_stream(name, device, stage)
         }
         What::Disk { ref spec, sector_bytes, .. } => {

@@ -1,7 +1,8 @@
 //! Frames of one size, out of a FIFO, a character device or a file.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -18,20 +19,25 @@ pub struct FrameFile {
     frame_bytes: usize,
 }
 
+/// Opens what frames come from. A FIFO's writers may come and go; a file's frames end with it.
+///
+/// # Errors
+/// What the system says; a directory or a socket has no frames.
+pub fn open(path: &Path) -> io::Result<OwnedFd> {
+    let kind = fs::metadata(path)?.file_type();
+    if !(kind.is_fifo() || kind.is_char_device() || kind.is_file()) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "frames come out of a FIFO, a device or a file"));
+    }
+    // With a writer of our own a FIFO does not end when another writer does.
+    let mut options = OpenOptions::new();
+    options.read(true).write(kind.is_fifo()).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    Ok(options.open(path)?.into())
+}
+
 impl FrameFile {
-    /// Opens it. A FIFO's writers may come and go; a file's frames end with it.
-    ///
-    /// # Errors
-    /// What the system says; a directory or a socket has no frames.
-    pub fn open(path: &Path, frame_bytes: usize) -> io::Result<Self> {
-        let kind = std::fs::metadata(path)?.file_type();
-        if !(kind.is_fifo() || kind.is_char_device() || kind.is_file()) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "frames come out of a FIFO, a device or a file"));
-        }
-        // With a writer of our own a FIFO does not end when another writer does.
-        let mut options = OpenOptions::new();
-        options.read(true).write(kind.is_fifo()).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
-        Ok(Self { file: options.open(path)?, frame_bytes })
+    /// Reads frames of so many bytes from what [`open`] opened.
+    pub fn new(file: OwnedFd, frame_bytes: usize) -> Self {
+        Self { file: file.into(), frame_bytes }
     }
 
     /// The next frame, waited for; none after the last whole one, or once it `is_over`.
@@ -65,7 +71,6 @@ impl FrameFile {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::io::Write;
 
     use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -79,7 +84,7 @@ mod tests {
         let never = || false;
         let fifo = folder.join("fifo");
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        let mut frames = FrameFile::open(&fifo, 4).unwrap();
+        let mut frames = FrameFile::new(open(&fifo).unwrap(), 4);
         for part in ["ab", "cdef", "gh"] {
             OpenOptions::new().write(true).open(&fifo).unwrap().write_all(part.as_bytes()).unwrap();
         }
@@ -88,10 +93,10 @@ mod tests {
         assert_eq!(frames.read_frame(&|| true).unwrap(), None, "nobody wants it any more");
         let file = folder.join("file");
         fs::write(&file, "12345678 and half").unwrap();
-        let mut frames = FrameFile::open(&file, 8).unwrap();
+        let mut frames = FrameFile::new(open(&file).unwrap(), 8);
         assert!(frames.read_frame(&never).unwrap().is_some() && frames.read_frame(&never).unwrap().is_some());
         assert_eq!(frames.read_frame(&never).unwrap(), None);
-        assert!(FrameFile::open(&folder, 8).is_err());
+        assert!(open(&folder).is_err());
         fs::remove_dir_all(&folder).unwrap();
     }
 }

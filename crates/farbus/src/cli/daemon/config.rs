@@ -236,6 +236,7 @@ impl Config {
         let via = |ways: &'static [Via]| self.attachments.iter().filter(move |attach| ways.contains(&attach.via));
         Mandate {
             images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
+            frames: self.shares.iter().filter_map(|shared| shared.what.frames()).map(Path::to_owned).collect(),
             hosts: self.attachments.iter().map(|attach| attach.target.address.clone()).collect(),
             plugs: via(&[Via::Kernel, Via::Uas, Via::Auto]).next().is_some(),
             mounts: via(&[Via::Fuse, Via::Auto]).map(Attach::folder).collect(),
