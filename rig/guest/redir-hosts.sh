@@ -11,7 +11,13 @@ keyboard() {
 wait_for 15 keyboard || fail "no keyboard appeared"
 input=$(keyboard)
 folder_of_keyboard=$(realpath "$input/device/device/../..")
-numbers() { echo "$(cat "$folder_of_disk/devnum") $(cat "$folder_of_keyboard/../devnum" "$folder_of_keyboard/devnum" 2>/dev/null)"; }
+has_card() { [ -c /dev/snd/pcmC0D0p ] && [ -c /dev/snd/pcmC0D0c ]; }
+wait_for 15 has_card || fail "no sound card appeared"
+folder_of_sound=$(realpath /sys/class/sound/card0/device/..)
+ln -s "$(command -v aplay)" /run/arecord
+sound="-D hw:0,0 -t raw -f S16_LE -r 48000 -c 2 --buffer-time=1000000"
+/run/arecord -q $sound -s 48000 /run/tone || fail "arecord"
+numbers() { echo "$(cat "$folder_of_sound/devnum") $(cat "$folder_of_disk/devnum") $(cat "$folder_of_keyboard/../devnum" "$folder_of_keyboard/devnum" 2>/dev/null)"; }
 before=$(numbers)
 # All there is at once, and ahead of the load: the kernel keeps 64 events for a reader, and drops them all if he is late.
 cat "/dev/input/${input##*/}" >/run/events &
@@ -21,6 +27,9 @@ mount -t ext4 "/dev/$dev" /mnt || fail "mount"
 (cd /mnt && sha256sum -c MANIFEST >/run/check 2>&1) || fail "the host's tree"
 mkdir -p /run/block && mount -t ext4 /dev/vda /run/block && mkdir -p /run/block/guest || fail "mount of the block disk"
 dmesg -c >/dev/null
+(until [ -e /run/quiet ]; do cat /run/tone; done) | aplay $sound >/run/aplay.log 2>&1 &
+player=$!
+renice -n -19 -p $player || fail "renice"
 say ready
 pass=0
 until [ "$(cut -d . -f 1 /proc/uptime)" -ge "$UNTIL" ]; do
@@ -37,6 +46,9 @@ size() { stat -c %s /run/events; }
 still() { seen=$(size) && sleep 1 && [ "$seen" = "$(size)" ] && [ "$seen" -gt 0 ]; }
 wait_for 2 still || fail "no event, or no end of events"
 kill $reader
+touch /run/quiet
+wait $player || fail "aplay ended with $?: $(cat /run/aplay.log)"
+grep -i -e xrun -e underrun /run/aplay.log && fail "an xrun"
 hexdump -v -e '"event " 24/1 "%02x" "\n"' /run/events >/run/typed
 grep -q '00000300........$' /run/typed && fail "the reader of keys was too late for this kernel"
 [ "$(numbers)" = "$before" ] || fail "a device has another number: it was enumerated anew ($before, $(numbers))"

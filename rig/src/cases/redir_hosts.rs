@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub(super) const CASES: &[Case] = &[
     Case {
         name: "redir-migrate-hosts",
-        purpose: "a guest under load migrates live between two hosts, each with its own farbus, and back, --times: USB disk and keyboard keep their numbers, its block disk (NBD) goes along, no reset, no error, trees and keys check out",
+        purpose: "a guest under load migrates live between two hosts, each with its own farbus, and back, --times: USB disk, keyboard and sound card keep their numbers, its block disk (NBD) goes along, the tone that it plays has no xrun, no reset, no error, trees and keys check out",
         run: there_and_back,
     },
     Case {
@@ -25,7 +25,8 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// What the machine has: its name at the exporter, and by what it has it.
-const DEVICES: [(&str, Way); 3] = [("disk", Way::Redir), ("keyboard", Way::Redir), ("disk2", Way::Nbd)];
+const DEVICES: [(&str, Way); 4] =
+    [("disk", Way::Redir), ("keyboard", Way::Redir), ("audio", Way::Redir), ("disk2", Way::Nbd)];
 /// The paper's figure, for all that a migration takes (Kwon et al. 2007, section 7.5).
 const PAPER_MS: u64 = 7;
 /// The block disk's size.
@@ -94,7 +95,7 @@ impl<'l> Cluster<'l> {
         exporter.pair(&rack)?;
         desk.pair(&rack)?;
         let disks = [&image, &block].map(|path| format!("disk:{}", path.display()));
-        let share = exporter.share(&[&disks[..], &["keyboard".to_owned()]].concat())?;
+        let share = exporter.share(&[&disks[..], &["keyboard".to_owned(), "audio".to_owned()]].concat())?;
         Ok(Self { lab, exporter, hosts: [desk, rack], share, image, block, moves })
     }
 
@@ -144,6 +145,7 @@ impl<'l> Cluster<'l> {
                 "usbhid",
                 "hid_generic",
                 "evdev",
+                "snd_usb_audio",
             ],
             client: Client::Redir,
             variables: &[("UNTIL", (40 + 15 * self.moves).to_string())],
@@ -180,6 +182,21 @@ impl<'l> Cluster<'l> {
     fn round_trip(&self, from: u32) -> Result<Duration> {
         let latency = &self.hosts_of(from).0.status("attach", "disk")?["latency"]["network_us"]["p50"];
         Ok(Duration::from_secs_f64(latency.as_f64().unwrap_or_default() / 1e6))
+    }
+
+    /// Waits until the sound card has been sent more of the tone than it had.
+    fn await_sound(&self) -> Result<()> {
+        let heard = || -> Result<u64> {
+            let counts = self.exporter.status("share", "audio")?["counts"].clone();
+            Ok(counts["speaker_tone_frames"].as_u64().unwrap_or_default())
+        };
+        let (start, before) = (Instant::now(), heard()?);
+        while start.elapsed() < Duration::from_secs(20) {
+            if heard()? > before {
+                return Ok(());
+            }
+        }
+        Err(Error::Expectation(format!("the sound card is sent nothing more: {before} frames")))
     }
 
     /// The load ends well, and so does all else.
@@ -248,6 +265,7 @@ impl<'l> Cluster<'l> {
             let status = before.attached.end()?;
             expect(status.success(), || format!("farbus attach ended with {status} when its device had gone"))?;
         }
+        self.await_sound()?;
         Ok(told.join(", "))
     }
 }
