@@ -8,10 +8,11 @@ use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
     Payload, StoreError,
 };
-use farbus_session::native::{Attached, Left, RemoteBlock, Served, ServedBlock, Services, State};
+use farbus_session::native::{Attached, Left, Piped, RemoteBlock, Served, ServedBlock, Services, State};
 use farbus_session::snapshot::Reader;
 use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 
+use crate::modules::Modules;
 use crate::random::Random;
 use crate::world::World;
 
@@ -137,7 +138,8 @@ enum Known {
 }
 
 pub struct DiskWorld {
-    world: World<RemoteBlock>,
+    world: World<Piped<RemoteBlock>>,
+    has_modules: bool,
     desk: Desk,
     done: Completions<BlockDone>,
     asked: BTreeMap<u64, (BlockOp, u64, u64, u8)>,
@@ -155,14 +157,19 @@ pub struct DiskWorld {
 }
 
 impl DiskWorld {
-    pub fn new(random: &mut Random) -> Self {
+    pub fn new(random: &mut Random, modules: Option<Modules>) -> Self {
         let open =
             Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: "".into() };
         let bytes = vec![0; INFO.size_bytes as usize];
         let medium = Medium { cached: bytes.clone(), durable: bytes, boot: 1, is_taken: false };
         let medium = Arc::new(Mutex::new(medium));
+        let (through, allowed) = modules.map(|modules| (modules.through, modules.allowed)).unzip();
+        let has_modules = allowed.is_some();
+        let mut world = World::new(Piped::new(RemoteBlock::new(1, open), through));
+        world.allowed = allowed;
         let mut this = Self {
-            world: World::new(RemoteBlock::new(1, open)),
+            world,
+            has_modules,
             desk: Desk { medium, seed: random.next() >> 1, epoch: 0 },
             done: Completions::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
@@ -191,7 +198,8 @@ impl DiskWorld {
             10 if random.once_in(4) => self.world.cut(),
             11 if random.once_in(16) => self.crash(random),
             12 | 13 if !self.world.is_linked() => self.world.link(random, &mut self.done),
-            19 if random.once_in(4) => {
+            // What goes through modules ends with its process.
+            19 if random.once_in(4) && !self.has_modules => {
                 let desk = &mut self.desk;
                 let serve = |now, left: &Left| desk.serve_again(now, left);
                 self.world.exporter_moves_on(!random.once_in(4), serve);
@@ -253,7 +261,7 @@ impl DiskWorld {
             BlockOp::Discard | BlockOp::WriteZeroes => BlockRequest::zero(id, op, offset, length),
         };
         self.asked.insert(id.0, (op, first, count, byte));
-        self.world.remote.submit(self.world.now, request.launch(), &mut self.done);
+        self.world.remote.inner_mut().submit(self.world.now, request.launch(), &mut self.done);
     }
 
     /// The exporter is killed; sometimes its machine is, and what was not durable is lost in part.
@@ -332,7 +340,7 @@ impl DiskWorld {
             self.check();
         }
         assert!(self.asked.is_empty(), "nothing hangs: {:?}", self.asked);
-        assert_eq!(self.world.remote.in_flight(), 0);
+        assert_eq!(self.world.remote.inner().in_flight(), 0);
         let cached = self.desk.medium.lock().unwrap().cached.clone();
         self.compare(0, &cached);
         self.answered
