@@ -9,13 +9,14 @@ use farbus_model::{BlockDevice, Device, Instant, Limits};
 use farbus_session::block::make_durable;
 use farbus_session::claims::Mode;
 use farbus_session::leases::{Key, Worth};
-use farbus_session::native::{Bequest, Left, control as native};
+use farbus_session::native::{Allowed, Bequest, Left, control as native};
 use farbus_session::registry::{BlockRefusal, ClaimedBlock};
 use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
 use tracing::{info, warn};
 
 use crate::crowd::Visitor;
 use crate::legacies::{Credentials, Owner};
+use crate::modules::allowed;
 use crate::sessions::{Face, Fate, House, Opened};
 use crate::shared::{Legacy, Offer, STACK_BYTES, Session, Shared};
 
@@ -32,6 +33,14 @@ impl House for Shared {
 
     fn limits(&self) -> Limits {
         self.limits
+    }
+
+    fn modules(&self) -> Option<Arc<Allowed>> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if modules.is_none() {
+            *modules = allowed(&[]).ok();
+        }
+        modules.clone()
     }
 
     fn open(self: &Arc<Self>, caller: &Session, peer: &str, open: &native::Open) -> Result<Opened, native::End> {

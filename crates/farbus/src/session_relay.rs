@@ -66,6 +66,11 @@ impl SessionRelay {
         Self { kernel, exporter, clock, calls: Calls::default() }
     }
 
+    /// Whether it can go on in another process.
+    pub fn is_movable(&self) -> bool {
+        self.exporter.device().is_some_and(Linked::is_movable)
+    }
+
     /// How its session stands.
     pub fn standing(&self) -> Option<Standing> {
         self.exporter.device().map(Linked::standing)

@@ -9,6 +9,7 @@ mod inventory;
 mod list;
 mod listen;
 mod migrate;
+mod module;
 mod nbd;
 mod observe;
 mod output;
@@ -58,6 +59,7 @@ enum Verb {
     /// Let a device that is held go on: the machine was not migrated.
     Resume(attach::MovingArgs),
     Migrate(migrate::Args),
+    Module(module::Args),
     Observe(observe::Args),
     Daemon(daemon::Args),
     Nbd(nbd::Args),
@@ -92,6 +94,7 @@ impl Cli {
         match &self.verb {
             Verb::List(args) => args.json,
             Verb::Attach(args) => args.json,
+            Verb::Module(args) => args.is_for_programs(),
             Verb::Nbd(args) => args.json,
             Verb::Observe(args) => args.json,
             Verb::Status(args) => args.json,
@@ -119,6 +122,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Hold(args) => attach::hold(args),
         Verb::Resume(args) => attach::resume(args),
         Verb::Migrate(args) => migrate::run(args),
+        Verb::Module(args) => module::run(&args),
         Verb::Observe(args) => observe::run(&args),
         Verb::Daemon(args) => daemon::run(args),
         Verb::Nbd(args) => nbd::run(&args),

@@ -18,6 +18,7 @@ mod harness;
 mod hostile;
 mod lines;
 mod migrate;
+mod modules;
 mod nbd;
 mod network;
 mod observe;
