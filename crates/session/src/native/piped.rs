@@ -176,8 +176,8 @@ impl<A: Attached> Attached for Piped<A> {
         let Some(modules) = &mut self.modules else { return self.remote.handle_arrived(now, arrived, done) };
         modules.now = now;
         let Arrived { head, body } = &arrived;
-        let is_last = matches!(head.kind, Kind::Closed | Kind::Refused);
-        if modules.is_over && !is_last {
+        // Its class knows why it is over; that its exporter was told is no news.
+        if modules.is_over {
             return Ok(());
         }
         match head.kind {
