@@ -42,6 +42,7 @@ pub mod linked;
 pub mod listed;
 pub mod listening;
 pub mod meters;
+mod module_program;
 pub mod modules;
 pub mod nbd;
 mod nearby;

@@ -5,18 +5,36 @@ use std::io::Read;
 use std::sync::Arc;
 
 use farbus_io::trust::fill_random;
-use farbus_modules::{Allowance, Asked, Catalogue, Recipe, Refusal};
+use farbus_modules::{Allowance, Asked, Catalogue, Maker, Recipe, Refusal};
 use farbus_session::native::{Allowed, Through};
+
+use crate::module_program::Program;
 
 /// Bytes of a file that a module is told: a key.
 const FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// The modules of this process, and those programs that these words name, started; the words then name them as all else.
+fn catalogue_for(asked: &[Asked]) -> Result<(Catalogue, Vec<Asked>), Refusal> {
+    let (mut catalogue, mut named) = (Catalogue::builtin(), Vec::new());
+    for asked in asked {
+        let mut asked = asked.clone();
+        if Program::is_meant(&asked) {
+            let program = Program::start(&asked.name)?;
+            asked.name = program.manifest().name.to_owned();
+            catalogue.add(Arc::new(program));
+        }
+        named.push(asked);
+    }
+    Ok((catalogue, named))
+}
 
 /// What these words ask for, with the files read that they name: before rights are given away.
 ///
 /// # Errors
 /// [`Refusal`]: which module cannot be, and why.
 pub fn recipe(asked: &[Asked]) -> Result<Recipe, Refusal> {
-    Recipe::new(&Catalogue::builtin(), asked, &mut read)
+    let (catalogue, asked) = catalogue_for(asked)?;
+    Recipe::new(&catalogue, &asked, &mut read)
 }
 
 /// What importers may ask for: all that need nothing of this host, and these.
@@ -24,10 +42,10 @@ pub fn recipe(asked: &[Asked]) -> Result<Recipe, Refusal> {
 /// # Errors
 /// [`Refusal`]: there is no such module, or it is told what it does not know.
 pub fn allowed(also: &[Asked]) -> Result<Arc<Allowed>, Refusal> {
-    let catalogue = Catalogue::builtin();
-    let mut modules = Allowance::usual(&catalogue);
+    let mut modules = Allowance::usual(&Catalogue::builtin());
+    let (catalogue, also) = catalogue_for(also)?;
     for asked in also {
-        modules.allow(&catalogue, asked, &mut read)?;
+        modules.allow(&catalogue, &asked, &mut read)?;
     }
     Ok(Arc::new(Allowed { modules, random: Box::new(fill_random) }))
 }

@@ -21,6 +21,7 @@ pub mod descriptor;
 pub mod device;
 pub mod limits;
 pub mod module;
+pub mod module_abi;
 pub mod payload;
 pub mod store_device;
 pub mod time;

@@ -290,6 +290,8 @@ pub enum Form {
     Number(u64, u64),
     /// A span with its unit, `250us`, `20ms`, `1s`; the longest.
     SpanUpTo(std::time::Duration),
+    /// Any text of so many bytes at most, without a comma.
+    Text(usize),
     /// The path of a file, which its host reads before it gives its rights away.
     File,
 }
@@ -299,6 +301,7 @@ impl fmt::Display for Form {
         match self {
             Form::Number(min, max) => write!(f, "{min} to {max}"),
             Form::SpanUpTo(max) => write!(f, "a span (us, ms, s) up to {max:?}"),
+            Form::Text(max) => write!(f, "a text of up to {max} bytes"),
             Form::File => f.write_str("a file"),
         }
     }

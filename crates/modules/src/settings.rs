@@ -53,6 +53,7 @@ fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
 enum Value {
     Number(u64),
     Span(Duration),
+    Text(String),
     File(Vec<u8>),
 }
 
@@ -157,6 +158,14 @@ impl Settings {
         }
     }
 
+    /// A text.
+    pub fn text(&self, name: &str) -> &str {
+        match self.values.get(name) {
+            Some(Value::Text(text)) => text,
+            _ => panic!("the manifest has a text '{name}'"),
+        }
+    }
+
     /// What a file holds.
     pub fn file(&self, name: &str) -> &[u8] {
         match self.values.get(name) {
@@ -188,6 +197,8 @@ impl Read for Form {
                 let span = span(text).filter(|span| *span <= max);
                 span.map(Value::Span).ok_or_else(|| format!("it is {self}"))
             }
+            Form::Text(max) if text.len() <= max => Ok(Value::Text(text.to_owned())),
+            Form::Text(_) => Err(format!("it is {self}")),
             Form::File => read(text).map(Value::File),
         }
     }

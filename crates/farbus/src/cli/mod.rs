@@ -83,6 +83,18 @@ enum Verb {
     /// The half of a confined process that kept its rights; started by it alone.
     #[command(hide = true)]
     Broker,
+    /// The process that ends a module's program when nobody uses it any more; started by others alone.
+    #[command(hide = true, name = crate::module_program::HOST_VERB)]
+    ModuleHost {
+        /// The program.
+        program: std::path::PathBuf,
+    },
+    /// The process that becomes a module's program, without rights; started by others alone.
+    #[command(hide = true, name = crate::module_program::PROGRAM_VERB)]
+    ModuleProgram {
+        /// The program.
+        program: std::path::PathBuf,
+    },
     /// The process that speaks multicast DNS; started by others alone.
     #[command(hide = true)]
     Nearby,
@@ -143,6 +155,11 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Completions(args) => docs::completions(&args, Cli::command()),
         Verb::Broker => crate::broker::run(daemon::read_config).map_err(Failure::local),
         Verb::Man(args) => docs::man(&args, Cli::command()),
+        Verb::ModuleHost { program } => match crate::module_program::host(&program).map_err(Failure::local)? {
+            0 => Ok(()),
+            code => Err(Failure::local(format!("{} ended with exit code {code}", program.display()))),
+        },
+        Verb::ModuleProgram { program } => Err(Failure::local(crate::module_program::become_program(&program))),
         Verb::Nearby => crate::nearby::run().map_err(Failure::local),
     }
 }

@@ -1,9 +1,11 @@
 //! Devices that are used through modules: what travels, what arrives, who is refused.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -13,7 +15,7 @@ use farbus::model::{BlockStore, EpAddr};
 use farbus::modules::recipe;
 use rustix::process::Signal;
 
-use super::harness::{House, PATIENCE, Running, Share, has_fuse};
+use super::harness::{House, PATIENCE, Running, Share, has, has_fuse, has_program};
 
 const MIB: u64 = 1 << 20;
 
@@ -198,4 +200,94 @@ fn modules_are_listed_and_explained() {
     let unknown = house.run(&["module", "show", "zip"]);
     assert_eq!(unknown.code, Some(4), "{unknown:?}");
     assert!(unknown.stderr.contains("there are lz4, zstd, seal"), "{unknown:?}");
+}
+
+/// A program in `docs/modules`, in a place of the house's own.
+fn example(house: &House, name: &str, source: &str) -> PathBuf {
+    let path = house.path(name);
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/modules").join(source), &path).unwrap();
+    path
+}
+
+fn read_through(house: &House, share: &Share, module: &str) -> (Vec<u8>, u64) {
+    let (way, at) = (Counted::to(share), house.path("at"));
+    let words = ["attach", &way.target("block"), "--via", "fuse", "--at", at.to_str().unwrap(), "--module", module];
+    let mut attach = Running::start(house.command(&words));
+    attach.wait_for_line("attached as ");
+    let mut found = vec![0; 8192];
+    File::open(at.join("disk.img")).unwrap().read_exact_at(&mut found, 0).unwrap();
+    attach.signal(Signal::TERM);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+    (found, way.take())
+}
+
+#[test]
+fn a_program_in_any_language_is_a_module() {
+    if !has_fuse() || !has("python3", has_program("python3")) || !has("cc", has_program("cc")) {
+        return;
+    }
+    let house = House::new();
+    let image = house.image("image", MIB);
+    fs::write(&image, [text(), vec![0; MIB as usize - text().len()]].concat()).unwrap();
+    let disk = format!("block:{}", image.display());
+    let python = example(&house, "xor.py", "xor.py");
+    let source = example(&house, "xor.c", "xor.c");
+    let built = house.path("xor");
+    let compile = Command::new("cc").args(["-O1", "-o"]).args([&built, &source]).status().unwrap();
+    assert!(compile.success());
+    // Either end may have it in its own language.
+    for (there, here) in [(&python, &python), (&built, &python), (&python, &built)] {
+        let share = share(&house, &[&disk], &["--allow-module", there.to_str().unwrap()]);
+        let (found, _) = read_through(&house, &share, &format!("{}:options=77", here.display()));
+        assert!(text().starts_with(&found), "{there:?}, {here:?}");
+    }
+    // Whoever has no such program has no such module.
+    let share = share(&house, &[&disk], &[]);
+    let refused = house.run(&["attach", &share.target("block"), "--via", "fuse", "--module", built.to_str().unwrap()]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.stderr.contains("module 'xor': there is none of that name"), "{refused:?}");
+}
+
+/// Looks around, and says what it could do.
+const NOSY: &str = r#"#!/usr/bin/env python3
+import os, socket, struct, sys
+def tried(what, act):
+    try:
+        act()
+        return what
+    except OSError:
+        return ""
+could = [
+    tried("passwd", lambda: open("/etc/passwd").read()),
+    tried("proc", lambda: open("/proc/1/status").read()),
+    tried("home", lambda: os.listdir("/")),
+    tried("write", lambda: open(sys.argv[0] + ".new", "w")),
+    tried("tmp", lambda: open("/tmp/farbus-nosy", "w")),
+    tried("tcp", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM)),
+    tried("unix", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)),
+    tried("kill", lambda: os.kill(os.getppid(), 0)),
+    tried("mount", lambda: os.chroot("/usr")),
+    tried("environment", lambda: os.environ["FARBUS_STATE"]) if "FARBUS_STATE" in os.environ else "",
+]
+why = ("it could: " + " ".join(filter(None, could))).encode()
+sys.stdout.buffer.write(struct.pack("<IB", 1 + len(why), 5) + why)
+"#;
+
+#[test]
+fn a_program_sees_its_pipes_and_nothing_else() {
+    if !has("python3", has_program("python3")) {
+        return;
+    }
+    let house = House::new();
+    let nosy = house.path("nosy");
+    fs::write(&nosy, NOSY).unwrap();
+    fs::set_permissions(&nosy, fs::Permissions::from_mode(0o755)).unwrap();
+    let share =
+        share(&house, &["memory:1M"], &["--allow-module", example(&house, "nosy.py", "xor.py").to_str().unwrap()]);
+    let target = share.target("memory");
+    let attach = ["attach", &target, "--via", "nbd", "--socket", "nosy.sock", "--module", nosy.to_str().unwrap()];
+    let refused = house.run(&attach);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    let (_, could) = refused.stderr.split_once("module 'nosy': it could: ").unwrap_or_else(|| panic!("{refused:?}"));
+    assert_eq!(could.lines().next().unwrap_or_default().trim(), "", "{refused:?}");
 }
