@@ -45,7 +45,8 @@ use crate::{
   farbus-bench --markdown > table.md
   farbus-bench --subject ref              what this machine lets anyone reach
   farbus-bench --only congestion --plots .    congestion.svg, as root
-  farbus-bench --only timeline --plots .      timeline.svg, of a database whose disk moves
+  farbus-bench --only timeline --only journey --plots .
+                                          of a database whose disk moves, and of one that moves along
   farbus-bench --only survey --json survey.json
   chrt -f 1 farbus-bench --pin split --patience 0
                                           on a busy machine, to look for causes"

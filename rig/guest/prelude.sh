@@ -29,7 +29,7 @@ attach() {
   case $CLIENT in
   stock) usbip --tcp-port "$PORT" attach -r "$EXPORTER" -b "$1" || fail "usbip attach $1" ;;
   farbus)
-    farbus attach "$EXPORTER:$PORT/$1" --via kernel >/run/attach.log 2>&1 &
+    farbus attach "$EXPORTER:$PORT/$1" ${ATTACH_OPTIONS:---via kernel} >/run/attach.log 2>&1 &
     attach_pid=$!
     ;;
   # The machine has it plugged in from the start.

@@ -1,4 +1,5 @@
-# A load that checks itself, and does not know that it moves from host to host: a disk that is read past the cache and written, a keyboard.
+# A load that checks itself, and does not know that it moves from host to host: a USB disk and a block disk that are read past the cache and
+# written, a keyboard.
 attach_disk 1-1
 folder_of_disk=$(dirname "$(usb_interface_of "$dev")")
 keyboard() {
@@ -18,15 +19,18 @@ reader=$!
 renice -n -20 -p $reader || fail "renice"
 mount -t ext4 "/dev/$dev" /mnt || fail "mount"
 (cd /mnt && sha256sum -c MANIFEST >/run/check 2>&1) || fail "the host's tree"
+mkdir -p /run/block && mount -t ext4 /dev/vda /run/block && mkdir -p /run/block/guest || fail "mount of the block disk"
 dmesg -c >/dev/null
 say ready
 pass=0
 until [ "$(cut -d . -f 1 /proc/uptime)" -ge "$UNTIL" ]; do
   pass=$((pass + 1))
   head -c 300000 /dev/urandom >/run/written
-  cp /run/written /mnt/written && sync || fail "write in pass $pass"
+  cp /run/written /mnt/written && cp /run/written /run/block/written && sync || fail "write in pass $pass"
   echo 3 >/proc/sys/vm/drop_caches
   cmp /run/written /mnt/written || fail "what was written in pass $pass is not what is read"
+  cmp /run/written /run/block/written || fail "what was written to the block disk in pass $pass is not what is read"
+  (cd /run/block && sha256sum -c MANIFEST >/run/check 2>&1) || fail "the block disk's tree in pass $pass"
   (cd /mnt && sha256sum -c MANIFEST >/run/check 2>&1) || fail "the host's tree in pass $pass: $(grep -v OK /run/check | head -n 5)"
 done
 size() { stat -c %s /run/events; }
@@ -40,5 +44,7 @@ dmesg | grep -i -e reset -e error -e offline -e disconnect -e 'new .*speed' && f
 cat /run/typed
 write_tree /mnt/guest
 umount /mnt || fail "umount"
+head -c 3000000 /dev/urandom >/run/block/guest/noise && (cd /run/block/guest && sha256sum noise >SUM) && sync || fail "noise"
+umount /run/block || fail "umount of the block disk"
 say done "$pass"
 detach

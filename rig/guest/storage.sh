@@ -1,6 +1,6 @@
 attach_disk "${DEVICE:-1-1}"
 driver=$(basename "$(readlink "$(usb_interface_of "$dev")/driver")")
-[ "$driver" = usb-storage ] || fail "driver is $driver"
+[ "$driver" = "${DRIVER:-usb-storage}" ] || fail "driver is $driver"
 mount -t ext4 "/dev/$dev" /mnt || fail "mount"
 grep "^/dev/$dev /mnt ext4 rw" /proc/mounts || fail "not read-write"
 

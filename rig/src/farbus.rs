@@ -163,6 +163,15 @@ impl Share {
         tool::output(self.farbus.command().args(["type", device, text])).map(drop)
     }
 
+    /// What `farbus status --json` says that a device has counted.
+    pub fn count(&self, device: &str, what: &str) -> Result<u64> {
+        let text = tool::text(self.farbus.command().args(["status", "--json"]))?;
+        count_in(&text, device, what).ok_or_else(|| Error::Farbus {
+            asked: "status --json".into(),
+            said: format!("{device} has no count of {what}: {text}"),
+        })
+    }
+
     /// Kills it as the kernel would: no farewell on the link.
     pub fn cut(&mut self) {
         end(&mut self.child);
@@ -306,6 +315,12 @@ fn port_in(line: &str) -> Option<u16> {
     let (_, after) = line.split_once("listening on ")?;
     let address = after.split([' ', ',']).next()?;
     address.trim_end_matches('.').rsplit_once(':')?.1.parse().ok()
+}
+
+fn count_in(status: &str, device: &str, what: &str) -> Option<u64> {
+    let status: serde_json::Value = serde_json::from_str(status).ok()?;
+    let shared = status.as_array()?.iter().flat_map(|process| process["devices"].as_array()).flatten();
+    shared.filter(|shared| shared["name"] == device).find_map(|shared| shared["counts"][what].as_u64())
 }
 
 #[cfg(test)]

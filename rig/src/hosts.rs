@@ -5,7 +5,7 @@ use crate::{Error, Result, tool};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// How long farbus may take to say what it has to, on a machine that is busy compiling.
@@ -114,11 +114,38 @@ impl Host {
 
     /// `farbus attach TARGET …` that stays; returns once it says where it is.
     pub fn attach(&self, arguments: &[&str], place: &Path, log: &str) -> Result<Attached> {
+        self.attach_heard(arguments, place, log).map(|(attached, _)| attached)
+    }
+
+    /// The same, and what it goes on saying.
+    pub fn attach_heard(&self, arguments: &[&str], place: &Path, log: &str) -> Result<(Attached, Heard)> {
         let place = place.to_string_lossy();
         let all = [&["attach"], arguments, &["--socket", &place]].concat();
         let (mut child, lines) = self.start(&all, log)?;
         self.await_line(&mut child, &lines, &place)?;
-        Ok(Attached::of(child))
+        Ok((Attached::of(child), Heard::of(lines)))
+    }
+}
+
+/// What a process says, and when it said it.
+pub struct Heard(Receiver<(Instant, String)>);
+
+impl Heard {
+    fn of(lines: Receiver<String>) -> Self {
+        let (sender, stamped) = channel();
+        std::thread::spawn(move || lines.into_iter().all(|line| sender.send((Instant::now(), line)).is_ok()));
+        Self(stamped)
+    }
+
+    /// The next line with this in it, and when it was said.
+    pub fn await_line(&self, part: &str) -> Result<(Instant, String)> {
+        let start = Instant::now();
+        while let Ok(said) = self.0.recv_timeout(SAID_WITHIN.saturating_sub(start.elapsed())) {
+            if said.1.contains(part) {
+                return Ok(said);
+            }
+        }
+        Err(Error::Expectation(format!("farbus attach did not say \"{part}\" within {SAID_WITHIN:?}")))
     }
 }
 

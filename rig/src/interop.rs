@@ -16,6 +16,7 @@ pub struct Peer(&'static str);
 
 const STOCK: Peer = Peer("Linux `usbip` + `vhci_hcd`");
 const FARBUS_KERNEL: Peer = Peer("`farbus attach --via kernel`");
+const FARBUS_UAS: Peer = Peer("`farbus attach --via uas`");
 const FARBUS_FUSE: Peer = Peer("`farbus attach --via fuse`");
 const DAEMON: Peer = Peer("`farbus daemon`, `[[attach]]` via kernel");
 const FARBUS_REDIR: Peer = Peer("QEMU `usb-redir`, by `farbus attach --via redir`");
@@ -47,6 +48,9 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("list-stock", Peer("Linux `usbip`"), SHARE),
     ("list-farbus", FARBUS_LIST, SHARE),
     ("storage-local", FARBUS_KERNEL, SHARE),
+    ("storage-uas", FARBUS_UAS, SHARE),
+    ("storage-uas-ro", FARBUS_UAS, SHARE),
+    ("storage-far", FARBUS_UAS, SHARE),
     ("testusb-local", FARBUS_KERNEL, SHARE),
     ("python-disk", PYTHON, SHARE),
     ("python-zero", PYTHON, SHARE),

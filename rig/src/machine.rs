@@ -12,6 +12,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// How often a machine is asked how far its migration is: a guest waits meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
 /// What a log keeps of one guest; a kernel in a printk loop must not fill the disk.
 const LOG_BYTES_MAX: usize = 1 << 20;
 
@@ -147,10 +150,32 @@ impl Guest {
     /// on neither is what QEMU says of it.
     pub fn migrate(&self, to: &str, within: Duration) -> Result<Duration> {
         self.execute("migrate", &serde_json::json!({ "uri": to }))?;
+        self.await_migration(within, || Ok(()))
+    }
+
+    /// The same, and when it has stopped here, has drained its disks and has not begun there, `at_switchover` is done.
+    pub fn migrate_pausing(
+        &self,
+        to: &str,
+        within: Duration,
+        at_switchover: impl FnOnce() -> Result<()>,
+    ) -> Result<Duration> {
+        let pause = serde_json::json!({ "capability": "pause-before-switchover", "state": true });
+        self.execute("migrate-set-capabilities", &serde_json::json!({ "capabilities": [pause] }))?;
+        self.execute("migrate", &serde_json::json!({ "uri": to }))?;
+        self.await_migration(within, at_switchover)
+    }
+
+    fn await_migration(&self, within: Duration, at_switchover: impl FnOnce() -> Result<()>) -> Result<Duration> {
         let started = Instant::now();
+        let mut at_switchover = Some(at_switchover);
         loop {
             let said = monitor::ask(&self.monitor, "query-migrate", &serde_json::json!({}))?;
             match said["status"].as_str() {
+                Some("pre-switchover") if at_switchover.is_some() => {
+                    at_switchover.take().map_or(Ok(()), |act| act())?;
+                    self.execute("migrate-continue", &serde_json::json!({ "state": "pre-switchover" }))?;
+                }
                 Some("completed") => return Ok(Duration::from_millis(said["downtime"].as_u64().unwrap_or_default())),
                 Some("failed" | "cancelled") => {
                     return Err(Error::Expectation(format!("the machine did not migrate: {said}")));
@@ -158,7 +183,7 @@ impl Guest {
                 _ if started.elapsed() > within => {
                     return Err(Error::Expectation(format!("the machine has not migrated within {within:?}: {said}")));
                 }
-                _ => std::thread::sleep(Duration::from_millis(20)),
+                _ => std::thread::sleep(LOOK_AGAIN),
             }
         }
     }
@@ -247,7 +272,12 @@ impl Guest {
                     return Err(Error::GuestTimeout {
                         awaiting: awaiting.to_owned(),
                         after: self.patience,
-                        tail: self.output.tail() + "\nconsole: " + &self.console.tail(),
+                        tail: format!(
+                            "{}\nconsole: {}\n{}",
+                            self.output.tail(),
+                            self.console.tail(),
+                            self.processor_twice()
+                        ),
                     });
                 }
                 Err(RecvTimeoutError::Disconnected) => {
@@ -257,6 +287,21 @@ impl Guest {
                 }
             }
         }
+    }
+
+    /// Where the processor is, and a second later: whether the machine stands still, and what it waits for.
+    fn processor_twice(&self) -> String {
+        let look = |line: &str| {
+            let words = serde_json::json!({ "command-line": line });
+            match monitor::ask(&self.monitor, "human-monitor-command", &words) {
+                // General and control registers come first; the vectors are of no interest.
+                Ok(said) => said.as_str().unwrap_or_default().lines().take(24).collect::<Vec<_>>().join("\n"),
+                Err(error) => format!("{line}: {error}"),
+            }
+        };
+        let first = ["info registers", "info lapic", "info pic"].map(look).join("\n");
+        std::thread::sleep(Duration::from_secs(1));
+        format!("processor:\n{first}a second later:\n{}", look("info registers"))
     }
 
     fn function_failed(&mut self) -> Error {

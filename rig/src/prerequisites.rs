@@ -29,6 +29,7 @@ const NEEDS: &[Need] = &[
     need("opensc", "opensc-tool", || on_path("opensc-tool")),
     need("mtp-tools", "mtp-files, mtp-getfile", || on_path("mtp-files") && on_path("mtp-getfile")),
     need("nbd-client", "nbd-client", || on_path("nbd-client")),
+    need("iproute2", "tc", || on_path("tc")),
     need("genisoimage", "genisoimage", || on_path("genisoimage")),
     need("eject", "eject", || on_path("eject")),
     need("e2fsprogs", "mkfs.ext4, e2fsck, debugfs", || on_path("mkfs.ext4") && on_path("e2fsck") && on_path("debugfs")),

@@ -45,32 +45,58 @@ pub fn select(names: &[String]) -> Result<Vec<&'static Case>> {
 }
 
 /// Runs the cases, one line each as it ends: up to `jobs` at a time, and then, one by one, those that want the processors to themselves.
+/// One that failed beside another is among these: running side by side saves time, and decides nothing.
 pub fn run(workshop: &Workshop, cases: &[&'static Case], jobs: usize) -> Score {
     let (alone, together): (VecDeque<_>, VecDeque<_>) =
         cases.iter().copied().partition(|case| jobs == 1 || cases::runs_alone(case));
     let score = Mutex::new(Score::default());
-    let waiting = Mutex::new(together);
+    let (waiting, again) = (Mutex::new(together), Mutex::new(Vec::new()));
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     std::thread::scope(|scope| {
         for _ in 0..jobs {
             scope.spawn(|| {
                 while let Some(case) = next() {
-                    try_case(workshop, case, &score);
+                    if try_case(workshop, case, &score, Company::Others) == Verdict::Open {
+                        again.lock().unwrap_or_else(PoisonError::into_inner).push(case);
+                    }
                 }
             });
         }
     });
-    for case in alone {
-        try_case(workshop, case, &score);
+    for case in alone.into_iter().chain(again.into_inner().unwrap_or_else(PoisonError::into_inner)) {
+        try_case(workshop, case, &score, Company::None);
     }
     score.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn try_case(workshop: &Workshop, case: &Case, score: &Mutex<Score>) {
+/// What else ran meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Company {
+    None,
+    Others,
+}
+
+/// Whether a case has been decided.
+#[derive(PartialEq, Eq)]
+enum Verdict {
+    Given,
+    /// It failed beside others, and is tried again.
+    Open,
+}
+
+fn try_case(workshop: &Workshop, case: &Case, score: &Mutex<Score>, company: Company) -> Verdict {
     let start = Instant::now();
     let lab = workshop.lab(case.name);
     let outcome = (case.run)(&lab);
     let seconds = start.elapsed().as_secs_f64();
+    if company == Company::Others
+        && let Err(error) = &outcome
+        && !matches!(error, Error::Skip(_))
+    {
+        let note = error.to_string().replace('\n', "\n    ");
+        println!("{:<24} failed beside another, and is tried again alone: {seconds:6.1} s  {note}", case.name);
+        return Verdict::Open;
+    }
     let record = match &outcome {
         Ok(note) => Record::passed(case.name, note, &lab.met()),
         Err(Error::Skip(_)) => Record::skipped(case.name),
@@ -95,6 +121,7 @@ fn try_case(workshop: &Workshop, case: &Case, score: &Mutex<Score>) {
         }
     };
     println!("{:<24} {verdict:<7} {seconds:6.1} s  {note}", case.name);
+    Verdict::Given
 }
 
 #[cfg(test)]

@@ -3,8 +3,10 @@
 mod block;
 mod congestion;
 mod cpu;
+mod database;
 mod deep;
 mod encrypted;
+mod journey;
 mod memory;
 mod naming;
 mod native;
@@ -30,7 +32,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 18] = [
+pub const ALL: [Benchmark; 19] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -132,6 +134,12 @@ pub const ALL: [Benchmark; 18] = [
         target: "no failed transaction while a database's disk moves twice; requests held for less than Netbus's 15 ms (Figure 11)",
         by_default: false,
         run: timeline::run,
+    },
+    Benchmark {
+        name: journey::NAME,
+        target: "no failed transaction while a database goes to another host with its disk, and back (Netbus, Figures 10 and 11)",
+        by_default: false,
+        run: journey::run,
     },
     Benchmark {
         name: survey::NAME,

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,18 +13,21 @@ use farbus_io::link::{Clock, Interest, Link, Wake, wait};
 use farbus_io::sys::vhci::Port;
 use farbus_model::Limits;
 use farbus_session::native::control::{Cause, End, HANDED_OVER};
+use farbus_session::snapshot::{self, Writer};
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject, RemoteDevice};
 use tracing::{debug, warn};
 
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target, local, local_address};
 use crate::device_port::Cutter as DiskCutter;
+use crate::disk_relay::{self, DiskRelay};
+use crate::kernel_side::Stop as Stopped;
 use crate::latency::Latency;
 use crate::meters::{Calls, Meters, Readings};
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
-use crate::parting::{Parter, Verdict};
+use crate::parting::{Parter, Saved, Verdict};
 use crate::session_port::{Seen, SessionPort};
-use crate::session_relay::{self, Saved, SessionRelay};
+use crate::session_relay::SessionRelay;
 use crate::standing::Standing;
 
 /// Why an attachment ended.
@@ -58,6 +61,11 @@ impl Ender {
         Ok(Self { asked: Arc::default(), wake: Arc::new(Wake::new()?) })
     }
 
+    /// The same, for who wakes it for another reason.
+    pub(crate) fn shared_wake(&self) -> Arc<Wake> {
+        Arc::clone(&self.wake)
+    }
+
     /// What whoever is to end waits on.
     pub(crate) fn wake(&self) -> &Wake {
         &self.wake
@@ -69,19 +77,19 @@ impl Ender {
         self.wake.wake();
     }
 
+    /// Whether it is to end; what woke it until now does so no more, and whatever that may have been for is looked at after this.
+    pub(crate) fn hears(&self) -> bool {
+        self.wake.clear();
+        self.was_asked()
+    }
+
     pub(crate) fn was_asked(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
 }
 
-/// What another process goes on with of a [`KernelAttachment`].
-#[derive(Debug)]
-pub struct Plugged {
-    /// The attachment.
-    pub saved: Saved,
-    /// Where it is plugged in.
-    pub port: Port,
-}
+/// Kind of the snapshots of a [`KernelAttachment`].
+const SNAPSHOT_KIND: u16 = 1;
 
 /// A device attached to this machine's kernel: the kernel's messages come in on a socket pair and
 /// only such answers as the protocol allows go back (field experience: CVE-2026-31607).
@@ -90,7 +98,7 @@ pub struct KernelAttachment {
     hands: Hands,
     port: Port,
     ender: Ender,
-    parter: Parter<Plugged>,
+    parter: Parter<Saved>,
     meters: Arc<Meters>,
 }
 
@@ -121,17 +129,44 @@ impl KernelAttachment {
             }
         };
         drop(theirs);
+        Self::plugged(relay, hands, port)
+    }
+
+    /// Takes `target`, which has to be a disk, and plugs it in as one of ours, that takes many commands at a time.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn disk(client: &Client, target: &Target, mode: DiskMode) -> Result<Self, ClientError> {
+        client.hands().may_plug().map_err(local)?;
+        let (kernel, theirs) = Link::pair("this kernel").map_err(local)?;
+        let relay = DiskRelay::new(kernel, OpenedDisk::open(client, target, mode)?, target)?;
+        let hands = client.hands().clone();
+        let port = hands.plug(theirs.as_fd(), disk_relay::DEVICE_ID, relay.speed()).map_err(local)?;
+        drop(theirs);
+        Self::plugged(Between::Disk(Box::new(relay)), hands, port)
+    }
+
+    fn plugged(relay: Between, hands: Hands, port: Port) -> Result<Self, ClientError> {
         let ender = Ender::new().map_err(local)?;
         let parter = Parter::new(Arc::clone(&ender.wake));
         Ok(Self { relay, hands, port, ender, parter, meters: Arc::default() })
     }
 
-    /// What another process was attached to, on `port`: nothing happens before it runs.
+    /// What another process was attached to, on one of these ports: nothing happens before it runs.
     ///
     /// # Errors
     /// [`ClientError::Local`]: no attachment can have stood so.
-    pub fn restore(client: &Client, target: &Target, port: Port, saved: Saved) -> Result<Self, ClientError> {
-        let relay = SessionRelay::restore(saved, client.redial(target)?).map_err(local)?;
+    pub fn restore(client: &Client, target: &Target, ports: &[u32], saved: Saved) -> Result<Self, ClientError> {
+        let wrong = |reject: Reject| ClientError::Local(reject.to_string());
+        let Saved { snapshot, descriptors } = saved;
+        let mut reader = snapshot::open(&snapshot, SNAPSHOT_KIND).map_err(wrong)?;
+        let port = reader.u32("port").map_err(wrong)?;
+        if !ports.contains(&port) {
+            return Err(ClientError::Local(format!("port {port} is not known to be its")));
+        }
+        let [socket] = <[OwnedFd; 1]>::try_from(descriptors)
+            .map_err(|_| ClientError::Local("an attachment has its socket, and no other".into()))?;
+        let (port, relay) = (Port(port), SessionRelay::restore(reader, socket, client.redial(target)?).map_err(local)?);
         let ender = Ender::new().map_err(local)?;
         let (parter, hands) = (Parter::new(Arc::clone(&ender.wake)), client.hands().clone());
         Ok(Self { relay: Between::Session(Box::new(relay)), hands, port, ender, parter, meters: Arc::default() })
@@ -145,7 +180,7 @@ impl KernelAttachment {
     }
 
     /// What makes it ready for another process; none for a plain connection, which ends with its link.
-    pub fn parter(&self) -> Option<Parter<Plugged>> {
+    pub fn parter(&self) -> Option<Parter<Saved>> {
         let is_movable = matches!(&self.relay, Between::Session(relay) if relay.is_movable());
         is_movable.then(|| self.parter.clone())
     }
@@ -164,7 +199,7 @@ impl KernelAttachment {
     pub fn local_address(&self) -> Option<SocketAddr> {
         match &self.relay {
             Between::Plain(relay) => local_address(&relay.remote),
-            Between::Session(_) => None,
+            Between::Session(_) | Between::Disk(_) => None,
         }
     }
 
@@ -172,8 +207,23 @@ impl KernelAttachment {
     pub fn standing(&self) -> Option<Standing> {
         match &self.relay {
             Between::Plain(_) => None,
-            Between::Session(relay) => relay.standing(),
+            Between::Session(relay) => Some(relay.standing()),
+            Between::Disk(relay) => relay.standing(),
         }
+    }
+
+    /// How it is attached, in a few words.
+    pub fn how(&self) -> &'static str {
+        match &self.relay {
+            Between::Plain(_) => "over a plain connection",
+            Between::Session(_) => "in a session",
+            Between::Disk(_) => "via uas",
+        }
+    }
+
+    /// How a disk is used that is one of ours.
+    pub fn mode(&self) -> Option<DiskMode> {
+        if let Between::Disk(relay) = &self.relay { Some(relay.mode()) } else { None }
     }
 
     /// What passes through, for status.
@@ -186,6 +236,7 @@ impl KernelAttachment {
         let ended = match self.relay {
             Between::Plain(mut relay) => relay.run(&self.ender, &self.meters),
             Between::Session(relay) => run_session(relay, &self.ender, (&self.parter, self.port), &self.meters),
+            Between::Disk(relay) => run_disk(relay, &self.ender, &self.meters),
         };
         if matches!(ended, Ended::HandedOver) {
             return ended;
@@ -203,18 +254,47 @@ impl KernelAttachment {
 enum Between {
     Plain(Box<Relay>),
     Session(Box<SessionRelay>),
+    Disk(Box<DiskRelay>),
+}
+
+fn run_disk(mut relay: Box<DiskRelay>, ender: &Ender, meters: &Meters) -> Ended {
+    let end = loop {
+        if ender.hears() {
+            break None;
+        }
+        if let Err(end) = relay.turn(Interest::new(ender.wake.as_fd(), false), meters) {
+            break Some(end);
+        }
+    };
+    relay.close();
+    end.map_or(Ended::Asked, stopped)
+}
+
+/// How an attachment ended that did so by itself.
+fn stopped(end: Stopped) -> Ended {
+    match end {
+        Stopped::Released => Ended::Released,
+        Stopped::Fault(fault) => Ended::Lost(format!("the kernel said what it should not: {fault}")),
+        Stopped::Ended(end) => ended_by(&end),
+        Stopped::Gone => Ended::Lost("the device is gone".into()),
+    }
 }
 
 fn run_session(
     mut relay: Box<SessionRelay>,
     ender: &Ender,
-    (parter, port): (&Parter<Plugged>, Port),
+    (parter, port): (&Parter<Saved>, Port),
     meters: &Meters,
 ) -> Ended {
-    relay.go_on();
     let end = loop {
+        if ender.hears() {
+            break None;
+        }
         if let Some(asker) = parter.asked() {
-            match relay.save().map(|saved| asker.part(Plugged { saved, port })) {
+            let mut to = Writer::new(SNAPSHOT_KIND);
+            to.u32(port.0);
+            let saved = relay.save(&mut to).map(|socket| vec![socket]);
+            match saved.map(|descriptors| asker.part(Saved { snapshot: to.into_bytes(), descriptors })) {
                 Ok(Verdict::Go) => {
                     relay.hand_over();
                     return Ended::HandedOver;
@@ -223,19 +303,12 @@ fn run_session(
                 Err(end) => break Some(end),
             }
         }
-        match relay.turn(Interest::new(ender.wake.as_fd(), false), meters) {
-            Ok(()) if ender.was_asked() => break None,
-            Ok(()) => {}
-            Err(end) => break Some(end),
+        if let Err(end) = relay.turn(Interest::new(ender.wake.as_fd(), false), meters) {
+            break Some(end);
         }
     };
     relay.close();
-    match end {
-        None => Ended::Asked,
-        Some(session_relay::Stop::Released) => Ended::Released,
-        Some(session_relay::Stop::Fault(fault)) => Ended::Lost(format!("the kernel said what it should not: {fault}")),
-        Some(session_relay::Stop::Ended(end)) => ended_by(&end),
-    }
+    end.map_or(Ended::Asked, stopped)
 }
 
 /// The engine between a kernel and a remote exporter: one thread, two sockets.
@@ -495,7 +568,7 @@ impl FileAttachment {
     pub fn run(mut self) -> Ended {
         let ended = match &self.way {
             Way::Link(link) => self.watch(Some(link)),
-            Way::Device => self.watch(None),
+            Way::Device { .. } => self.watch(None),
             Way::Port(port) => self.watch_session(port),
         };
         if matches!(ended, Ended::Lost(_) | Ended::Over(_) | Ended::Moved) {

@@ -6,7 +6,7 @@ use std::thread;
 
 use farbus_io::link::{Clock, Wake, Watched};
 use farbus_model::{BlockDevice, Device, Instant, Limits};
-use farbus_session::block::make_durable;
+use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
 use farbus_session::leases::{Key, Worth};
 use farbus_session::native::{Allowed, Bequest, Left, control as native};
@@ -72,22 +72,20 @@ impl House for Shared {
         let refused = |what: &str| Some(Err(refusal(native::Cause::Refused, what.to_owned())));
         let bus_id = match self.known(open) {
             Ok(bus_id) => bus_id,
+            // It is yet to be here.
+            Err(_) if self.is_name_reserved(&open.name) => return None,
             Err(end) => return Some(Err(end)),
         };
-        match (Offer { shared: self, session: caller }.admit(&bus_id)) {
-            Ok(_) => {}
-            Err(OpStatus::NoDevice) => return Some(Err(self.gone(open))),
-            Err(status) => return refused(&status.to_string()),
+        let is_understood = {
+            let leases = self.leases();
+            let Legacy { luggage, .. } = leases.legacy_of(&bus_id, key_of(caller), open.epoch)?;
+            luggage.is_empty() || luggage.starts_with(&inherit.luggage)
+        };
+        if let Err(end) = self.known_to_heir(caller, open) {
+            return Some(Err(end));
         }
-        if caller.guest.is_none() {
-            return refused("an heir is known by its key: the two hosts have to be paired");
-        }
-        match self.leases().legacy_of(&bus_id, key_of(caller), open.epoch) {
-            None => return None,
-            Some(Legacy { luggage, .. }) if !luggage.is_empty() && !luggage.starts_with(&inherit.luggage) => {
-                return refused("it moves with luggage of another version of farbus: install the same on both hosts");
-            }
-            Some(_) => {}
+        if !is_understood {
+            return refused("it moves with luggage of another version of farbus: install the same on both hosts");
         }
         let (number, session) = match self.enter_tenant(caller, peer) {
             Ok(entered) => entered,
@@ -101,6 +99,28 @@ impl House for Shared {
         let luggage = std::mem::take(&mut legacy.luggage);
         let face = self.take_over(number, &session, open, legacy);
         Some(self.opened(number, session, &bus_id, open, face).map(|opened| (opened, luggage)))
+    }
+
+    fn show(
+        self: &Arc<Self>,
+        caller: &Session,
+        peer: &str,
+        inherit: &native::Inherit,
+    ) -> Option<Result<Opened, native::End>> {
+        let bus_id = match self.known_to_heir(caller, &inherit.open) {
+            Ok(_) if inherit.open.class != native::Class::BLOCK => return None,
+            Ok(bus_id) => bus_id,
+            Err(end) => return Some(Err(end)),
+        };
+        let Some(export) = self.registry().block_export(&bus_id) else {
+            let message = "it is a USB device and no block device".to_owned();
+            return Some(Err(refusal(native::Cause::Class, message)));
+        };
+        let shown = self.enter_tenant(caller, peer).and_then(|(number, session)| {
+            let face = self.show_block(number, &session, &bus_id, &export);
+            self.opened(number, session, &bus_id, &inherit.open, face.map(|face| (face, None)))
+        });
+        Some(shown)
     }
 
     fn identity(caller: &Session) -> Owner {
@@ -173,6 +193,22 @@ impl Shared {
     /// The bus id of what is asked for.
     fn known(&self, open: &native::Open) -> Result<String, native::End> {
         self.bus_id_of(&open.name).map_err(|_| self.gone(open))
+    }
+
+    /// The same for whoever is to inherit it, if he may.
+    fn known_to_heir(&self, caller: &Session, open: &native::Open) -> Result<String, native::End> {
+        let bus_id = self.known(open)?;
+        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+        match (Offer { shared: self, session: caller }.admit(&bus_id)) {
+            // Its user, who was that in the process before this one, is yet to go on.
+            Ok(_) | Err(OpStatus::Busy) => {}
+            Err(OpStatus::NoDevice) => return Err(self.gone(open)),
+            Err(status) => return Err(refused(&status.to_string())),
+        }
+        match caller.guest {
+            Some(_) => Ok(bus_id),
+            None => Err(refused("an heir is known by its key: the two hosts have to be paired")),
+        }
     }
 
     /// Counts an attachment among the sessions, on behalf of the session that it is of.
@@ -336,7 +372,7 @@ impl Shared {
         match home.leave_fate(fate) {
             Some(Fate::Back(Face::Usb { device, give_back, .. }, _)) => give_back(device, now),
             Some(Fate::Back(Face::Block { device, give_back, .. }, _)) => give_back(device, now),
-            Some(Fate::Back(Face::Observer { .. }, _) | Fate::Over(_)) | None => {}
+            Some(Fate::Back(Face::Observer { .. } | Face::Shown { .. }, _) | Fate::Over(_)) | None => {}
         }
     }
 
@@ -476,6 +512,32 @@ impl Shared {
         };
         let (give_back, pass_on) = (Box::new(give_back), Box::new(pass_on));
         Ok(Face::Block { device, durability: export.durability(), give_back, pass_on })
+    }
+
+    /// Somebody reads what is to be his, whoever uses it.
+    fn show_block(
+        self: &Arc<Self>,
+        number: u64,
+        session: &Arc<Session>,
+        bus_id: &str,
+        export: &BlockExport,
+    ) -> Result<Face, native::End> {
+        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+        if !export.may_be_inherited() {
+            return Err(refused(
+                "nobody can hand it over: it is read by many, or its changes are its user's own\n  \
+                 try: --wait=20, or --mode read, without --inherit",
+            ));
+        }
+        let device = export.open(Mode::Read).map_err(|what| refusal(native::Cause::Device, what))?;
+        session.observes.get_or_init(|| bus_id.to_owned());
+        info!(device = bus_id, peer = session.peer, "read by whoever is to inherit it");
+        if let Some((guest, device)) = session.guest.as_ref().zip(self.device_name(bus_id)) {
+            guest.record_observing(&device);
+        }
+        let shared = Arc::clone(self);
+        let leave = Box::new(move |_| shared.end_session(number));
+        Ok(Face::Shown { device, info: *export.info(), durability: export.durability(), leave })
     }
 
     /// Who has a device that somebody else wants.

@@ -76,6 +76,8 @@ pub struct Opened {
     pub device: Box<dyn BlockDevice>,
     /// Whether zeros are made faster there than they are written.
     pub zeroes_fast: bool,
+    /// What it was opened of: its medium may be exchanged.
+    pub export: Arc<BlockExport>,
 }
 
 impl BlockSpec {
@@ -146,7 +148,7 @@ impl BlockSpec {
         let export = self.export(hands)?;
         let device = export.open(export.mode(Mode::Exclusive))?;
         let zeroes_fast = export.zeroes_fast() || matches!(self.medium, Medium::Memory(_));
-        Ok(Opened { device, zeroes_fast })
+        Ok(Opened { device, zeroes_fast, export: Arc::new(export) })
     }
 }
 

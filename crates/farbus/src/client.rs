@@ -14,7 +14,7 @@ use farbus_io::trust::{HandshakeError, Protocol};
 use farbus_model::{BufferPool, Completions, Device, Limits};
 use farbus_modules::Recipe;
 use farbus_session::importer::Greeting;
-use farbus_session::native::{Attached, Piped, RemoteObserver, RemoteUsb, control as native, usb::Event};
+use farbus_session::native::{Attached, Piped, RemoteBlock, RemoteObserver, RemoteUsb, control as native, usb::Event};
 use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 
@@ -461,15 +461,33 @@ impl Client {
         luggage: [u8; native::LUGGAGE_NAME_BYTES],
         usual: Duration,
     ) -> Result<Linked<RemoteUsb>, ClientError> {
-        let grace = self.grace_for(&target.address, usual)?;
-        if grace.is_zero() {
-            return Err(ClientError::Local("what is inherited comes in a session, from a paired host".to_owned()));
-        }
+        let grace = self.grace_of_heir(target, usual)?;
         let (dial, described) = self.dial(target)?;
         let remote =
             RemoteUsb::heir(ATTACHMENT, asked_for(target, native::Class::USB, native::Mode::Exclusive), luggage);
         let remote = Piped::new(remote, through(&self.recipe));
         Linked::begin(dial, remote, grace).map_err(|source| lost(&described, source))
+    }
+
+    /// The same of a block device, which may be read before that ([`Standing::is_expected`](crate::standing::Standing::is_expected)).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn inherit_block(&self, target: &Target, usual: Duration) -> Result<Linked<RemoteBlock>, ClientError> {
+        let grace = self.grace_of_heir(target, usual)?;
+        let mut done = Completions::new(BufferPool::new(0));
+        let asked = (native::Class::BLOCK, native::Mode::Exclusive);
+        let linked = self.begin(target, asked, grace, RemoteBlock::heir, &mut done)?;
+        self.opened(target, linked)
+    }
+
+    fn grace_of_heir(&self, target: &Target, usual: Duration) -> Result<Duration, ClientError> {
+        match self.grace_for(&target.address, usual)? {
+            Duration::ZERO => {
+                Err(ClientError::Local("what is inherited comes in a session, from a paired host".to_owned()))
+            }
+            grace => Ok(grace),
+        }
     }
 
     /// Looks on at what a device sends to its user; what it shows before this returns is in `seen`.

@@ -1,6 +1,8 @@
 //! A shared device, for people and programs.
 
-use farbus_model::Instant;
+use std::collections::BTreeMap;
+
+use farbus_model::{Instant, Tally};
 use farbus_session::block::BlockExport;
 use farbus_session::claims::{Claims, Holder, Past, Waiting};
 use farbus_session::registry::Entry;
@@ -54,6 +56,9 @@ pub struct DeviceStatus {
     /// Who had it, the latest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<PastStatus>,
+    /// What it counts of itself since it was shared, by name: the frames that a sound card was sent.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counts: BTreeMap<String, u64>,
     /// What passed through since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
@@ -71,7 +76,8 @@ pub struct MediumStatus {
 }
 
 impl MediumStatus {
-    fn of(block: &BlockExport) -> Option<Self> {
+    /// That of a block device, if somebody said where it is.
+    pub fn of(block: &BlockExport) -> Option<Self> {
         let switch = block.switch();
         Some(Self { at: block.place()?, size_bytes: switch.size_bytes(), is_swapping: switch.is_swapping() })
     }
@@ -139,6 +145,7 @@ impl DeviceStatus {
             reason: entry.holder.and_then(|holder| holder.reason.clone()),
             waiting: waiting_of(entry.claims, now),
             history: history_of(entry.claims, now),
+            counts: entry.tally.into_iter().flat_map(Tally::read).map(|(name, n)| (name.to_owned(), n)).collect(),
             meters,
         }
     }

@@ -28,13 +28,16 @@ pub mod control;
 mod crowd;
 pub mod device_port;
 mod device_status;
+mod disk_relay;
 mod door;
 mod engine;
 pub mod failure;
 mod far_device;
+pub mod gate;
 mod greeting;
 mod guest;
 mod inheritance;
+mod kernel_side;
 mod known_host;
 pub mod latency;
 mod legacies;
@@ -50,7 +53,6 @@ pub mod neighbours;
 pub mod opened_disk;
 pub mod over;
 pub mod pairing;
-pub mod parting;
 pub mod place;
 pub mod port;
 pub mod questions;
@@ -68,6 +70,9 @@ pub mod swap;
 pub mod trust;
 pub mod usb;
 pub mod wanted;
+
+/// How what serves something is passed on to another process.
+pub use farbus_io::parting;
 
 /// Devices made of code, and how to make one.
 pub use farbus_gadgets as gadgets;

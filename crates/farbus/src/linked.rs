@@ -58,6 +58,8 @@ pub struct Linked<A: Attached> {
     standing: Standing,
     /// Whether it was handed over.
     is_bequeathed: bool,
+    /// Whether it was another process's, and has not begun here.
+    is_new_here: bool,
 }
 
 impl<A: Attached> Linked<A> {
@@ -106,6 +108,7 @@ impl<A: Attached> Linked<A> {
         let readiness = cable.readiness();
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let standing = Standing::waking(Arc::clone(&dialer.wake));
+        standing.note_expected(remote.is_expected());
         Ok(Self {
             session,
             remote,
@@ -118,6 +121,7 @@ impl<A: Attached> Linked<A> {
             quitter,
             standing,
             is_bequeathed: false,
+            is_new_here: false,
         })
     }
 
@@ -193,6 +197,9 @@ impl<A: Attached> Linked<A> {
         if self.end().is_some() {
             return None;
         }
+        if self.is_new_here {
+            return Some(Instant::ZERO);
+        }
         // What an encrypted link has decrypted already makes no socket readable.
         if self.cable.has_received() {
             return Some(Instant::ZERO);
@@ -207,12 +214,19 @@ impl<A: Attached> Linked<A> {
 
     /// Takes in what arrived, sends what can be sent, sees to the link.
     pub fn turn(&mut self, done: &mut A::Done) {
+        if std::mem::take(&mut self.is_new_here) {
+            self.dialer.dial(self.session.hello());
+        }
         self.take_new_link(done);
         self.receive(done);
         self.see_to_modules(done);
         self.send();
         if let Some(timed) = self.remote.poll_timed() {
             self.standing.note_timed(timed);
+        }
+        if self.standing.is_expected() && !self.remote.is_expected() && self.end().is_none() {
+            info!(host = self.host, "the device was handed over to this host");
+            self.standing.note_expected(false);
         }
         if self.is_bequeathed && self.end().is_none() && !self.remote.is_moving() {
             warn!(host = self.host, "nobody came for the device: it goes on here");
@@ -264,7 +278,7 @@ impl<A: Attached> Linked<A> {
         self.session.save(self.clock.now(), &mut self.remote, to);
     }
 
-    /// As another process wrote it down: without a link, and without trying for one before [`Linked::go_on`].
+    /// As another process wrote it down: without a link, and without trying for one before its first turn here.
     ///
     /// # Errors
     /// No session can have stood so, or the system has no more threads or descriptors.
@@ -282,17 +296,23 @@ impl<A: Attached> Linked<A> {
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let restored = ImporterSession::restore(clock.now(), LaneLimits::DEFAULT, from).map_err(wrong)?;
         let (session, remote) = restored;
-        let (relinks, is_bequeathed) = (0, false);
+        let (relinks, is_bequeathed, is_new_here) = (0, false, true);
         let standing = Standing::waking(Arc::clone(&dialer.wake));
         standing.note_link(false);
-        Ok(Self { session, remote, cable, dialer, readiness, clock, host, relinks, quitter, standing, is_bequeathed })
-    }
-
-    /// The other process has let go: a link is tried for, unless there is one.
-    pub fn go_on(&mut self) {
-        if !self.session.is_linked() {
-            self.dialer.dial(self.session.hello());
-        }
+        Ok(Self {
+            session,
+            remote,
+            cable,
+            dialer,
+            readiness,
+            clock,
+            host,
+            relinks,
+            quitter,
+            standing,
+            is_bequeathed,
+            is_new_here,
+        })
     }
 
     /// Another process goes on with it: its link ends without a word, and what is in flight is answered there.
@@ -563,5 +583,18 @@ impl BlockDevice for Linked<RemoteBlock> {
 
     fn is_gone(&self) -> bool {
         self.remote.inner().is_gone()
+    }
+
+    fn save(&mut self, _now: Instant) -> Option<Vec<u8>> {
+        // What is over ends here, and what goes through modules, and is begun anew.
+        (self.end().is_none() && self.is_movable()).then(|| {
+            let mut to = Writer::part();
+            Linked::save(self, &mut to);
+            to.into_bytes()
+        })
+    }
+
+    fn leave(&mut self) {
+        self.remote.hand_over();
     }
 }

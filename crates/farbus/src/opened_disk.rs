@@ -6,19 +6,23 @@
 //! | has a session with us, and offers it as a USB disk alone | a USB disk that is driven here | yes |
 //! | speaks plain USB/IP | the same | no |
 
+use std::io;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
 use farbus_host::RemoteDisk;
 use farbus_io::link::{Clock, Link};
 use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BufferPool, Completions, Instant, Readiness};
+use farbus_session::Reject;
 use farbus_session::block::{AnyByte, StoreDevice};
 use farbus_session::native::control::{Cause, Class, End, Mode};
 use farbus_session::native::{Attached, RemoteBlock};
+use farbus_session::nbd::Pending;
+use farbus_session::snapshot::Reader;
 
 use crate::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
 use crate::device_port::{Cutter, DevicePort};
-use crate::linked::{Linked, Quitter};
+use crate::linked::{Dial, Linked, Quitter};
 use crate::session_port::SessionPort;
 use crate::standing::Standing;
 
@@ -59,7 +63,10 @@ pub enum Way {
     /// A session that somebody has to look after while nobody asks anything of the disk.
     Port(SessionPort),
     /// A session that its device looks after.
-    Device,
+    Device {
+        /// Whether another process can go on with it: not through modules.
+        is_movable: bool,
+    },
 }
 
 /// A disk, for whichever front end shows it.
@@ -103,6 +110,14 @@ impl OpenedDisk {
         }
     }
 
+    /// Takes `target` as soon as it is handed over to this host; it may be read before that.
+    ///
+    /// # Errors
+    /// [`ClientError`]; it has to be had as a block device.
+    pub fn inherit(client: &Client, target: &Target) -> Result<Self, ClientError> {
+        client.inherit_block(target, GRACE_DISK).map(Self::block)
+    }
+
     /// A USB disk that was opened before.
     ///
     /// # Errors
@@ -121,7 +136,52 @@ impl OpenedDisk {
     /// A block device of a session.
     pub fn block(linked: Linked<RemoteBlock>) -> Self {
         let (clock, standing, cutter) = (linked.clock(), linked.standing(), Cutter::of(linked.quitter()));
-        Self { device: Box::new(SessionDisk(linked)), clock, way: Way::Device, cutter, standing: Some(standing) }
+        let way = Way::Device { is_movable: linked.is_movable() };
+        Self { device: Box::new(SessionDisk { linked, is_left: false }), clock, way, cutter, standing: Some(standing) }
+    }
+
+    /// As another process saved its device; with it what that was asked. Nothing happens before its first turn.
+    ///
+    /// # Errors
+    /// None can have stood so, or the system has no more threads or descriptors.
+    pub fn restore(dial: Dial, saved: &[u8], is_any_byte: bool) -> io::Result<(Self, Pending)> {
+        let mut reader = Reader::new(saved);
+        if !is_any_byte {
+            let linked = Linked::<RemoteBlock>::restore(dial, &mut reader)?;
+            return Self::restored(linked, reader);
+        }
+        let inner = |bytes: &[u8]| Self::restore(dial, bytes, false).map_err(Wrong);
+        let mut rest = None;
+        let device = |bytes: &[u8]| {
+            let (disk, pending) = inner(bytes)?;
+            let Self { device, clock, way, cutter, standing } = disk;
+            rest = Some((clock, way, cutter, standing));
+            Ok((device, pending))
+        };
+        let (mut any, pending) = AnyByte::restore::<Wrong>(&mut reader, device).map_err(|Wrong(error)| error)?;
+        let (clock, way, cutter, standing) = rest.expect("it was restored");
+        match reader.end("device") {
+            Ok(()) => Ok((Self { device: Box::new(any), clock, way, cutter, standing }, pending)),
+            Err(reject) => {
+                any.leave();
+                Err(Wrong::from(reject).0)
+            }
+        }
+    }
+
+    fn restored(mut linked: Linked<RemoteBlock>, reader: Reader<'_>) -> io::Result<(Self, Pending)> {
+        if let Err(reject) = reader.end("device") {
+            linked.leave();
+            return Err(Wrong::from(reject).0);
+        }
+        let asked = linked.remote().requests();
+        let pending = asked.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
+        Ok((Self::block(linked), pending))
+    }
+
+    /// Whether another process can go on with it.
+    pub fn is_movable(&self) -> bool {
+        matches!(self.way, Way::Device { is_movable: true })
     }
 
     /// The same, asked for any byte, as a file's users do.
@@ -150,50 +210,75 @@ impl Cutter {
     }
 }
 
+/// What another process saved is nothing that can have been.
+struct Wrong(io::Error);
+
+impl From<Reject> for Wrong {
+    fn from(reject: Reject) -> Self {
+        Self(io::Error::new(io::ErrorKind::InvalidData, reject.to_string()))
+    }
+}
+
 /// A disk of a session, which is given back when nobody wants it any more.
-struct SessionDisk(Linked<RemoteBlock>);
+struct SessionDisk {
+    linked: Linked<RemoteBlock>,
+    /// Another process goes on with it.
+    is_left: bool,
+}
 
 impl Drop for SessionDisk {
     fn drop(&mut self) {
+        if self.is_left {
+            return;
+        }
         let mut done = Completions::new(BufferPool::new(0));
-        self.0.close(&mut done);
+        self.linked.close(&mut done);
         // What its exporter did not answer in time is owed to nobody: whoever asked has gone.
-        self.0.remote_mut().handle_over(Cause::Asked, "let go of here", &mut done);
+        self.linked.remote_mut().handle_over(Cause::Asked, "let go of here", &mut done);
         while done.pop().is_some() {}
     }
 }
 
 impl BlockDevice for SessionDisk {
     fn info(&self) -> &BlockInfo {
-        self.0.info()
+        self.linked.info()
     }
 
     fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
-        self.0.submit(now, request, done);
+        self.linked.submit(now, request, done);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        BlockDevice::poll_timeout(&self.0)
+        BlockDevice::poll_timeout(&self.linked)
     }
 
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.0.handle_timeout(now, done);
+        self.linked.handle_timeout(now, done);
     }
 
     fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.0.end_turn(now, done);
+        self.linked.end_turn(now, done);
     }
 
     fn readiness(&self) -> Option<&Readiness> {
-        BlockDevice::readiness(&self.0)
+        BlockDevice::readiness(&self.linked)
     }
 
     fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.0.handle_ready(now, done);
+        self.linked.handle_ready(now, done);
     }
 
     fn is_gone(&self) -> bool {
-        self.0.is_gone()
+        self.linked.is_gone()
+    }
+
+    fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
+        BlockDevice::save(&mut self.linked, now)
+    }
+
+    fn leave(&mut self) {
+        self.linked.leave();
+        self.is_left = true;
     }
 }
 

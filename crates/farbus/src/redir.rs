@@ -3,11 +3,10 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Interest, Link, Wake, Watched, wait};
+use farbus_io::link::{Clock, Interest, Link, Watched, wait};
 use farbus_io::sys::unread::is_all_read;
 use farbus_model::{Device, Instant, Limits};
 use farbus_session::native::control::LUGGAGE_BYTES_MAX;
@@ -19,6 +18,7 @@ use crate::attach::{Ended, Ender};
 use crate::client::{Client, ClientError, GRACE, Target, local};
 use crate::engine::span_until;
 use crate::far_device::FarDevice;
+use crate::gate::{Answer, Arrival, Gate, Granted, LEAVE_WITHIN, Order, QUIET_WITHIN, Wish};
 use crate::meters::{Calls, Meters};
 use crate::place::{Entrance, Place};
 use crate::standing::Standing;
@@ -30,86 +30,14 @@ const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// How long the device may take to answer what is under way, before reads that have nothing are taken back.
 const OWN_PACE: Duration = Duration::from_millis(100);
-/// How long it may take in all, and its guest to read what it is sent.
-const QUIET_WITHIN: Duration = Duration::from_secs(8);
-/// How long a guest may take to leave that is to be migrated: below the 30 s after which its own driver gives a command up.
-const LEAVE_WITHIN: Duration = Duration::from_secs(20);
 /// How often is looked whether it has: nothing tells.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-
-/// Holds a guest's device still while the guest moves, from any thread.
-#[derive(Clone, Debug)]
-pub struct Gate(Arc<Orders>);
-
-#[derive(Debug)]
-struct Orders {
-    orders: Mutex<Vec<Order>>,
-    wake: Wake,
-}
-
-#[derive(Debug)]
-struct Order {
-    wish: Wish,
-    answer: SyncSender<Result<(), &'static str>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
-    Hold,
-    /// Held, it goes to the host with this key once its guest has left.
-    Move([u8; 32]),
-    GoOn,
-}
-
-impl Gate {
-    fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(Orders { orders: Mutex::default(), wake: Wake::new()? })))
-    }
-
-    /// Lets everything that is under way come to rest. When this returns the guest has read all that it was sent, and may be
-    /// migrated: whoever connects when it has gone goes on with its stream.
-    ///
-    /// # Errors
-    /// What stands against it.
-    pub fn hold(&self) -> Result<(), &'static str> {
-        self.ask(Wish::Hold)
-    }
-
-    /// The same, and once the guest has left its device goes with all that it had asked to the host with this key. A guest that does not
-    /// leave within [`LEAVE_WITHIN`] keeps it. Without a guest it goes as it is.
-    ///
-    /// # Errors
-    /// What stands against it.
-    pub fn hand_over(&self, heir: [u8; 32]) -> Result<(), &'static str> {
-        self.ask(Wish::Move(heir))
-    }
-
-    /// The guest stays where it is.
-    ///
-    /// # Errors
-    /// If nobody is held.
-    pub fn go_on(&self) -> Result<(), &'static str> {
-        self.ask(Wish::GoOn)
-    }
-
-    fn ask(&self, wish: Wish) -> Result<(), &'static str> {
-        let (answer, answered) = sync_channel(1);
-        self.0.orders.lock().unwrap_or_else(PoisonError::into_inner).push(Order { wish, answer });
-        self.0.wake.wake();
-        answered.recv_timeout(QUIET_WITHIN + Duration::from_secs(1)).unwrap_or(Err("the attachment does not answer"))
-    }
-
-    fn take(&self) -> Vec<Order> {
-        self.0.wake.clear();
-        std::mem::take(&mut *self.0.orders.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
 
 /// A guest that is held still.
 struct Held {
     since: Instant,
     /// Who waits to be told that it is.
-    asker: Option<SyncSender<Result<(), &'static str>>>,
+    asker: Option<Answer>,
     has_taken_back: bool,
     /// Who goes on with its device when it has left.
     heir: Option<[u8; 32]>,
@@ -162,7 +90,16 @@ impl RedirAttachment {
         let ender = Ender::new().map_err(local)?;
         let gate = Gate::new().map_err(local)?;
         let stay = if host.session().device().is_open() { Stay::Here } else { Stay::Inheriting };
-        let relay = Relay { entrance, guest: None, held: None, stay, host, clock, calls: Calls::default() };
+        let relay = Relay {
+            entrance,
+            guest: None,
+            held: None,
+            stay,
+            host,
+            clock,
+            calls: Calls::default(),
+            arrival: Arrival::default(),
+        };
         Ok(Self { relay, place, ender, gate, local_address, standing, meters: Arc::default() })
     }
 
@@ -232,6 +169,7 @@ struct Relay {
     host: RedirHost<FarDevice>,
     clock: Clock,
     calls: Calls,
+    arrival: Arrival,
 }
 
 impl Relay {
@@ -244,6 +182,8 @@ impl Relay {
             if let Err(reject) = self.look_after_stay() {
                 break Ended::Broken(reject);
             }
+            self.arrival.see(self.clock.now(), self.host.counters().urbs);
+            gate.shut(self.held.is_some() || !matches!(self.stay, Stay::Here));
             if ender.was_asked() {
                 break Ended::Asked;
             }
@@ -276,8 +216,7 @@ impl Relay {
         };
         let readiness = self.host.session().device().readiness();
         let on_device = readiness.and_then(Watched::interest).expect("a remote device is waited for on a descriptor");
-        let (on_ender, on_gate) =
-            (Interest::new(ender.wake().as_fd(), false), Interest::new(gate.0.wake.as_fd(), false));
+        let (on_ender, on_gate) = (Interest::new(ender.wake().as_fd(), false), gate.interest());
         let mut interests = [on_device, on_ender, on_gate, on_guest];
         // Whoever comes while the device is elsewhere waits.
         let is_open = self.guest.is_some() || matches!(self.stay, Stay::Here | Stay::Expecting(_));
@@ -315,13 +254,13 @@ impl Relay {
                 if self.guest.is_none() {
                     self.part();
                 }
-                Ok(())
+                Ok(Granted::ToUser)
             }
             (Wish::Hold | Wish::Move(_), Some(_)) => Err("it is held already"),
             (Wish::Hold, None) if self.guest.is_none() => Err("no virtual machine has it"),
             (Wish::Move(heir), None) if self.guest.is_none() => {
                 self.stay = Stay::Leaving(heir, None);
-                Ok(())
+                Ok(Granted::AtOnce)
             }
             (Wish::Hold | Wish::Move(_), None) => {
                 self.host.quiesce(now);
@@ -332,21 +271,20 @@ impl Relay {
             // Whoever was to go on with it does not come.
             (Wish::GoOn, None) if matches!(self.stay, Stay::Expecting(_)) => {
                 self.dismiss();
-                Ok(())
+                Ok(Granted::AtOnce)
             }
             (Wish::GoOn, None) => Err("it is not held"),
             // It ended and nobody came in its place: the next one is another.
             (Wish::GoOn, Some(_)) if self.guest.is_none() => {
                 self.dismiss();
-                Ok(())
+                Ok(Granted::AtOnce)
             }
             (Wish::GoOn, Some(_)) => {
                 self.go_on();
-                Ok(())
+                Ok(Granted::ToUser)
             }
         };
-        // Whoever asked may have stopped waiting.
-        let _ = answer.try_send(result);
+        answer.give(result);
     }
 
     /// What is held comes to rest, or does not.
@@ -367,13 +305,13 @@ impl Relay {
         let all_read = self.guest.as_ref().is_some_and(|guest| is_all_read(guest).unwrap_or(false));
         let is_at_rest = self.host.is_quiet() && !self.host.has_transmit() && all_read;
         let result = match is_at_rest {
-            true => Ok(()),
+            true => Ok(Granted::ToUser),
             false if now - held.since < QUIET_WITHIN => return,
             false => Err("what is under way does not come to its end"),
         };
-        info!(held_ms = (now - held.since).as_millis() as u64, ?result, "the virtual machine's device was held still");
+        info!(held_us = (now - held.since).as_micros() as u64, ?result, "the virtual machine's device was held still");
         if let Some(asker) = held.asker.take() {
-            let _ = asker.try_send(result);
+            asker.give(result);
         }
         if result.is_err() {
             self.go_on();
@@ -414,6 +352,7 @@ impl Relay {
     fn part(&mut self) {
         self.guest = None;
         if let Some(heir) = self.held.as_ref().and_then(|held| held.heir) {
+            info!("the virtual machine has left: its device goes to its heir");
             self.held = None;
             self.stay = Stay::Leaving(heir, Some(self.host.freeze()));
         }
@@ -430,8 +369,11 @@ impl Relay {
         self.stay = match stay {
             Stay::Inheriting if is_open => {
                 let luggage = self.host.with_device(|device, _| device.take_luggage());
-                info!(luggage = luggage.len(), "the device was handed over to this host");
-                if luggage.is_empty() { Stay::Here } else { Stay::Expecting(Frozen::from_bytes(&luggage)?) }
+                info!(luggage = luggage.len(), "a virtual machine's stream came with it");
+                let frozen = if luggage.is_empty() { None } else { Some(Frozen::from_bytes(&luggage)?) };
+                let is_awaited = frozen.as_ref().is_some_and(|frozen| !frozen.from_guest.is_empty());
+                self.arrival.note(self.clock.now(), self.host.counters().urbs, is_awaited);
+                frozen.map_or(Stay::Here, Stay::Expecting)
             }
             Stay::Leaving(heir, frozen) if is_still => {
                 let luggage = frozen.as_ref().map(Frozen::to_bytes).unwrap_or_default();

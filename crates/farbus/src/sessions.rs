@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Gathering, Link, Wake};
-use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
+use farbus_model::{BlockDevice, BlockInfo, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
 use farbus_session::native::{
@@ -114,6 +114,17 @@ pub enum Face {
         /// Told in the end.
         leave: Box<dyn FnOnce(Instant) + Send>,
     },
+    /// A block device that somebody else uses, for whoever is to inherit it.
+    Shown {
+        /// It, to be read.
+        device: Box<dyn BlockDevice>,
+        /// What it will be.
+        info: BlockInfo,
+        /// What to say of what is not flushed.
+        durability: u64,
+        /// Told in the end.
+        leave: Box<dyn FnOnce(Instant) + Send>,
+    },
     /// A block device.
     Block {
         /// It.
@@ -138,6 +149,10 @@ impl Face {
             Face::Block { device, durability, give_back, pass_on } => {
                 let block = ServedBlock::new(number, device, durability, give_back);
                 Box::new(block.inheritable(pass_on).timed_by(clock))
+            }
+            Face::Shown { device, info, durability, leave } => {
+                let block = ServedBlock::new(number, device, durability, move |_, now| leave(now));
+                Box::new(block.promising(info).timed_by(clock))
             }
             Face::Observer { seat, readiness, hush, description, leave } => {
                 Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave))
@@ -195,6 +210,12 @@ pub trait House: Send + Sync + 'static {
         peer: &str,
         inherit: &Inherit,
     ) -> Option<Result<(Opened, Vec<u8>), End>>;
+
+    /// What `caller` may see of a device before it is handed over to him; none: nothing, he just waits.
+    ///
+    /// # Errors
+    /// [`End`]: it never will be; *gone* may pass by.
+    fn show(self: &Arc<Self>, caller: &Self::Caller, peer: &str, inherit: &Inherit) -> Option<Result<Opened, End>>;
 
     /// Whose a session is, for another process.
     fn identity(caller: &Self::Caller) -> Owner;
@@ -351,9 +372,17 @@ struct Engine<'a, H: House> {
     cable: Cable,
     caller: &'a Arc<H::Caller>,
     peer: String,
-    tenants: BTreeMap<u16, Arc<dyn Tenant>>,
+    tenants: Tenants,
     inbox: &'a Inbox,
     clock: Clock,
+}
+
+/// Whoever may end an attachment of a session or ask something of it.
+#[derive(Default)]
+struct Tenants {
+    by_number: BTreeMap<u16, Arc<dyn Tenant>>,
+    /// One moved in whose mailbox nobody waits on yet.
+    has_news: bool,
 }
 
 /// Why a turn was the last.
@@ -382,7 +411,7 @@ impl<'a, H: House> Engine<'a, H> {
         if let Some(link) = link {
             cable.put(link)?;
         }
-        let mut engine = Self { house, session, cable, caller, peer, tenants: BTreeMap::new(), inbox, clock };
+        let mut engine = Self { house, session, cable, caller, peer, tenants: Tenants::default(), inbox, clock };
         engine.watch_all()?;
         Ok(engine)
     }
@@ -405,7 +434,7 @@ impl<'a, H: House> Engine<'a, H> {
             Last::CutOff => Ending::CutOff,
             Last::HandedOver => Ending::HandedOver,
         };
-        for (&number, tenant) in &self.tenants {
+        for (&number, tenant) in &self.tenants.by_number {
             tenant.note_ending(ending);
             if let Some(Fate::Back(face, _)) = tenant.leave() {
                 face.served(number, self.house.limits(), self.house.clock()).finish(now);
@@ -428,7 +457,7 @@ impl<'a, H: House> Engine<'a, H> {
         self.take_links()?;
         if let Some(end) = self.caller.end() {
             let now = self.clock.now();
-            for number in self.tenants.keys().filter(|_| !self.caller.is_replaced()) {
+            for number in self.tenants.by_number.keys().filter(|_| !self.caller.is_replaced()) {
                 self.session.close(now, *number, &end);
             }
             self.flush();
@@ -443,9 +472,9 @@ impl<'a, H: House> Engine<'a, H> {
             return Ok(Some(Last::CutOff));
         }
         self.session.handle_ready(self.clock.now());
-        if self.session.attachments() != before || self.tenants.len() != before {
+        if std::mem::take(&mut self.tenants.has_news) || self.session.attachments() != before {
             let session = &self.session;
-            self.tenants.retain(|&number, _| session.is_attached(number));
+            self.tenants.by_number.retain(|&number, _| session.is_attached(number));
             self.watch_all()?;
         }
         self.flush();
@@ -518,7 +547,7 @@ impl<'a, H: House> Engine<'a, H> {
             let (number, now, limits) = (left.number, self.clock.now(), self.house.limits());
             let served = opened.and_then(|Opened { face, tenant, .. }| {
                 let served = face.serve_again(self.clock, limits, &left);
-                self.tenants.insert(number, tenant);
+                self.tenants.by_number.insert(number, tenant);
                 served.map_err(|reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") })
             });
             self.house.settle(&left);
@@ -533,14 +562,32 @@ impl<'a, H: House> Engine<'a, H> {
                 }
             }
         }
+        self.show_again(until);
         self.watch_all()
+    }
+
+    /// Heirs see again what they saw in another process, as soon as it is here.
+    fn show_again(&mut self, until: Instant) {
+        loop {
+            let now = self.clock.now();
+            let mut opening =
+                Opening { house: self.house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
+            if self.session.show_again(now, &mut opening) {
+                return;
+            }
+            if now >= until || self.caller.end().is_some() {
+                let message = "no such device is shared here any more".to_owned();
+                return self.session.give_up_heirs(now, &End { cause: Cause::Gone, message });
+            }
+            thread::sleep(GLANCE);
+        }
     }
 
     fn watch_all(&mut self) -> io::Result<()> {
         self.cable.watch_anew()?;
         self.cable.watch(&self.inbox.wake)?;
         self.cable.watch(self.caller.mailbox())?;
-        for tenant in self.tenants.values() {
+        for tenant in self.tenants.by_number.values() {
             self.cable.watch(tenant.mailbox())?;
         }
         self.session.readiness().try_for_each(|readiness| self.cable.watch_device(readiness))
@@ -629,7 +676,7 @@ impl<'a, H: House> Engine<'a, H> {
             self.session.look_for_legacies(now, &mut opening);
         }
         let mut ended = Vec::new();
-        for (&number, tenant) in &self.tenants {
+        for (&number, tenant) in &self.tenants.by_number {
             let session = &mut self.session;
             match tenant.take_fate() {
                 None => {}
@@ -660,7 +707,7 @@ struct Opening<'a, H: House> {
     house: &'a Arc<H>,
     caller: &'a H::Caller,
     peer: &'a str,
-    tenants: &'a mut BTreeMap<u16, Arc<dyn Tenant>>,
+    tenants: &'a mut Tenants,
 }
 
 impl<H: House> Services for Opening<'_, H> {
@@ -676,11 +723,17 @@ impl<H: House> Services for Opening<'_, H> {
             Inherited { lease, served, luggage }
         }))
     }
+
+    fn show(&mut self, _now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
+        let shown = self.house.show(self.caller, self.peer, inherit)?;
+        Some(shown.map(|opened| self.move_in(number, opened).1))
+    }
 }
 
 impl<H: House> Opening<'_, H> {
     fn move_in(&mut self, number: u16, Opened { face, tenant, lease }: Opened) -> (u64, Box<dyn Served>) {
-        self.tenants.insert(number, tenant);
+        self.tenants.by_number.insert(number, tenant);
+        self.tenants.has_news = true;
         (lease, face.served(number, self.house.limits(), self.house.clock()))
     }
 }

@@ -512,9 +512,13 @@ impl Shared {
 
     /// Whether somebody used it in the process before this one, and is about to go on.
     fn is_reserved(&self, bus_id: &str) -> bool {
-        let name = self.device_name(bus_id);
+        self.device_name(bus_id).is_some_and(|name| self.is_name_reserved(&name))
+    }
+
+    /// The same of what is called so, which may not be here yet.
+    pub fn is_name_reserved(&self, name: &str) -> bool {
         let reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        name.is_some_and(|name| reserved.contains(&name))
+        reserved.iter().any(|reserved| reserved == name)
     }
 
     pub fn status(&self) -> Vec<DeviceStatus> {
@@ -541,6 +545,8 @@ impl Shared {
         if self.registry().retire(&bus_id) == Some(false) {
             self.end_users_of(&bus_id);
         }
+        // Whoever was to inherit it never will.
+        self.wake_heirs();
         Ok(())
     }
 

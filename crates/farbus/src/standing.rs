@@ -19,6 +19,8 @@ struct Inner {
     state: Mutex<State>,
     /// Whether an heir was named: looked at in every turn.
     has_heir: AtomicBool,
+    /// Whether it is yet to be handed over to us.
+    is_expected: AtomicBool,
     /// Wakes whoever has the session.
     wake: Option<Arc<Wake>>,
 }
@@ -51,6 +53,7 @@ impl Standing {
     pub fn bequeath(&self, heir: [u8; 32]) -> Result<(), &'static str> {
         self.with(|state| match state {
             State { end: Some(_), .. } => Err("it is over already"),
+            _ if self.is_expected() => Err("it is yet to be handed over to this host"),
             State { heir: Some(_), .. } => Err("it is being handed over already"),
             State { heir: named, .. } => {
                 *named = Some(heir);
@@ -62,6 +65,16 @@ impl Standing {
             wake.wake();
         }
         Ok(())
+    }
+
+    /// Whether its device is yet to be handed over to us.
+    pub fn is_expected(&self) -> bool {
+        self.0.is_expected.load(Ordering::Acquire)
+    }
+
+    /// It is, or is not any more.
+    pub(crate) fn note_expected(&self, is_expected: bool) {
+        self.0.is_expected.store(is_expected, Ordering::Release);
     }
 
     /// Whether no heir is named.

@@ -12,7 +12,7 @@ use farbus_model::descriptor::{self, Selection, kind};
 use farbus_model::usb::{Recipient, RequestKind, request};
 use farbus_model::{
     BufferPool, Command, CommandError, Completions, Definition, Descriptors, Device, Direction, Endpoint, EpAddr,
-    InFlight, Instant, IsoPacket, Payload, Setup, Speed, Status, TransferType, UrbId,
+    InFlight, Instant, IsoPacket, Payload, Readiness, Setup, Speed, Status, Tally, TransferType, UrbId,
 };
 
 /// What a gadget does, endpoint by endpoint. Only what it needs has to be written.
@@ -53,6 +53,11 @@ pub trait Function: Send {
         let _ = cx;
     }
 
+    /// The host came late: an isochronous endpoint that it uses had nothing queued for this many service intervals.
+    fn starved(&mut self, endpoint: EpAddr, intervals: u64, cx: &mut Context<'_>) {
+        let _ = (endpoint, intervals, cx);
+    }
+
     /// When [`Function::handle_timeout`] wants to be called.
     fn poll_timeout(&self) -> Option<Instant> {
         None
@@ -61,6 +66,27 @@ pub trait Function: Send {
     /// That moment has come.
     fn handle_timeout(&mut self, cx: &mut Context<'_>) {
         let _ = cx;
+    }
+
+    /// What its engine waits on besides, if what is behind it lives outside ([`Device::readiness`]).
+    fn readiness(&self) -> Option<&Readiness> {
+        None
+    }
+
+    /// Something happened to what [`Function::readiness`] stands for.
+    fn handle_ready(&mut self, cx: &mut Context<'_>) {
+        let _ = cx;
+    }
+
+    /// Everything that was to be asked for now has been ([`Device::end_turn`]). Says whether it can do what it could not before.
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> bool {
+        let _ = cx;
+        false
+    }
+
+    /// Whether what is behind it is gone ([`Device::is_gone`]).
+    fn is_gone(&self) -> bool {
+        false
     }
 
     /// The commands that [`Function::command`] knows, by the word its owner types.
@@ -75,6 +101,11 @@ pub trait Function: Send {
     fn command(&mut self, command: &Command, cx: &mut Context<'_>) -> Result<(), CommandError> {
         let _ = cx;
         Err(CommandError::unknown(command))
+    }
+
+    /// What it counts, for its owner to read meanwhile.
+    fn tally(&self) -> Option<Tally> {
+        None
     }
 
     /// What another process needs to go on with it; asked while no request waits. None: no other process can.
@@ -222,6 +253,15 @@ impl<F: Function> Emulated<F> {
         }
     }
 
+    /// Serves every queue, or ends them all if what is behind the function is gone.
+    fn serve_or_end(&mut self, now: Instant, done: &mut Completions) {
+        if self.function.is_gone() {
+            self.withdraw_all(Status::Gone, done);
+        } else {
+            self.serve(now, done);
+        }
+    }
+
     /// Serves one queue; says whether anything was answered.
     fn serve_pipe(&mut self, index: usize, now: Instant, done: &mut Completions) -> bool {
         let mut moved = false;
@@ -233,6 +273,14 @@ impl<F: Function> Emulated<F> {
         }
         self.note_waiting(index);
         moved
+    }
+
+    /// Nothing was queued there for so long.
+    fn note_idle(&mut self, address: EpAddr, idle: Duration, now: Instant, done: &mut Completions) {
+        let Some(endpoint) = self.selection.endpoint(address) else { return };
+        let intervals = idle.as_nanos().div_ceil(endpoint.service_interval(self.speed).as_nanos().max(1));
+        let intervals = u64::try_from(intervals).unwrap_or(u64::MAX);
+        self.with_function(now, done, |f, _, cx| f.starved(address, intervals, cx));
     }
 
     fn note_waiting(&mut self, index: usize) {
@@ -545,7 +593,9 @@ impl<F: Function> Device for Emulated<F> {
     }
 
     fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
-        if urb.endpoint.is_control() {
+        if self.function.is_gone() {
+            done.push(urb.fail(Status::Gone));
+        } else if urb.endpoint.is_control() {
             self.submit_control(now, urb, done);
         } else {
             let index = urb.endpoint.index();
@@ -558,7 +608,8 @@ impl<F: Function> Device for Emulated<F> {
             // A periodic endpoint that stood idle begins a new schedule now.
             let isochronous = !urb.iso.is_empty();
             if isochronous && pipe.free_at < now {
-                pipe.free_at = now;
+                let idle = now - std::mem::replace(&mut pipe.free_at, now);
+                self.note_idle(urb.endpoint, idle, now, done);
             }
             if let Step::Waits = self.step(urb, now, done) {
                 self.waiting |= 1 << index;
@@ -609,7 +660,26 @@ impl<F: Function> Device for Emulated<F> {
         if self.function.poll_timeout().is_some_and(|at| at <= now) {
             self.with_function(now, done, |f, _, cx| f.handle_timeout(cx));
         }
-        self.serve(now, done);
+        self.serve_or_end(now, done);
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+        if self.with_function(now, done, |f, _, cx| f.end_turn(cx)) {
+            self.serve_or_end(now, done);
+        }
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.function.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+        self.with_function(now, done, |f, _, cx| f.handle_ready(cx));
+        self.serve_or_end(now, done);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.function.is_gone()
     }
 
     fn verbs(&self) -> &'static [&'static str] {
@@ -620,6 +690,10 @@ impl<F: Function> Device for Emulated<F> {
         let result = self.with_function(now, done, |f, _, cx| f.command(command, cx));
         self.serve(now, done);
         result
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        self.function.tally()
     }
 
     fn save(&self) -> Option<Vec<u8>> {

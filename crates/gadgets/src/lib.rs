@@ -13,6 +13,7 @@
 //! **Why** a function never sees a queue: whether three URBs wait or none is the bus's affair. It is
 //! asked for data when the host wants some, and says so when it has none.
 
+pub mod audio;
 pub mod emulated;
 pub mod keyboard;
 mod saved;

@@ -54,6 +54,17 @@ pub trait BlockDevice: Send {
     fn is_gone(&self) -> bool {
         false
     }
+
+    /// What another process needs to go on with it, the requests that it holds among that: nobody asks anything of it meanwhile, and
+    /// it may go on here all the same. None: no other process can.
+    fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let _ = now;
+        None
+    }
+
+    /// Another process goes on with what [`BlockDevice::save`] said: the requests that it holds are answered there, and what is behind
+    /// it is left as it is, in the end too.
+    fn leave(&mut self) {}
 }
 
 impl<T: BlockDevice + ?Sized> BlockDevice for Box<T> {
@@ -87,6 +98,14 @@ impl<T: BlockDevice + ?Sized> BlockDevice for Box<T> {
 
     fn is_gone(&self) -> bool {
         (**self).is_gone()
+    }
+
+    fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
+        (**self).save(now)
+    }
+
+    fn leave(&mut self) {
+        (**self).leave();
     }
 }
 

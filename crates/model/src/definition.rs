@@ -27,12 +27,29 @@ pub struct InterfaceDefinition {
     endpoints: Vec<EndpointDefinition>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct EndpointDefinition {
     address: EpAddr,
     kind: TransferType,
     packet_bytes_max: u16,
     interval: Duration,
+    synchronization: Synchronization,
+    /// What its class adds to the seven bytes of its descriptor.
+    tail: Vec<u8>,
+    class_descriptors: Vec<u8>,
+}
+
+/// Whose clock an isochronous endpoint keeps (USB 2.0 §5.12.4.1); the value is bits 3..2 of `bmAttributes` (table 9-13).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Synchronization {
+    /// Its own.
+    #[default]
+    Asynchronous = 1,
+    /// A sink follows what it is sent, a source what it is told.
+    Adaptive = 2,
+    /// The bus's.
+    Synchronous = 3,
 }
 
 impl Definition {
@@ -178,13 +195,13 @@ impl InterfaceDefinition {
     /// Bulk endpoints IN and OUT of the same number.
     #[must_use]
     pub fn bulk_pair(self, number: u8) -> Self {
-        self.endpoint(number, Direction::In, TransferType::Bulk, 0, Duration::ZERO).endpoint(
-            number,
-            Direction::Out,
-            TransferType::Bulk,
-            0,
-            Duration::ZERO,
-        )
+        self.bulk(number, Direction::In).bulk(number, Direction::Out)
+    }
+
+    /// One bulk endpoint.
+    #[must_use]
+    pub fn bulk(self, number: u8, direction: Direction) -> Self {
+        self.endpoint(number, direction, TransferType::Bulk, 0, Duration::ZERO)
     }
 
     /// An interrupt endpoint with packets of at most `packet_bytes_max`, polled every `interval`.
@@ -202,7 +219,29 @@ impl InterfaceDefinition {
     fn endpoint(mut self, number: u8, direction: Direction, kind: TransferType, max: u16, interval: Duration) -> Self {
         assert!((1..=15).contains(&number), "endpoint numbers are 1 to 15");
         let address = EpAddr::new(number, direction).expect("checked just now");
-        self.endpoints.push(EndpointDefinition { address, kind, packet_bytes_max: max, interval });
+        self.endpoints.push(EndpointDefinition {
+            address,
+            kind,
+            packet_bytes_max: max,
+            interval,
+            synchronization: Synchronization::default(),
+            tail: Vec::new(),
+            class_descriptors: Vec::new(),
+        });
+        self
+    }
+
+    /// Says more of the endpoint that was declared last: whose clock it keeps, if it is isochronous; the bytes that its class adds
+    /// to the standard descriptor (audio 1.0 adds two); class-specific descriptors that follow it.
+    ///
+    /// # Panics
+    /// If there is no endpoint yet: an author's mistake.
+    #[must_use]
+    pub fn of_endpoint(mut self, synchronization: Synchronization, tail: &[u8], class_descriptors: &[u8]) -> Self {
+        let endpoint = self.endpoints.last_mut().expect("an endpoint is declared first");
+        endpoint.synchronization = synchronization;
+        endpoint.tail.extend_from_slice(tail);
+        endpoint.class_descriptors.extend_from_slice(class_descriptors);
         self
     }
 
@@ -228,17 +267,21 @@ impl EndpointDefinition {
             _ => self.packet_bytes_max,
         };
         let attributes = match self.kind {
-            // Asynchronous, data (USB 2.0 table 9-13): no feedback is implied.
-            TransferType::Isochronous => 0x05,
+            // Data (USB 2.0 table 9-13): no feedback is implied.
+            TransferType::Isochronous => 0x01 | (self.synchronization as u8) << 2,
             kind => kind.as_attributes(),
         };
         let [low, high] = max.to_le_bytes();
-        bytes.extend([7, kind::ENDPOINT, self.address.as_byte(), attributes, low, high, self.interval_field(speed)]);
+        let length = 7 + self.tail.len() as u8;
+        let address = self.address.as_byte();
+        bytes.extend([length, kind::ENDPOINT, address, attributes, low, high, self.interval_field(speed)]);
+        bytes.extend(&self.tail);
         if speed >= Speed::Super {
             let interval_bytes = if self.interval.is_zero() { 0 } else { max };
             let [low, high] = interval_bytes.to_le_bytes();
             bytes.extend([6, kind::SS_ENDPOINT_COMPANION, 0, 0, low, high]);
         }
+        bytes.extend(&self.class_descriptors);
     }
 
     /// `bInterval`, rounded down to what the speed can say: polled at least as often as declared.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::descriptor::{Descriptors, Selection};
 use crate::payload::BufferPool;
+use crate::tally::Tally;
 use crate::time::Instant;
 use crate::urb::{Done, InFlight, UrbId};
 use crate::usb::Speed;
@@ -94,6 +95,11 @@ pub trait Device: Send {
         Err(CommandError::unknown(command))
     }
 
+    /// What it counts of itself, to be read while somebody uses it; none if it counts nothing.
+    fn tally(&self) -> Option<Tally> {
+        None
+    }
+
     /// What another process needs besides [`Device::selection`] to go on with what is behind this; asked while it has no request.
     /// None: no other process can.
     fn save(&self) -> Option<Vec<u8>> {
@@ -166,6 +172,10 @@ impl<T: Device + ?Sized> Device for Box<T> {
 
     fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
         (**self).command(now, command, done)
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        (**self).tally()
     }
 
     fn save(&self) -> Option<Vec<u8>> {
@@ -352,5 +362,15 @@ impl<D> Completions<D> {
     /// Whether nothing is waiting to be read.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// How many are waiting to be read.
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Those that wait to be read, oldest first, but for so many: what a layer over a device looks at, and leaves for the asker.
+    pub fn after(&self, count: usize) -> impl Iterator<Item = &D> {
+        self.queue.range(count.min(self.queue.len())..)
     }
 }

@@ -31,9 +31,6 @@ pub const SWAP_GRANULE_BYTES_MIN: u64 = 4 << 10;
 pub const SWAP_GRANULES_MAX: u64 = 32 << 20;
 /// Bytes that a swap copies at a time: enough for a disk's full speed, and soon enough done for whoever wants to stop it.
 pub const SWAP_RUN_BYTES_MAX: u64 = 256 << 10;
-/// Bytes that a swap's users have written to the disk and that its new place does not have yet; beyond, who writes makes room first.
-/// What a fast disk takes while another makes durable what it has.
-pub const SWAP_TRAIL_BYTES_MAX: usize = 8 << 20;
 
 /// Bytes of one NBD read or write: what the specification lets a client ask for that was told nothing else ("Block size
 /// constraints": 2^25).

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use farbus_model::limits::{OBSERVED_BYTES_MAX, OBSERVED_EVENTS_MAX, OBSERVERS_MAX};
 use farbus_model::{
     BufferPool, Command, CommandError, Completions, Descriptors, Device, Direction, Done, InFlight, Instant, Readiness,
-    Selection, Speed, Status, TransferType, UrbId,
+    Selection, Speed, Status, Tally, TransferType, UrbId,
 };
 use farbus_wire::native::usb::Event;
 
@@ -248,6 +248,10 @@ impl<D: Device> Device for Observed<D> {
         let mut result = Ok(());
         self.with(now, done, |device, done| result = device.command(now, command, done));
         result
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        self.device.tally()
     }
 
     fn save(&self) -> Option<Vec<u8>> {

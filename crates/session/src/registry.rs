@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use farbus_model::{Device, Instant};
+use farbus_model::{Device, Instant, Tally};
 use farbus_wire::native::control;
 use farbus_wire::native::usb::Description;
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
@@ -33,6 +33,7 @@ struct Export {
     block: Option<BlockFace>,
     /// Who may look on, and at what; none where nothing is shown.
     show: Option<Show>,
+    tally: Option<Tally>,
     claims: Claims,
     /// It is on offer no more and goes when its user does.
     is_leaving: bool,
@@ -121,6 +122,8 @@ pub struct Entry<'a> {
     pub claims: &'a Claims,
     /// What it is as a block device, if it is one.
     pub block: Option<&'a BlockExport>,
+    /// What it counts of itself.
+    pub tally: Option<&'a Tally>,
 }
 
 /// What a record's path says of the use of its device.
@@ -183,13 +186,14 @@ impl Registry {
         };
         let title = all.title();
         let description = described(&*device, &record);
+        let tally = device.tally();
         let audience = Audience::default();
         let (device, show) = match Observed::new(device, audience.clone()) {
             Ok(observed) => (Box::new(observed) as Box<dyn Device>, Some(Show { audience, description })),
             Err(device) => (device, None),
         };
         let (device, claims) = (Some(device), Claims::default());
-        self.exports.push(Export { name, title, record, device, block, show, claims, is_leaving: false });
+        self.exports.push(Export { name, title, record, device, block, show, tally, claims, is_leaving: false });
         self.exports.last().map(|export| &export.record)
     }
 
@@ -228,6 +232,7 @@ impl Registry {
             holder: export.claims.holder(),
             claims: &export.claims,
             block: export.block.as_ref().map(|block| &*block.export),
+            tally: export.tally.as_ref(),
         })
     }
 

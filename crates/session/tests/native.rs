@@ -61,6 +61,18 @@ fn a_disk_keeps_its_promises_through_cuts_and_crashes() {
 }
 
 #[test]
+fn an_heir_reads_a_disk_before_it_is_his_and_writes_when_it_is() {
+    every_seed("the heir", |random| {
+        let mut world = disk::DiskWorld::of_an_heir(random);
+        for _ in 0..400 {
+            world.step(random);
+        }
+        // Some wait in vain for most of their time.
+        world.settle(random).max(15)
+    });
+}
+
+#[test]
 fn a_usb_device_answers_once_through_cuts_and_crashes() {
     every_seed("the USB device", |random| {
         let mut world = usb::UsbWorld::new(random, None, |remote| remote);
@@ -114,6 +126,24 @@ fn a_spoilt_snapshot_is_refused_or_does_no_harm() {
     every_seed("the spoilt snapshot", |random| {
         let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
         let mut world = usb::UsbWorld::new(random, None, |remote| kernel::Kernel::new(now, remote, seed));
+        for _ in 0..60 {
+            world.step(random);
+            match world.spoil(random) {
+                true => refused += 1,
+                false => taken += 1,
+            }
+        }
+        world.settle(random).max(15)
+    });
+    println!("{refused} refused, {taken} taken");
+    assert!(refused > 0 && taken > 0, "{refused} refused, {taken} taken prove little");
+}
+
+#[test]
+fn a_disk_s_spoilt_snapshot_is_refused_or_does_no_harm() {
+    let (mut refused, mut taken) = (0, 0);
+    every_seed("the disk's spoilt snapshot", |random| {
+        let mut world = disk::DiskWorld::new(random, None);
         for _ in 0..60 {
             world.step(random);
             match world.spoil(random) {

@@ -97,6 +97,18 @@ impl Incoming {
         debug_assert!(self.end <= self.chunk.len());
     }
 
+    /// As another process had received it.
+    pub fn refill(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            self.want(self.bytes().len() + bytes.len());
+            let space = self.space(1);
+            let count = space.len().min(bytes.len());
+            space[..count].copy_from_slice(&bytes[..count]);
+            self.received(count);
+            bytes = &bytes[count..];
+        }
+    }
+
     /// What is there.
     pub fn bytes(&self) -> &[u8] {
         &self.chunk[self.start..self.end]

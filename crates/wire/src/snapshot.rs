@@ -1,7 +1,7 @@
 //! What a process tells the one that goes on in its place: the state of its connections, as bytes.
 //!
 //! ```text
-//!   0 "farbus\r\0"   8 version 2   10 kind 2   12 …
+//!   0 "farbus\r\0"   8 version 3   10 kind 2   12 …
 //! ```
 //!
 //! Little-endian. A length stands before whatever has one, and nothing is reserved that the bytes do not hold: a snapshot is as
@@ -10,16 +10,22 @@
 //! attached is then begun anew.
 
 use farbus_model::limits::{ISO_PACKETS_MAX, URB_BYTES_MAX};
-use farbus_model::{Descriptors, Direction, EpAddr, IsoPacket, Payload, Selection, Setup, Urb, UrbFlags, UrbId};
+use farbus_model::{
+    BlockId, BlockOp, BlockRequest, Descriptors, Direction, EpAddr, IsoPacket, Payload, Selection, Setup, Urb,
+    UrbFlags, UrbId,
+};
 
 pub use crate::reader::Reader;
 use crate::reject::Reject;
 
 /// The version written, and the only one read.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 4;
 /// Bytes of a snapshot at most: all that a session and its user here may hold (`Limits::bytes_max`, a lane's unacknowledged
 /// bytes), four times.
 pub const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
+
+/// What may be asked of a block device, by its number here.
+const BLOCK_OPS: [BlockOp; 5] = [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes];
 
 const MAGIC: [u8; 8] = *b"farbus\r\0";
 
@@ -121,6 +127,16 @@ impl Writer {
             self.u32(packet.offset);
             self.u32(packet.length);
         }
+    }
+
+    /// A request to a block device, with what it writes.
+    pub fn block_request(&mut self, request: &BlockRequest) {
+        self.u64(request.id.0);
+        self.u8(BLOCK_OPS.iter().position(|op| *op == request.op).expect("all of them are there") as u8);
+        self.u64(request.offset);
+        self.u32(request.length);
+        self.flag(request.is_durable);
+        self.payload(&request.payload);
     }
 
     /// What is active on a device.
@@ -241,6 +257,20 @@ impl<'a> Reader<'a> {
             urb.iso.push(packet);
         }
         Ok(urb)
+    }
+
+    /// As [`Writer::block_request`] wrote it. Whether its device can have it is asked elsewhere.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn block_request(&mut self) -> Result<BlockRequest, Reject> {
+        let id = BlockId(self.u64("request")?);
+        let op = self.u8("operation")?;
+        let known = BLOCK_OPS.get(usize::from(op)).copied();
+        let op = known.ok_or(Reject::new("operation", op.into(), "a block device knows five"))?;
+        let (offset, length) = (self.u64("offset")?, self.u32("length")?);
+        let is_durable = self.flag("durable")?;
+        Ok(BlockRequest { id, op, offset, length, payload: self.payload("data")?, is_durable })
     }
 
     /// As [`Writer::selection`] wrote it, of a device with these descriptors.

@@ -3,6 +3,7 @@
 //! Nearly every proof exists twice, once for each client: the distribution's `usbip attach` shows that farbus
 //! is a good exporter to anybody, `farbus attach --via kernel` that it is a good importer too.
 
+mod audio;
 mod capture;
 mod case;
 mod daemon;
@@ -31,6 +32,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         storage::CASES,
         nbd::CASES,
         keyboard::CASES,
+        audio::CASES,
         testusb::CASES,
         redir::CASES,
         redir_hosts::CASES,
@@ -49,7 +51,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
 
 /// How the names begin of cases that have all processors to themselves: they boot two machines, or are held to a clock; or (usbfs) a guest
 /// was seen to stand still beside another one.
-pub const ALONE: [&str; 5] = ["pair-", "daemon-", "redir-migrate", "usbfs-", "lost-client-"];
+pub const ALONE: [&str; 6] = ["pair-", "daemon-", "redir-migrate", "usbfs-", "lost-client-", "audio-"];
 
 /// Whether the case wants the processors to itself.
 pub fn runs_alone(case: &Case) -> bool {

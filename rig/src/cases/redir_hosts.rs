@@ -2,19 +2,19 @@
 
 use super::case::{Case, expect};
 use super::usbfs::xhci;
-use super::{keyboard, storage};
+use super::{keyboard, nbd, storage};
 use crate::farbus::Attached;
-use crate::hosts::{Host, Shared};
+use crate::hosts::{Heard, Host, Shared};
 use crate::lab::{Boot, Client, Lab};
 use crate::machine::Guest;
-use crate::{Error, Result};
+use crate::{Error, Result, disk};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 pub(super) const CASES: &[Case] = &[
     Case {
         name: "redir-migrate-hosts",
-        purpose: "a guest under load migrates live between two hosts, each with its own farbus, and back, --times: disk and keyboard keep their numbers, no reset, no error, trees and keys check out",
+        purpose: "a guest under load migrates live between two hosts, each with its own farbus, and back, --times: USB disk and keyboard keep their numbers, its block disk (NBD) goes along, no reset, no error, trees and keys check out",
         run: there_and_back,
     },
     Case {
@@ -24,10 +24,28 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// What the machine has.
-const DEVICES: [&str; 2] = ["disk", "keyboard"];
+/// What the machine has: its name at the exporter, and by what it has it.
+const DEVICES: [(&str, Way); 3] = [("disk", Way::Redir), ("keyboard", Way::Redir), ("disk2", Way::Nbd)];
 /// The paper's figure, for all that a migration takes (Kwon et al. 2007, section 7.5).
 const PAPER_MS: u64 = 7;
+/// The block disk's size.
+const BLOCK_BYTES: u64 = 64 << 20;
+
+/// How the machine has a device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Redir,
+    Nbd,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Way::Redir => "redir",
+            Way::Nbd => "nbd",
+        }
+    }
+}
 
 /// An exporter, and two hosts of virtual machines.
 struct Cluster<'l> {
@@ -36,24 +54,48 @@ struct Cluster<'l> {
     hosts: [Host; 2],
     share: Shared,
     image: PathBuf,
+    block: PathBuf,
     moves: u32,
 }
 
 /// A machine, and what its host's farbus lends it.
 struct Placed {
     guest: Guest,
-    attached: Vec<Attached>,
+    lent: Vec<Lent>,
+}
+
+/// A device of it.
+struct Lent {
+    name: &'static str,
+    way: Way,
+    attached: Attached,
+    heard: Heard,
+}
+
+/// What a device's move took.
+struct Quiet {
+    /// When it was to be held still.
+    asked: Instant,
+    /// What that took, by farbus's own clock.
+    held: Duration,
+    /// What holding the same load took, with nothing to follow.
+    drained: Duration,
 }
 
 impl<'l> Cluster<'l> {
     fn new(lab: &'l Lab<'l>, moves: u32) -> Result<Self> {
         let image = storage::image_with_tree(lab)?;
+        let (folder, block) = (lab.scratch("block-tree"), lab.scratch("block"));
+        std::fs::create_dir_all(&folder).map_err(Error::io(format!("create {}", folder.display())))?;
+        disk::few_files(&folder)?;
+        disk::ext4(&block, BLOCK_BYTES, &folder)?;
         let [exporter, desk, rack] = [lab.host("lab3")?, lab.host("desk")?, lab.host("rack")?];
         exporter.pair(&desk)?;
         exporter.pair(&rack)?;
         desk.pair(&rack)?;
-        let share = exporter.share(&[format!("disk:{}", image.display()), "keyboard".into()])?;
-        Ok(Self { lab, exporter, hosts: [desk, rack], share, image, moves })
+        let disks = [&image, &block].map(|path| format!("disk:{}", path.display()));
+        let share = exporter.share(&[&disks[..], &["keyboard".to_owned()]].concat())?;
+        Ok(Self { lab, exporter, hosts: [desk, rack], share, image, block, moves })
     }
 
     fn incoming(&self) -> String {
@@ -63,17 +105,28 @@ impl<'l> Cluster<'l> {
     /// The machine's next place: what is lent there waits to be inherited, unless it is the first.
     fn place(&self, number: u32) -> Result<Placed> {
         let host = &self.hosts[number as usize % 2];
-        let (mut attached, mut hardware) = (Vec::new(), Vec::new());
-        for device in DEVICES {
-            let socket = self.lab.scratch(&format!("{number}-{device}.sock"));
-            let target = format!("lab3/{device}");
-            let mut words = vec![&*target, "--address", &self.share.address, "--via", "redir"];
+        let (mut lent, mut hardware, mut plugged) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, way) in DEVICES {
+            let socket = self.lab.scratch(&format!("{number}-{name}.sock"));
+            let target = format!("lab3/{name}");
+            let mut words = vec![&*target, "--address", &self.share.address, "--via", way.name()];
             words.extend((number > 0).then_some("--inherit"));
-            attached.push(host.attach(&words, &socket, &format!("attach-{number}-{device}"))?);
-            hardware.extend(["-chardev".to_owned(), format!("socket,id={device},path={}", socket.display())]);
+            let (attached, heard) = host.attach_heard(&words, &socket, &format!("attach-{number}-{name}"))?;
+            lent.push(Lent { name, way, attached, heard });
+            let socket = socket.display();
+            match way {
+                Way::Redir => {
+                    hardware.extend(["-chardev".to_owned(), format!("socket,id={name},path={socket}")]);
+                    plugged.push(format!("usb-redir,chardev={name},bus=hc.0"));
+                }
+                Way::Nbd => {
+                    let drive = format!("file=nbd+unix:///?socket={socket},format=raw,if=none,id={name},discard=unmap");
+                    let device = format!("virtio-blk-device,drive={name}");
+                    hardware.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
+                }
+            }
         }
-        let plugged = DEVICES.map(|device| format!("usb-redir,chardev={device},bus=hc.0"));
-        hardware.extend(xhci(&plugged.each_ref().map(String::as_str)));
+        hardware.extend(xhci(&plugged.iter().map(String::as_str).collect::<Vec<_>>()));
         if number > 0 {
             hardware.extend(["-incoming".to_owned(), self.incoming()]);
         }
@@ -82,6 +135,7 @@ impl<'l> Cluster<'l> {
             modules: &[
                 "virtio_mmio",
                 "virtio_net",
+                "virtio_blk",
                 "xhci_pci",
                 "usb_storage",
                 "sd_mod",
@@ -98,35 +152,51 @@ impl<'l> Cluster<'l> {
             hardware,
             ..Boot::default()
         })?;
-        Ok(Placed { guest, attached })
+        Ok(Placed { guest, lent })
     }
 
-    /// Has its devices held still for the host of that number.
-    fn hold(&self, from: u32) -> Result<()> {
-        let (here, there) = (&self.hosts[from as usize % 2], &self.hosts[(from as usize + 1) % 2]);
-        DEVICES.iter().try_for_each(|device| here.run(&["migrate", device, "--to", there.name()]).map(drop))
+    /// The hosts of the machine's place of that number and of the next one.
+    fn hosts_of(&self, number: u32) -> (&Host, &Host) {
+        (&self.hosts[number as usize % 2], &self.hosts[(number as usize + 1) % 2])
     }
 
-    /// Waits until a device there has answered something.
-    fn await_answer(&self, number: u32, device: &str) -> Result<()> {
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(30) {
-            let said = self.hosts[number as usize % 2].status("attach", device)?;
-            if said["meters"]["urbs"].as_u64().unwrap_or_default() > 0 {
-                return Ok(());
-            }
-        }
-        Err(Error::Expectation(format!("{device} has answered nothing within 30 s where it went")))
+    /// What it takes to hold a device still under its load, and let it go on.
+    fn drain(&self, from: u32, lent: &Lent) -> Result<Duration> {
+        let (here, _) = self.hosts_of(from);
+        here.run(&["hold", lent.name])?;
+        here.run(&["resume", lent.name])?;
+        held_in(&lent.heard)
+    }
+
+    /// Has a device held still for the host of that number.
+    fn hold(&self, from: u32, lent: &Lent, drained: Duration) -> Result<Quiet> {
+        let (here, there) = self.hosts_of(from);
+        let asked = Instant::now();
+        here.run(&["migrate", lent.name, "--to", there.name()])?;
+        Ok(Quiet { asked, held: held_in(&lent.heard)?, drained })
+    }
+
+    /// What a session's way there and back takes, as its importer sees it.
+    fn round_trip(&self, from: u32) -> Result<Duration> {
+        let latency = &self.hosts_of(from).0.status("attach", "disk")?["latency"]["network_us"]["p50"];
+        Ok(Duration::from_secs_f64(latency.as_f64().unwrap_or_default() / 1e6))
     }
 
     /// The load ends well, and so does all else.
     fn judge(mut self, mut placed: Placed) -> Result<String> {
         let passes = placed.guest.await_word("done")?;
         placed.guest.await_word("detach")?;
-        placed.attached.into_iter().try_for_each(Attached::detach)?;
-        let typed = keyboard::judge(&placed.guest.finish()?.output)?;
+        let typed = {
+            let (usb, block): (Vec<_>, Vec<_>) = placed.lent.into_iter().partition(|lent| lent.way == Way::Redir);
+            usb.into_iter().try_for_each(|lent| lent.attached.detach())?;
+            let typed = keyboard::judge(&placed.guest.finish()?.output)?;
+            // Its machine has it until that ends.
+            block.into_iter().try_for_each(|lent| lent.attached.detach())?;
+            typed
+        };
         self.share.still_runs()?;
         storage::judge_guests_tree(self.lab, &self.image)?;
+        nbd::judge_noise(self.lab, &self.block)?;
         Ok(format!("{passes} passes of the load; {typed}"))
     }
 
@@ -140,6 +210,76 @@ impl<'l> Cluster<'l> {
             false => self.exporter.run(&["type", "keyboard", "--", piece]).map(drop),
         }
     }
+
+    /// The machine goes to its place of that number.
+    fn go(&self, number: u32, here: &mut Placed) -> Result<String> {
+        let there = self.place(number)?;
+        std::thread::sleep(Duration::from_secs(1));
+        let from = number - 1;
+        let drained = here.lent.iter().map(|lent| self.drain(from, lent)).collect::<Result<Vec<_>>>()?;
+        let round_trip = self.round_trip(from)?;
+        let mut quiets: Vec<Option<Quiet>> = here.lent.iter().map(|_| None).collect();
+        // A machine that stands does not read what its USB devices send: they are held while it runs.
+        for (at, lent) in here.lent.iter().enumerate().filter(|(_, lent)| lent.way == Way::Redir) {
+            quiets[at] = Some(self.hold(from, lent, drained[at])?);
+        }
+        // Keys are pressed while it is nowhere.
+        self.type_part(number)?;
+        let start = Instant::now();
+        let downtime = here.guest.migrate_pausing(&self.incoming(), Duration::from_secs(60), || {
+            // And one that runs waits for its disks before it stands.
+            for (at, lent) in here.lent.iter().enumerate().filter(|(_, lent)| lent.way == Way::Nbd) {
+                quiets[at] = Some(self.hold(from, lent, drained[at])?);
+            }
+            Ok(())
+        })?;
+        let migrated = start.elapsed();
+        let Placed { guest, lent: before } = std::mem::replace(here, there);
+        guest.cut_power();
+        let mut told = vec![format!("QEMU: {} ms in all, {} ms down", migrated.as_millis(), downtime.as_millis())];
+        for ((before, after), quiet) in before.into_iter().zip(&here.lent).zip(quiets) {
+            let quiet = quiet.ok_or_else(|| Error::Expectation(format!("{} was not held", before.name)))?;
+            let (left, _) = before.heard.await_line("goes to its heir")?;
+            let (arrived, _) = after.heard.await_line("was handed over to this host")?;
+            let (answered, line) = after.heard.await_line("answers its first request here")?;
+            let waited = if line.contains("is_awaited=true") { span_in(&line, "after_us=")? } else { Duration::ZERO };
+            let handed = arrived.saturating_duration_since(left) + waited;
+            told.push(quiet.tell(before.name, handed, answered, round_trip));
+            let status = before.attached.end()?;
+            expect(status.success(), || format!("farbus attach ended with {status} when its device had gone"))?;
+        }
+        Ok(told.join(", "))
+    }
+}
+
+/// What holding it still took, as farbus said last.
+fn held_in(heard: &Heard) -> Result<Duration> {
+    span_in(&heard.await_line("held_us=")?.1, "held_us=")
+}
+
+fn span_in(line: &str, name: &str) -> Result<Duration> {
+    let figure = line.split_once(name).and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
+    figure.map(Duration::from_micros).ok_or_else(|| Error::Expectation(format!("farbus attach says no {name}: {line}")))
+}
+
+impl Quiet {
+    /// What the move took: in all, and of that farbus's own part: holding it still, and what its machine, when it had left here, waited for it
+    /// there.
+    fn tell(&self, name: &str, handed: Duration, answered: Instant, round_trip: Duration) -> String {
+        let own = self.held + handed;
+        let target = self.drained.mul_f64(1.5) + round_trip;
+        let verdict = if own <= target { "PASS" } else { "MISS" };
+        let ms = |span: Duration| format!("{:.1}", span.as_secs_f64() * 1e3);
+        format!(
+            "{name}: quiet {} ms, of it farbus {} (held in {}, handed over in {}; the same queue drains in {}, target {}: {verdict})",
+            ms(answered.saturating_duration_since(self.asked)),
+            ms(own),
+            ms(self.held),
+            ms(handed),
+            ms(self.drained),
+            ms(target),
+        )
+    }
 }
 
 fn there_and_back(lab: &Lab) -> Result<String> {
@@ -151,32 +291,7 @@ fn there_and_back(lab: &Lab) -> Result<String> {
     let mut figures = Vec::new();
     for number in 1..=moves {
         std::thread::sleep(Duration::from_secs(2));
-        let there = cluster.place(number)?;
-        std::thread::sleep(Duration::from_secs(1));
-        let start = Instant::now();
-        cluster.hold(number - 1)?;
-        let held = start.elapsed();
-        // Keys are pressed while it is nowhere.
-        cluster.type_part(number)?;
-        let start = Instant::now();
-        let Placed { guest, attached } = std::mem::replace(&mut here, there);
-        let downtime = guest.migrate(&cluster.incoming(), Duration::from_secs(60))?;
-        let migrated = start.elapsed();
-        let start = Instant::now();
-        guest.cut_power();
-        cluster.await_answer(number, "disk")?;
-        let handed = start.elapsed();
-        for attached in attached {
-            let status = attached.end()?;
-            expect(status.success(), || format!("farbus attach ended with {status} when its device had gone"))?;
-        }
-        figures.push(format!(
-            "held in {} ms, handed over and answering in {} ms (QEMU: {} ms in all, {} ms down)",
-            held.as_millis(),
-            handed.as_millis(),
-            migrated.as_millis(),
-            downtime.as_millis()
-        ));
+        figures.push(cluster.go(number, &mut here)?);
     }
     let note = cluster.judge(here)?;
     Ok(format!("{note}; the paper: {PAPER_MS} ms; {}", figures.join("; ")))
@@ -189,14 +304,45 @@ fn stays(lab: &Lab) -> Result<String> {
     cluster.type_part(0)?;
     let there = cluster.place(1)?;
     std::thread::sleep(Duration::from_secs(1));
-    cluster.hold(0)?;
+    let (host, heir) = cluster.hosts_of(0);
+    for lent in here.lent.iter().filter(|lent| lent.way == Way::Redir) {
+        host.run(&["migrate", lent.name, "--to", heir.name()])?;
+    }
     cluster.type_part(1)?;
-    there.guest.cut_power();
-    drop(there.attached);
-    let failed = here.guest.migrate(&cluster.incoming(), Duration::from_secs(20));
+    let failed = here.guest.migrate_pausing(&cluster.incoming(), Duration::from_secs(20), || {
+        for lent in here.lent.iter().filter(|lent| lent.way == Way::Nbd) {
+            host.run(&["migrate", lent.name, "--to", heir.name()])?;
+        }
+        there.guest.cut_power();
+        drop(there.lent);
+        Ok(())
+    });
     expect(failed.is_err(), || "it has migrated to nobody".into())?;
-    for device in DEVICES {
-        cluster.hosts[0].run(&["resume", device])?;
+    for lent in &here.lent {
+        host.run(&["resume", lent.name])?;
     }
     cluster.judge(here)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_holding_took_is_read_from_farbus_s_own_words() {
+        let line = " INFO held_us=1234 result=Ok(ToUser) the disk was held still";
+        assert_eq!(span_in(line, "held_us=").unwrap(), Duration::from_micros(1234));
+        assert_eq!(span_in(" INFO is told after_us=7", "after_us=").unwrap(), Duration::from_micros(7));
+        assert!(span_in("nothing", "held_us=").is_err());
+    }
+
+    #[test]
+    fn a_move_is_held_against_what_draining_takes_and_one_round_trip() {
+        let asked = Instant::now();
+        let ms = Duration::from_millis;
+        let quiet = Quiet { asked, held: ms(2), drained: ms(4) };
+        let told = |handed| quiet.tell("disk", handed, asked + ms(100), ms(1));
+        assert!(told(ms(5)).ends_with("target 7.0: PASS)"), "{}", told(ms(5)));
+        assert!(told(ms(6)).ends_with("target 7.0: MISS)"), "{}", told(ms(6)));
+    }
 }

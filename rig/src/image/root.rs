@@ -17,6 +17,7 @@ const MODULES: &[&str] = &[
     "loop",
     "fuse",
     "nbd",
+    "sch_netem",
     // USB/IP in both directions, and a USB device and controller made of nothing
     "vhci_hcd",
     "usbip_host",

@@ -86,6 +86,28 @@ impl Hands {
         }
     }
 
+    /// What another process listened at is listened at here: a socket's path is removed at the latest when this process has ended.
+    ///
+    /// # Errors
+    /// If it is not meant to be listened at.
+    pub fn take_place(&self, place: &Place) -> io::Result<()> {
+        match self {
+            Hands::Own => Ok(()),
+            Hands::Through(broker) => {
+                broker.ask::<Value>(&Question::TakePlace { place: place.clone() }, None).map(|_| ())
+            }
+        }
+    }
+
+    /// Another process listens there from now on: its path stays.
+    pub fn leave_place(&self, place: &Place) {
+        if let Hands::Through(broker) = self
+            && let Err(error) = broker.ask::<Value>(&Question::LeavePlace { place: place.clone() }, None)
+        {
+            tracing::warn!(%place, %error, "the socket may go when this process ends");
+        }
+    }
+
     /// Opens a disk image and locks it.
     ///
     /// # Errors

@@ -15,24 +15,76 @@ use crate::place::Place;
 pub(super) enum Question {
     Line,
     Config,
-    Listen { place: Place },
-    ListenAt { place: Place },
-    OpenImage { path: PathBuf, read_only: bool },
-    OpenUsb { bus: u32, device: u32 },
-    InheritUsb { bus: u32, device: u32 },
-    GivenBack { bus: u32, device: u32 },
-    Connect { host: String, time_max_ms: u64 },
-    Datagrams { host: String },
-    ListenDatagrams { place: Place, port: u16 },
-    Explain { user: String, reason: String },
+    Listen {
+        place: Place,
+    },
+    ListenAt {
+        place: Place,
+    },
+    /// Another process listened there, and it is ours to remove.
+    TakePlace {
+        place: Place,
+    },
+    /// Another process listens there from now on.
+    LeavePlace {
+        place: Place,
+    },
+    OpenImage {
+        path: PathBuf,
+        read_only: bool,
+    },
+    OpenUsb {
+        bus: u32,
+        device: u32,
+    },
+    InheritUsb {
+        bus: u32,
+        device: u32,
+    },
+    GivenBack {
+        bus: u32,
+        device: u32,
+    },
+    Connect {
+        host: String,
+        time_max_ms: u64,
+    },
+    Datagrams {
+        host: String,
+    },
+    ListenDatagrams {
+        place: Place,
+        port: u16,
+    },
+    Explain {
+        user: String,
+        reason: String,
+    },
     MayPlug,
-    Plug { device_id: u32, speed: String },
-    Unplug { port: u32 },
-    Mount { at: PathBuf, read_only: bool },
-    ReadAhead { mount: u64, bytes: usize },
-    Leave { mount: u64 },
-    Abort { mount: u64 },
-    Forget { mount: u64 },
+    Plug {
+        device_id: u32,
+        speed: String,
+    },
+    Unplug {
+        port: u32,
+    },
+    Mount {
+        at: PathBuf,
+        read_only: bool,
+    },
+    ReadAhead {
+        mount: u64,
+        bytes: usize,
+    },
+    Leave {
+        mount: u64,
+    },
+    Abort {
+        mount: u64,
+    },
+    Forget {
+        mount: u64,
+    },
     Successor,
 }
 

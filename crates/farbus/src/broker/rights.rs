@@ -158,6 +158,18 @@ impl Rights {
                 self.hold(is_meant, || format!("{place} is not listened at"))?;
                 self.listen_at(place, SocketMode::default())
             }
+            Question::TakePlace { place } => {
+                let is_meant = opened(&self.mandate).places.contains(&place);
+                self.hold(is_meant, || format!("{place} is not listened at"))?;
+                opened(&self.sockets).extend(place.path().cloned());
+                done(Value::Null)
+            }
+            Question::LeavePlace { place } => {
+                if let Place::Socket(path) = place {
+                    opened(&self.sockets).remove(&path);
+                }
+                done(Value::Null)
+            }
             Question::OpenImage { path, read_only } => {
                 let is_meant = opened(&self.mandate).images.contains(&(path.clone(), read_only));
                 self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
@@ -386,6 +398,7 @@ mod tests {
             Question::Datagrams { host: "lab3:3240".into() },
             Question::Listen { place: "unix:/run/docker.sock".parse().unwrap() },
             Question::ListenAt { place: Place::Socket("/run/docker.sock".into()) },
+            Question::TakePlace { place: Place::Socket("/run/docker.sock".into()) },
             Question::ListenAt { place: Place::Address("0.0.0.0:0".parse().unwrap()) },
             Question::OpenImage { path: "/etc/shadow".into(), read_only: true },
             Question::OpenUsb { bus: 1, device: 2 },

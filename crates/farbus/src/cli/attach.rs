@@ -19,13 +19,14 @@ use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttach
 use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, Client, ClientError, FailureReport, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
+use crate::gate::{Gate, Granted};
 use crate::meters::Meters;
 use crate::modules::recipe;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::{DiskMode, OpenedDisk};
 use crate::over::Over;
 use crate::place::{Place, Protocol, plain_name};
-use crate::redir::{Gate, Lent, RedirAttachment};
+use crate::redir::{Lent, RedirAttachment};
 use crate::standing::Standing;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
@@ -37,6 +38,7 @@ use farbus_session::{OpStatus, Reject};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Ways:\n  \
     kernel  the device appears to this machine's kernel as if plugged in (root, module vhci-hcd)\n  \
+    uas     a disk appears to it as one that takes many commands at a time: quick over distance (root, module vhci-hcd)\n  \
     fuse    a disk appears as a file, without any kernel USB; for losetup, mkfs, mount, qemu\n  \
     nbd     a disk is served to programs that speak NBD, nothing is mounted; for qemu, nbdcopy, fio, nbd-client\n  \
     redir   any device appears in a virtual machine: QEMU's usb-redir connects to a socket; no kernel USB here, no root\n  \
@@ -49,6 +51,7 @@ use farbus_session::{OpStatus, Reject};
     -device usb-redir,chardev=disk\n  \
     farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n  \
     farbus attach lab3/disk --via nbd --mode read &\n  \
+    farbus attach lab3/disk --via uas\n  \
     farbus attach lab3/disk --module zstd --module seal:key-file=seal.key\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
@@ -70,15 +73,15 @@ pub struct AttachArgs {
     /// Wait for a device that is in use, for ever or so long; who waited longest comes next.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
-    /// fuse, nbd: 'exclusive', by you alone, who may change it; 'read', by you and others, none of whom changes it.
+    /// fuse, nbd, uas: 'exclusive', by you alone, who may change it; 'read', by you and others, none of whom changes it.
     #[arg(long, value_name = "MODE", default_value = DiskMode::Exclusive.as_str())]
     mode: DiskMode,
-    /// redir: the device is to be handed over to this host by 'farbus migrate', with the virtual machine that has it: whoever connects
-    /// waits until it is, and goes on where the machine was.
+    /// redir, nbd: the device is to be handed over to this host by 'farbus migrate', with the virtual machine that has it: whoever
+    /// connects waits until it is, and goes on where the machine was. A disk may be read before that.
     #[arg(long)]
     inherit: bool,
     /// How long the device outlives its link, seconds: it waits, and goes on over the next one. 0: not at all, which is usual with
-    /// hosts that are not paired; else 60 with fuse and nbd, and 20 with kernel and redir. Its exporter has to be a farbus.
+    /// hosts that are not paired; else 60 with fuse, nbd and uas, and 20 with kernel and redir. Its exporter has to be a farbus.
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
     /// Over what links of its session are made: 'quic' for networks that lose much or change their address; with paired hosts.
@@ -108,6 +111,8 @@ pub struct AttachArgs {
 pub enum Via {
     /// Through vhci-hcd.
     Kernel,
+    /// Through vhci-hcd, as a disk of ours.
+    Uas,
     /// As a file.
     Fuse,
     /// As an NBD server's export.
@@ -122,7 +127,7 @@ impl Via {
     /// Whether it is the kernel, here and now.
     pub fn is_kernel(self, hands: &Hands) -> bool {
         match self {
-            Via::Kernel => true,
+            Via::Kernel | Via::Uas => true,
             Via::Fuse | Via::Nbd | Via::Redir => false,
             Via::Auto => hands.may_plug().is_ok(),
         }
@@ -133,7 +138,7 @@ impl Via {
         match self {
             Via::Nbd => Some(Protocol::Nbd),
             Via::Redir => Some(Protocol::Usbredir),
-            Via::Kernel | Via::Fuse | Via::Auto => None,
+            Via::Kernel | Via::Uas | Via::Fuse | Via::Auto => None,
         }
     }
 }
@@ -177,7 +182,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let mandate = Mandate {
         remove: vec![door.path().to_owned()],
         hosts: vec![target.address.clone()],
-        plugs: matches!(way, Way::Kernel),
+        plugs: matches!(way, Way::Kernel { .. }),
         mounts: way.folder().into_iter().cloned().collect(),
         places: way.place().into_iter().cloned().collect(),
         ..Mandate::default()
@@ -197,7 +202,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     let mut patience = Patience::new(args.wait, signals, &shown);
     let ended = match &way {
-        Way::Kernel => attach_to_kernel(&args, &client, &shown, &mut patience)?,
+        Way::Kernel { as_disk } => attach_to_kernel(&args, *as_disk, &client, &shown, &mut patience)?,
         Way::File(at) => attach_as_file(&args, &client, &shown, at, &mut patience)?,
         Way::Programs(Protocol::Nbd, place) => attach_as_nbd(&args, &client, &shown, place, &mut patience)?,
         Way::Programs(Protocol::Usbredir, place) => lend_to_guests(&args, &client, &shown, place, &mut patience)?,
@@ -223,7 +228,10 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
 
 /// How and where a device appears, as its user said it.
 enum Way {
-    Kernel,
+    /// `as_disk`: as a disk of ours.
+    Kernel {
+        as_disk: bool,
+    },
     File(PathBuf),
     Programs(Protocol, Place),
 }
@@ -231,13 +239,16 @@ enum Way {
 impl Way {
     fn of(args: &AttachArgs) -> Result<Self, Failure> {
         let way = Self::said(args)?;
-        let is_disk = matches!(way, Way::File(_) | Way::Programs(Protocol::Nbd, _));
+        let is_disk = matches!(way, Way::File(_) | Way::Programs(Protocol::Nbd, _) | Way::Kernel { as_disk: true });
         match args.mode {
-            _ if args.inherit && !matches!(way, Way::Programs(Protocol::Usbredir, _)) => {
-                Err(Failure::local("--inherit goes with --via redir: a virtual machine comes along\n  try: --wait=20"))
+            _ if args.inherit && !matches!(way, Way::Programs(..)) => Err(Failure::local(
+                "--inherit goes with --via redir and --via nbd: a virtual machine comes along\n  try: --wait=20",
+            )),
+            DiskMode::Read if args.inherit => {
+                Err(Failure::local("--inherit takes over from the one who writes: --mode read needs nobody's leave"))
             }
             DiskMode::Read if !is_disk => Err(Failure::local(
-                "--mode read goes with --via fuse and --via nbd: a USB device has one user\n  try: --via nbd --mode read",
+                "--mode read goes with --via fuse, nbd and uas: a USB device has one user\n  try: --via nbd --mode read",
             )),
             _ => Ok(way),
         }
@@ -261,7 +272,7 @@ impl Way {
         if args.via.is_kernel(&Hands::Own) {
             return match args.at {
                 Some(_) => Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself")),
-                None => Ok(Way::Kernel),
+                None => Ok(Way::Kernel { as_disk: args.via == Via::Uas }),
             };
         }
         Ok(Way::File(args.at.clone().unwrap_or_else(|| default_folder(&args.target))))
@@ -371,14 +382,19 @@ impl<'a> Patience<'a> {
 
 fn attach_to_kernel(
     args: &AttachArgs,
+    as_disk: bool,
     client: &Client,
     shown: &Shown,
     patience: &mut Patience<'_>,
 ) -> Result<Option<Ended>, Failure> {
     let target = &args.target;
-    let Some(attachment) = patience.have(|| KernelAttachment::new(client, target))? else { return Ok(None) };
+    let take = || match as_disk {
+        true => KernelAttachment::disk(client, target, args.mode),
+        false => KernelAttachment::new(client, target),
+    };
+    let Some(attachment) = patience.have(take)? else { return Ok(None) };
     let at = format!("vhci port {}", attachment.port().0);
-    shown.stands(attachment.standing(), None);
+    shown.stands(attachment.standing(), attachment.mode());
     shown.attached(&at, attachment.ender(), Some(attachment.meters()));
     explain(client, target, args.reason.as_ref(), attachment.local_address());
     end_on(patience.take_signals(), attachment.ender(), || {});
@@ -423,15 +439,21 @@ fn attach_as_nbd(
     let target = &args.target;
     // Nothing is taken from anybody before; and whoever connects while the device is waited for waits, too.
     let entrance = client.hands().listen_at(place).map_err(Failure::local)?;
-    let Some(disk) = patience.have(|| OpenedDisk::open(client, target, args.mode))? else { return Ok(None) };
+    let take = || match args.inherit {
+        true => OpenedDisk::inherit(client, target),
+        false => OpenedDisk::open(client, target, args.mode),
+    };
+    let Some(disk) = patience.have(take)? else { return Ok(None) };
     let attachment = NbdAttachment::over(disk, target, entrance)?;
     shown.stands(attachment.standing(), Some(attachment.mode()));
     shown.attached(attachment.uri(), attachment.ender(), Some(attachment.meters()));
+    shown.state().gate = attachment.gate();
     explain(client, target, args.reason.as_ref(), attachment.local_address());
     let cutter = attachment.cutter();
     end_on(patience.take_signals(), attachment.ender(), move || cutter.cut());
     let served = Served { uri: attachment.uri().to_owned(), name: String::new(), size_bytes: attachment.size_bytes() };
-    say_served(&format!("{target} attached{}", words_of(attachment.mode())), &[served], args.json)?;
+    let how = if args.inherit { " to be handed over, and read meanwhile," } else { " attached" };
+    say_served(&format!("{target}{how}{}", words_of(attachment.mode())), &[served], args.json)?;
     Ok(Some(attachment.run()))
 }
 
@@ -625,10 +647,10 @@ impl Shown {
 pub fn answer_of_heir(gate: Option<&Gate>, standing: Option<&Standing>, heir: &str) -> Answer {
     let refused = |why: &str| Answer::Refused(why.to_owned());
     let Ok(heir) = heir.parse::<Fingerprint>() else { return refused("that is no key") };
-    if gate.is_some() {
-        return match answer_of_gate(gate, |gate| gate.hand_over(*heir.as_bytes())) {
-            Answer::Ok(_) => Answer::Ok(serde_json::json!({ "machine": true })),
-            answer => answer,
+    if let Some(gate) = gate {
+        return match gate.hand_over(*heir.as_bytes()) {
+            Ok(granted) => Answer::Ok(serde_json::json!({ "machine": granted == Granted::ToUser })),
+            Err(why) => Answer::Refused(why.to_owned()),
         };
     }
     match standing {
@@ -641,11 +663,11 @@ pub fn answer_of_heir(gate: Option<&Gate>, standing: Option<&Standing>, heir: &s
 }
 
 /// Does something with what holds a virtual machine's device still; says so where there is none.
-pub fn answer_of_gate(gate: Option<&Gate>, act: impl FnOnce(&Gate) -> Result<(), &'static str>) -> Answer {
+pub fn answer_of_gate(gate: Option<&Gate>, act: impl FnOnce(&Gate) -> Result<Granted, &'static str>) -> Answer {
     match gate.map(act) {
-        Some(Ok(())) => Answer::Ok(serde_json::Value::Null),
+        Some(Ok(_)) => Answer::Ok(serde_json::Value::Null),
         Some(Err(why)) => Answer::Refused(why.to_owned()),
-        None => Answer::Refused("no virtual machine is lent this device (--via redir)".to_owned()),
+        None => Answer::Refused("no virtual machine is lent this device (--via redir or nbd)".to_owned()),
     }
 }
 

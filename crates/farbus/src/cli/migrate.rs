@@ -20,7 +20,9 @@ use crate::trust::Trust;
     A device that a virtual machine has (--via redir) goes with the machine. On the other host, before anything else:\n  \
     farbus attach lab3/disk --via redir --socket PATH --inherit\n\
     and a QEMU with the same options and '-incoming', connected there. When this command returns the device is held still:\n\
-    migrate the machine, and end the QEMU here. If it is still here after 20 s, or 'farbus resume' says so, it goes on here.\n\n\
+    migrate the machine, and end the QEMU here. If it is still here after 20 s, or 'farbus resume' says so, it goes on here.\n\
+    Its block disks (--via nbd, with --inherit there) go along, too: hand them over in QEMU's state 'pre-switchover'\n\
+    (capability pause-before-switchover), when it has drained them.\n\n\
     Examples:\n  farbus migrate lab3/disk --to desk2"
 )]
 pub struct Args {

@@ -15,16 +15,21 @@ use super::confined::{give_rights_away, start_broker};
 use super::listen::place_told;
 use super::owner::ProcessStatus;
 use super::served::{Served, say_served};
+use super::swap;
 use crate::attach::{AttachmentStatus, Ended, Ender};
 use crate::block::BlockSpec;
 use crate::broker::{Hands, Mandate};
 use crate::client::Attribute;
 use crate::control::{Answer, Door, Question};
+use crate::device_status::MediumStatus;
 use crate::meters::Meters;
 use crate::nbd::{NbdServer, Offer, uri};
 use crate::place::Protocol;
+use crate::swap::Swaps;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::protect_writeback_path;
+use farbus_session::block::BlockExport;
+use serde::Serialize;
 
 /// Serve block devices of this machine to programs that speak NBD, until interrupted.
 #[derive(Debug, clap::Args)]
@@ -80,9 +85,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let offers = args.what.iter().zip(&names).map(|(what, name)| {
         let opened = what.open(&Hands::Own).map_err(Failure::local)?;
         let (name, description) = (name.clone(), what.to_string());
-        Ok(Offer { name, description, device: opened.device, zeroes_fast: opened.zeroes_fast })
+        let offer = Offer { name, description, device: opened.device, zeroes_fast: opened.zeroes_fast };
+        Ok((offer, opened.export))
     });
-    let offers = offers.collect::<Result<Vec<_>, Failure>>()?;
+    let (offers, exports): (Vec<_>, Vec<_>) = offers.collect::<Result<Vec<_>, Failure>>()?.into_iter().unzip();
     let sizes: Vec<u64> = offers.iter().map(|offer| offer.device.info().size_bytes).collect();
     let entrance = hands.listen_at(&place).map_err(Failure::local)?;
     let place = entrance.place().map_err(Failure::local)?;
@@ -96,15 +102,18 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
-    let shown = Shown {
+    let shown = Arc::new(Shown {
         names,
+        exports,
+        swaps: Swaps::default(),
         uri: served[0].uri.clone(),
         what: args.what.iter().map(BlockSpec::to_string).collect(),
         since: Instant::now(),
         ender: server.ender(),
         meters: server.meters(),
-    };
-    door.open(knocks, move |question| shown.answer(question)).map_err(Failure::local)?;
+    });
+    let for_door = Arc::clone(&shown);
+    door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     let ender = server.ender();
     thread::spawn(move || {
         if signals.forever().next().is_some() {
@@ -113,6 +122,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     });
     say_served("serving", &served, args.json)?;
     let ended = server.run();
+    shown.swaps.stop();
     drop(hands);
     match ended {
         Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Moved => Ok(()),
@@ -138,6 +148,9 @@ fn names(what: &[BlockSpec]) -> Vec<String> {
 /// What a status shows.
 struct Shown {
     names: Vec<String>,
+    exports: Vec<Arc<BlockExport>>,
+    /// By name.
+    swaps: Swaps,
     uri: String,
     what: Vec<String>,
     since: Instant,
@@ -148,6 +161,11 @@ struct Shown {
 impl Shown {
     fn answer(&self, question: Question) -> Answer {
         let is_meant = |asked: &str| self.names.iter().chain(&self.what).any(|name| name == asked);
+        if let Some(asked) = swap::asked_of(&question) {
+            let found = self.names.iter().zip(&self.exports).find(|(name, _)| *name == asked);
+            let Some((name, export)) = found else { return Answer::Unknown };
+            return swap::answer_disk(&self.swaps, name, export, question);
+        }
         match question {
             Question::Status => self.status(),
             Question::Detach { device } if device.as_deref().is_none_or(is_meant) => {
@@ -159,23 +177,36 @@ impl Shown {
     }
 
     fn status(&self) -> Answer {
-        let devices = self.names.iter().zip(&self.what).enumerate().map(|(at, (name, what))| AttachmentStatus {
-            name: name.clone(),
-            title: what.clone(),
-            state: "served",
-            user: String::new(),
-            at: self.uri.clone(),
-            used_s: self.since.elapsed().as_secs_f64(),
-            reason: None,
-            mode: None,
-            link_lost_s: None,
-            latency: None,
-            // They are counted together.
-            meters: (at == 0).then(|| self.meters.read()),
+        let all = self.names.iter().zip(&self.what).zip(&self.exports);
+        let devices = all.enumerate().map(|(at, ((name, what), export))| ServedStatus {
+            served: AttachmentStatus {
+                name: name.clone(),
+                title: what.clone(),
+                state: "served",
+                user: String::new(),
+                at: self.uri.clone(),
+                used_s: self.since.elapsed().as_secs_f64(),
+                reason: None,
+                mode: None,
+                link_lost_s: None,
+                latency: None,
+                // They are counted together.
+                meters: (at == 0).then(|| self.meters.read()),
+            },
+            medium: MediumStatus::of(export),
         });
         let devices = devices.collect();
         ProcessStatus { pid: std::process::id(), role: "nbd", address: self.uri.clone(), devices }.answer()
     }
+}
+
+/// A device that is served, and what holds its blocks.
+#[derive(Serialize)]
+struct ServedStatus {
+    #[serde(flatten)]
+    served: AttachmentStatus,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    medium: Option<MediumStatus>,
 }
 
 #[cfg(test)]

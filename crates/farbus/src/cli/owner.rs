@@ -92,9 +92,14 @@ fn devices_of(process: &Value) -> impl Iterator<Item = &Value> {
     process["devices"].as_array().into_iter().flatten()
 }
 
-/// What has no room in a table: what a user needs the device for, and what is wrong with an attachment.
+/// What has no room in a table: what a device counts, what a user needs it for, and what is wrong with an attachment.
 fn say_more(device: &Value) {
     let name = device["name"].as_str().unwrap_or_default();
+    let counts = device["counts"].as_object().into_iter().flatten().filter(|(_, count)| count.as_u64() != Some(0));
+    let counts: Vec<String> = counts.map(|(what, count)| format!("{} {count}", what.replace('_', " "))).collect();
+    if !counts.is_empty() {
+        say(format!("{name}: {}", counts.join(", ")));
+    }
     if let Some(reason) = device["reason"].as_str() {
         say(format!("{name}: used for: {reason}"));
     }

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_gadgets::audio::Audio;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::storage::{Options, Storage};
 use farbus_gadgets::zero::{Fill, SourceSink};
@@ -50,6 +51,7 @@ use crate::usb;
     zero[,speed=SPEED][,fill=FILL][,verify]  source and sink; FILL is zeros or mod63 (usbtest pattern=1),\n  \
     \x20                                     SPEED is full, high or super\n  \
     keyboard                              types what 'farbus type' tells it\n  \
+    audio[,speed=SPEED]                   a sound card: its microphone hears a tone, 'farbus status' counts what is played\n  \
     usb:BUSID, usb:VENDOR:PRODUCT, usb:serial=TEXT\n  \
     \x20                                     a real USB device of this machine, taken from its drivers meanwhile\n\n\
     Examples:\n  farbus share disk:backup.img\n  farbus share disk:/dev/sdb,ro zero keyboard\n  \
@@ -110,6 +112,9 @@ pub enum What {
         verify: bool,
     },
     Keyboard,
+    Audio {
+        speed: Speed,
+    },
     Usb(Selector),
 }
 
@@ -134,7 +139,8 @@ impl FromStr for What {
                 None => Ok(What::Keyboard),
                 Some(word) => Err(format!("keyboard has no option '{word}'")),
             },
-            _ => Err(format!("'{text}' is not a device: try disk:PATH, zero, keyboard or usb:BUSID")),
+            Some("audio") => audio_from(words),
+            _ => Err(format!("'{text}' is not a device: try disk:PATH, zero, keyboard, audio or usb:BUSID")),
         }
     }
 }
@@ -174,6 +180,18 @@ fn zero_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
         }
     }
     Ok(What::Zero { speed, fill, verify })
+}
+
+fn audio_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
+    let mut speed = Speed::Full;
+    for word in words {
+        match word {
+            "speed=full" => speed = Speed::Full,
+            "speed=high" => speed = Speed::High,
+            _ => return Err(format!("audio has no option '{word}': there are speed=full and speed=high")),
+        }
+    }
+    Ok(What::Audio { speed })
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
@@ -319,6 +337,7 @@ impl What {
             What::Disk { kind, .. } => kind,
             What::Zero { .. } => "zero",
             What::Keyboard => "keyboard",
+            What::Audio { .. } => "audio",
             What::Usb(_) => "usb",
         }
     }
@@ -339,6 +358,7 @@ pub fn offer(
         }
         What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
         What::Keyboard => share.add(name, Keyboard::device()),
+        What::Audio { speed } => share.add(name, Audio::device(speed)),
         What::Disk { ref spec, sector_bytes, .. } => {
             let export = Arc::new(spec.export(hands).map_err(Failure::local)?);
             let (product, serial) = (spec.name(), Options::serial_of(&spec.identity()));
@@ -431,6 +451,8 @@ mod tests {
         assert_eq!(read("block:/x,scratch"), Ok(disk("block:/x,scratch", 512, "block")));
         assert_eq!(read("memory:1G"), Ok(disk("memory:1G", 512, "memory")));
         assert_eq!(read("keyboard"), Ok(What::Keyboard));
+        assert_eq!(read("audio"), Ok(What::Audio { speed: Speed::Full }));
+        assert_eq!(read("audio,speed=high"), Ok(What::Audio { speed: Speed::High }));
         let zero = What::Zero { speed: Speed::Super, fill: Fill::Mod63, verify: true };
         assert_eq!(read("zero,speed=super,fill=mod63,verify"), Ok(zero));
         assert_eq!(read("usb:046d:c52b"), Ok(What::Usb(Selector::Ids(0x46d, 0xc52b))));
@@ -448,6 +470,7 @@ mod tests {
             "disk:x,sector=100",
             "zero,speed=ultra",
             "keyboard,de",
+            "audio,speed=super",
             "tape",
         ] {
             assert!(read(wrong).is_err(), "{wrong}");

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use farbus_io::store::{FileStore, Trouble};
 use farbus_io::usb::{Inventory, Selector};
+use farbus_session::block::BlockExport;
 use farbus_session::block::swap::Options;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -28,7 +29,7 @@ use crate::device_status::MediumStatus;
 use crate::failure::FailureReport;
 use crate::share::{Share, ShareError};
 use crate::swap::journal::{Journals, Medium};
-use crate::swap::{Order, SwapStatus};
+use crate::swap::{Order, SwapStatus, Swaps};
 
 /// How often the progress is asked for.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -46,12 +47,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
     farbus swap disk --to block:/dev/nvme0n1 --rate 100M --verify\n  \
     farbus swap disk                          watch one that is under way\n  \
     farbus swap disk --cancel\n  \
+    farbus swap b.img --to block:c.img        what 'farbus nbd block:b.img' serves\n  \
     farbus swap serial --to usb:1-3           another adapter takes its place\n  \
     farbus swap disk --to block:b.img --json | jq '{state, bytes_per_s, quiet_ms}'\n  \
     farbus swap --forget a.img                use what was left behind all the same"
 )]
 pub struct Args {
-    /// Name or bus id of the shared device.
+    /// Name or bus id of the shared device, or name of what 'farbus nbd' serves.
     #[arg(required_unless_present = "forget")]
     device: Option<String>,
     /// Where to: 'block:' and the path of a file or block device, at least as large; 'usb:' and a twin's bus id.
@@ -181,7 +183,7 @@ impl Owner {
             let name = found["name"].as_str().unwrap_or(device).to_owned();
             return Ok(Self { pid, device: name, medium });
         }
-        let message = format!("no device called '{device}' is shared here\n  see: farbus status");
+        let message = format!("no device called '{device}' is shared or served here\n  see: farbus status");
         Err(Failure::new(Attribute::Gone, message))
     }
 
@@ -325,55 +327,67 @@ fn make(path: &Path, size_bytes: u64) -> io::Result<bool> {
 
 /// Answers what is asked of the swaps of what is shared.
 pub fn answer(share: &Share, question: Question) -> Answer {
-    let device = match &question {
-        Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device } => {
-            device.clone()
-        }
-        _ => return Answer::Unknown,
-    };
+    let Some(device) = asked_of(&question).map(str::to_owned) else { return Answer::Unknown };
     let (bus_id, export) = match share.disk(&device) {
         Ok(found) => found,
         Err(ShareError::NoDevice(_)) => return Answer::Unknown,
         Err(error) => return Answer::Refused(error.to_string()),
     };
-    let none = || {
-        let message =
-            format!("{device} is not being swapped\n  begin: farbus swap {device} --to block:PATH, or usb:BUSID");
-        Answer::Failed(FailureReport { attribute: Attribute::Gone, message })
-    };
-    match question {
-        Question::Swap { to, files, .. } if to.starts_with("usb:") => {
-            if export.is_some() {
-                return Answer::Refused(format!("{device} is a disk: it moves to block:PATH"));
-            }
+    match (question, export) {
+        (Question::Swap { to, files, .. }, None) if to.starts_with("usb:") => {
             let begun = files.take().map_err(|error| Answer::Refused(error.to_string()));
             match begun.and_then(|[node]| twin::begin(share, &device, &bus_id, &to, node).map_err(Answer::Failed)) {
                 Ok(()) => Answer::Ok(Value::Null),
                 Err(refusal) => refusal,
             }
         }
-        Question::Swap { to, rate, verify, resume, files, .. } => {
-            let Some(export) = export else {
-                return Answer::Refused(format!("{device} is no disk: only a disk can be moved"));
-            };
-            let order = files.take().and_then(|[disk, journal]| {
-                let path = to.strip_prefix("block:").unwrap_or(&to).to_owned();
-                let destination = FileStore::passed(disk, path, false).map_err(io::Error::other)?;
-                let options = Options { rate, verify, resume };
-                Ok(Order { device, to, destination, journal: journal.into(), options })
-            });
-            match order {
-                Ok(order) => match share.swaps().begin(&bus_id, export, order) {
-                    Ok(()) => Answer::Ok(Value::Null),
-                    Err(failure) => Answer::Failed(failure),
-                },
-                Err(error) => Answer::Refused(error.to_string()),
-            }
+        (Question::Swap { .. }, None) => Answer::Refused(format!("{device} is no disk: only a disk can be moved")),
+        (question, Some(export)) => answer_disk(share.swaps(), &bus_id, &export, question),
+        (question, None) => answer_running(share.swaps(), &bus_id, question),
+    }
+}
+
+/// The device that a question about swaps is about.
+pub fn asked_of(question: &Question) -> Option<&str> {
+    match question {
+        Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device } => {
+            Some(device)
         }
-        Question::SwapStatus { .. } => {
-            share.swaps().status(&bus_id).map_or_else(none, |status| Answer::Ok(json!(status)))
-        }
-        _ if share.swaps().cancel(&bus_id) => Answer::Ok(Value::Null),
+        _ => None,
+    }
+}
+
+/// Answers what is asked of the swaps of a disk, which `swaps` calls `key`.
+pub fn answer_disk(swaps: &Swaps, key: &str, export: &Arc<BlockExport>, question: Question) -> Answer {
+    let Question::Swap { device, to, rate, verify, resume, files } = question else {
+        return answer_running(swaps, key, question);
+    };
+    if to.starts_with("usb:") {
+        return Answer::Refused(format!("{device} is a disk: it moves to block:PATH"));
+    }
+    let order = files.take().and_then(|[disk, journal]| {
+        let path = to.strip_prefix("block:").unwrap_or(&to).to_owned();
+        let destination = FileStore::passed(disk, path, false).map_err(io::Error::other)?;
+        let options = Options { rate, verify, resume };
+        Ok(Order { device, to, destination, journal: journal.into(), options })
+    });
+    match order {
+        Ok(order) => match swaps.begin(key, Arc::clone(export), order) {
+            Ok(()) => Answer::Ok(Value::Null),
+            Err(failure) => Answer::Failed(failure),
+        },
+        Err(error) => Answer::Refused(error.to_string()),
+    }
+}
+
+/// Answers what is asked of a swap that has begun.
+fn answer_running(swaps: &Swaps, key: &str, question: Question) -> Answer {
+    let device = asked_of(&question).unwrap_or(key);
+    let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to block:PATH, or usb:BUSID");
+    let none = || Answer::Failed(FailureReport { attribute: Attribute::Gone, message });
+    match question {
+        Question::SwapStatus { .. } => swaps.status(key).map_or_else(none, |status| Answer::Ok(json!(status))),
+        Question::SwapCancel { .. } if swaps.cancel(key) => Answer::Ok(Value::Null),
         _ => none(),
     }
 }

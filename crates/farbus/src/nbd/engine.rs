@@ -1,21 +1,28 @@
 //! One thread, one entrance, its clients and the devices that they use.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, INTERESTS_MAX, Interest, Link, Watched, wait};
 use farbus_model::limits::NBD_CONNECTIONS_MAX;
 use farbus_model::{BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Limits};
-use farbus_session::Counters;
-use farbus_session::nbd::{Export, ServerConn};
+use farbus_session::nbd::{Export, Pending, ServerConn};
+use farbus_session::snapshot::{self, Reader, Writer};
+use farbus_session::{Counters, Reject};
 use tracing::{debug, info, warn};
 
 use crate::attach::{Ended, Ender};
 use crate::engine::span_until;
+use crate::gate::Gate;
 use crate::meters::{Calls, Meters};
-use crate::place::Entrance;
+use crate::parting::{Asker, Parter, Saved, Verdict};
+use crate::place::{Entrance, Place};
+use crate::standing::Standing;
+
+use super::moving::{Clients, Moving};
 
 /// A device that is offered, and under what name.
 pub struct Offer {
@@ -31,8 +38,8 @@ pub struct Offer {
 
 /// Devices of one server, so that everything that it waits on fits one wait.
 const OFFERS_MAX: usize = INTERESTS_MAX - NBD_CONNECTIONS_MAX - OTHERS;
-/// What it waits on besides devices and clients: its owner, its entrance, the way to what is remote.
-const OTHERS: usize = 3;
+/// What it waits on besides devices and clients: its owner, who may hold it still, its entrance, the way to what is remote.
+const OTHERS: usize = 4;
 /// How long clients may take to read their last answers when the server ends.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
 /// Receives from one client before the others have their turn: some megabytes.
@@ -45,6 +52,8 @@ const LOOK_EVERY: u32 = 4;
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long nobody is let in after the system could not: it has run out of something.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Kind of its snapshots.
+const SNAPSHOT_KIND: u16 = 3;
 /// The number of the server itself among those who ask its devices.
 const SELF: u16 = u16::MAX;
 
@@ -68,6 +77,11 @@ pub struct NbdServer {
     /// Flushes of its own that were not answered yet, and whether one failed.
     own_flushes: usize,
     unflushed: Option<String>,
+    /// What is known of its device's moves, if it may go elsewhere.
+    moving: Option<Moving>,
+    parter: Parter<Saved>,
+    /// Requests of clients that had gone when another process went on here: nobody is to be told.
+    orphans: BTreeSet<BlockId>,
 }
 
 /// How far one client's requests came.
@@ -101,10 +115,17 @@ struct Client {
 }
 
 impl Client {
-    /// Not while what was received waits for its turn: there may be no room for more behind it.
-    fn wants_input(&self, limits: &Limits) -> bool {
+    fn new(link: Link, conn: ServerConn, choose_until: Instant) -> Self {
+        let number = conn.number();
+        let (is_full, has_more, is_waiting) = (false, false, false);
+        Self { number, link, conn, choose_until, is_full, has_more, is_waiting, is_deaf: false, is_gone: false }
+    }
+
+    /// Not while what was received waits for its turn, or nothing may be asked: there may be no room for more behind it.
+    fn wants_input(&self, limits: &Limits, is_held: bool) -> bool {
         !self.is_deaf
             && !self.is_waiting
+            && (!is_held || self.conn.is_haggling())
             && self.conn.wants_input()
             && self.conn.backlog_bytes() < limits.reply_bytes_backlog
     }
@@ -145,6 +166,8 @@ impl NbdServer {
                 zeroes_fast: offer.zeroes_fast,
             })
             .collect();
+        let ender = Ender::new()?;
+        let parter = Parter::new(ender.shared_wake());
         Ok(Self {
             entrance,
             devices: offers.into_iter().map(|offer| offer.device).collect(),
@@ -152,7 +175,7 @@ impl NbdServer {
             done: Completions::new(BufferPool::new(limits.pool_bytes)),
             clients: Vec::new(),
             watched,
-            ender: Ender::new()?,
+            ender,
             clock: Clock::start(),
             limits,
             handshake_time_max: HANDSHAKE_TIME_MAX,
@@ -162,6 +185,9 @@ impl NbdServer {
             calls: Calls::default(),
             own_flushes: 0,
             unflushed: None,
+            moving: None,
+            parter,
+            orphans: BTreeSet::new(),
         })
     }
 
@@ -184,6 +210,20 @@ impl NbdServer {
         self
     }
 
+    /// The same of one remote device that may be held still, and go elsewhere when its clients have left.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn movable(mut self, standing: Standing) -> io::Result<Self> {
+        self.moving = Some(Moving::new(Gate::new()?, standing));
+        Ok(self)
+    }
+
+    /// What holds its device still, if that may move.
+    pub fn gate(&self) -> Option<Gate> {
+        self.moving.as_ref().map(|moving| moving.gate.clone())
+    }
+
     /// Where it is.
     pub fn entrance(&self) -> &Entrance {
         &self.entrance
@@ -194,6 +234,11 @@ impl NbdServer {
         self.ender.clone()
     }
 
+    /// What makes it ready for another process, if its devices are.
+    pub fn parter(&self) -> Parter<Saved> {
+        self.parter.clone()
+    }
+
     /// What passes through, for status.
     pub fn meters(&self) -> Arc<Meters> {
         Arc::clone(&self.meters)
@@ -202,8 +247,18 @@ impl NbdServer {
     /// Serves until it ends; then everything that was written is made durable, as far as it can be.
     pub fn run(mut self) -> Ended {
         let ended = loop {
+            if self.ender.hears() {
+                break Ended::Asked;
+            }
+            if let Some(asker) = self.parter.asked()
+                && self.part(asker) == Verdict::Go
+            {
+                self.leave();
+                return Ended::HandedOver;
+            }
             self.serve();
             self.meters.publish(self.counters, self.calls);
+            self.look_after_moves();
             if self.devices.iter().any(BlockDevice::is_gone) {
                 break Ended::Lost("the medium is gone".into());
             }
@@ -213,11 +268,138 @@ impl NbdServer {
                 Err(error) => break Ended::Lost(error.to_string()),
             }
         };
+        if let Some(moving) = &mut self.moving {
+            moving.release();
+        }
         self.say_farewell();
         if let Some(why) = self.unflushed {
             warn!("the last writes may not be durable: {why}");
         }
         ended
+    }
+
+    /// Whether nothing may be asked of the device.
+    fn is_held(&self) -> bool {
+        self.moving.as_ref().is_some_and(Moving::is_held)
+    }
+
+    /// What its owner wants of it while who uses it moves. What waited is served when it goes on.
+    fn look_after_moves(&mut self) {
+        let was_held = self.is_held();
+        let Some(moving) = &mut self.moving else { return };
+        let are_gone = self.clients.iter().all(|client| client.is_gone);
+        let is_answered = |client: &Client| client.conn.in_flight() == 0 && client.conn.backlog_bytes() == 0;
+        let are_answered = self.clients.iter().all(is_answered);
+        let clients = Clients { are_gone, are_answered, answered: self.counters.urbs };
+        moving.look_after(self.clock.now(), clients);
+        if was_held && !self.is_held() {
+            self.serve();
+        }
+    }
+
+    /// Another process is to go on: nothing is heard until it is known whether it does.
+    fn part(&mut self, asker: Asker<Saved>) -> Verdict {
+        match self.save() {
+            Ok(Some(saved)) => asker.part(saved),
+            // Whoever asked hears nothing, and gives up.
+            Ok(None) => Verdict::Stay,
+            Err(error) => {
+                warn!(%error, "the NBD server cannot be passed on");
+                Verdict::Stay
+            }
+        }
+    }
+
+    /// Writes it down: its entrance, the state of its devices, and of each client what it said and is owed.
+    fn save(&mut self) -> io::Result<Option<Saved>> {
+        // Whoever holds it still, or goes on with it elsewhere, does so with this one.
+        if self.is_held() {
+            return Ok(None);
+        }
+        // What devices have done is their clients'.
+        self.hand_out();
+        let (mut to, now) = (Writer::new(SNAPSHOT_KIND), self.clock.now());
+        to.count(self.devices.len());
+        for device in &mut self.devices {
+            let Some(saved) = device.save(now) else { return Ok(None) };
+            to.bytes(&saved);
+        }
+        let mut descriptors = vec![self.entrance.as_fd().try_clone_to_owned()?];
+        let here = |client: &&Client| !client.is_gone;
+        to.count(self.clients.iter().filter(here).count());
+        for client in self.clients.iter().filter(here) {
+            to.bytes(client.link.peer().as_bytes());
+            to.flag(client.is_deaf);
+            client.conn.save(&mut to);
+            descriptors.push(client.link.as_fd().try_clone_to_owned()?);
+        }
+        Ok(Some(Saved { snapshot: to.into_bytes(), descriptors }))
+    }
+
+    /// Another process goes on with it, or does already.
+    pub fn leave(mut self) {
+        self.devices.iter_mut().for_each(BlockDevice::leave);
+        // What is handed over is not removed; without a descriptor for it that is seen to by the other half.
+        let _ = self.entrance.into_descriptor();
+    }
+
+    /// As another process saved it, at an entrance that was at `place` there; `restore` makes a device of what was saved of it, and says
+    /// what that was asked, and what clock it knows. Nothing happens before it runs.
+    ///
+    /// # Errors
+    /// None can have stood so, or the system has no more descriptors.
+    pub fn restore(
+        saved: Saved,
+        place: &Place,
+        mut restore: impl FnMut(&[u8]) -> io::Result<(Offer, Pending, Clock)>,
+    ) -> io::Result<Self> {
+        let mut from = snapshot::open(&saved.snapshot, SNAPSHOT_KIND).map_err(wrong)?;
+        let mut descriptors = saved.descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof));
+        let entrance = Entrance::passed(next()?, place);
+        let count = from.count("devices", 4).map_err(wrong)?;
+        if count != 1 {
+            return Err(wrong(Reject::new("devices", count as u64, "an attachment has one")));
+        }
+        let (offer, pending, clock) = restore(from.bytes("device").map_err(wrong)?)?;
+        let mut server = Self::new(entrance, vec![offer], None)?.with_clock(clock);
+        match server.restore_clients(&mut from, pending, next) {
+            Ok(()) => Ok(server),
+            Err(error) => {
+                server.leave();
+                Err(error)
+            }
+        }
+    }
+
+    fn restore_clients(
+        &mut self,
+        from: &mut Reader<'_>,
+        mut pending: Pending,
+        mut next: impl FnMut() -> io::Result<OwnedFd>,
+    ) -> io::Result<()> {
+        for _ in 0..from.count("clients", 20).map_err(wrong)? {
+            let peer = String::from_utf8_lossy(from.bytes("peer").map_err(wrong)?).into_owned();
+            let is_deaf = from.flag("deaf").map_err(wrong)?;
+            let conn =
+                ServerConn::restore(Arc::clone(&self.exports), &self.limits, &mut pending, from).map_err(wrong)?;
+            let number = conn.number();
+            if number == SELF || self.clients.iter().any(|client| client.number == number) {
+                return Err(wrong(Reject::new("client", number.into(), "each has a number of its own")));
+            }
+            let socket = next()?;
+            let link = match peer.parse() {
+                Ok(address) => Link::over_tcp(socket, address)?,
+                Err(_) => Link::over_local(socket, &peer),
+            };
+            let client = Client::new(link, conn, self.clock.now() + self.handshake_time_max);
+            self.clients.push(Client { is_deaf, ..client });
+        }
+        if self.clients.len() > NBD_CONNECTIONS_MAX {
+            return Err(wrong(Reject::new("clients", self.clients.len() as u64, "16 are let in")));
+        }
+        self.orphans = pending.into_keys().collect();
+        from.end("snapshot").map_err(wrong)
     }
 
     /// Does whatever can be done without waiting.
@@ -259,7 +441,9 @@ impl NbdServer {
             client.is_waiting = pace == Pace::Late;
             // A socket that had more than there was room for most likely has more: a wait in between would only cost.
             let is_drained = pace == Pace::Drained;
-            let has_more = is_drained && std::mem::take(&mut client.has_more) && client.wants_input(&self.limits);
+            let is_held = self.moving.as_ref().is_some_and(Moving::is_held);
+            let has_more =
+                is_drained && std::mem::take(&mut client.has_more) && client.wants_input(&self.limits, is_held);
             if has_more && receives < RECEIVES_MAX {
                 receives += 1;
                 self.receive(at);
@@ -272,8 +456,12 @@ impl NbdServer {
     /// Asks the device for what is there, as long as there is room for the answers and the client has its turn.
     fn ask(&mut self, at: usize, now: Instant) -> Pace {
         let mut asked = 0u32;
+        let is_held = self.is_held();
         while self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
             let client = &mut self.clients[at];
+            if is_held && !client.conn.is_haggling() {
+                return Pace::Drained;
+            }
             match client.conn.poll_request() {
                 Ok(Some(request)) => {
                     let export = client.conn.export().expect("requests come after the handshake");
@@ -312,6 +500,10 @@ impl NbdServer {
                 (BlockOp::Write, Ok(())) => self.counters.bytes_out += u64::from(answer.length),
                 _ => {}
             }
+            if self.orphans.remove(&answer.id) {
+                self.done.pool.recycle(answer.payload);
+                continue;
+            }
             let asker = self.clients.iter_mut().find(|client| client.number == number);
             let asker = asker.expect("a client stays until it was answered");
             asker.conn.complete(answer, &mut self.done.pool);
@@ -345,16 +537,22 @@ impl NbdServer {
         self.calls.wait += 1;
         let timeouts = self.devices.iter().map(|device| device.poll_timeout());
         let deadlines = self.clients.iter().map(Client::deadline);
-        let at = timeouts.chain([farewell, self.deaf_until]).chain(deadlines).flatten().min();
+        let held = self.moving.as_ref().and_then(Moving::poll_timeout).filter(|_| farewell.is_none());
+        let at = timeouts.chain([farewell, self.deaf_until, held]).chain(deadlines).flatten().min();
         let is_turn_due = self.clients.iter().any(|client| client.is_waiting && !client.is_gone);
         let span = if is_turn_due { Some(Duration::ZERO) } else { at.map(|at| span_until(at, self.clock.now())) };
-        let lets_in = farewell.is_none() && self.deaf_until.is_none() && self.clients.len() < NBD_CONNECTIONS_MAX;
+        let is_held = self.is_held();
+        // Whoever comes while the device is elsewhere waits.
+        let is_away = self.moving.as_ref().is_some_and(Moving::is_away);
+        let has_place = self.deaf_until.is_none() && self.clients.len() < NBD_CONNECTIONS_MAX;
+        let lets_in = farewell.is_none() && has_place && !is_away;
 
         let mut interests = Vec::with_capacity(INTERESTS_MAX);
         interests.push(Interest::new(self.ender.wake().as_fd(), false));
         let watched = self.watched.as_ref().filter(|_| farewell.is_none());
         interests.extend(watched.map(|link| Interest::hangup(link.as_fd())));
         let at_watched = watched.map(|_| interests.len() - 1);
+        interests.extend(self.moving.as_ref().filter(|_| farewell.is_none()).map(|moving| moving.gate.interest()));
         interests.extend(lets_in.then(|| Interest::new(self.entrance.as_fd(), false)));
         let at_entrance = lets_in.then(|| interests.len() - 1);
         let at_devices = interests.len();
@@ -367,7 +565,7 @@ impl NbdServer {
         interests.extend(heard.iter().map(|&at| {
             let client = &self.clients[at];
             let fd = client.link.as_fd();
-            match (client.wants_input(&self.limits), client.is_full) {
+            match (client.wants_input(&self.limits, is_held), client.is_full) {
                 (true, is_full) => Interest::new(fd, is_full),
                 (false, true) => Interest::room(fd),
                 (false, false) => Interest::end(fd),
@@ -414,8 +612,9 @@ impl NbdServer {
     }
 
     fn receive(&mut self, at: usize) {
+        let is_held = self.is_held();
         let client = &mut self.clients[at];
-        if !client.wants_input(&self.limits) {
+        if !client.wants_input(&self.limits, is_held) {
             // Nothing was waited for but its end.
             client.lose();
             return;
@@ -445,23 +644,15 @@ impl NbdServer {
         while self.clients.len() < NBD_CONNECTIONS_MAX {
             match self.entrance.try_accept() {
                 Ok(Some(link)) => {
-                    let is_free = |number: &u16| self.clients.iter().all(|client| client.number != *number);
+                    let is_free = |number: &u16| {
+                        self.clients.iter().all(|client| client.number != *number)
+                            && self.orphans.iter().all(|orphan| ServerConn::number_of(*orphan) != *number)
+                    };
                     let number = (0..SELF).find(is_free).expect("there are more numbers than clients");
                     debug!(number, peer = link.peer(), "an NBD client came");
                     let conn = ServerConn::new(number, Arc::clone(&self.exports), &self.limits);
                     let choose_until = self.clock.now() + self.handshake_time_max;
-                    let client = Client {
-                        number,
-                        link,
-                        conn,
-                        choose_until,
-                        is_full: false,
-                        has_more: false,
-                        is_waiting: false,
-                        is_deaf: false,
-                        is_gone: false,
-                    };
-                    self.clients.push(client);
+                    self.clients.push(Client::new(link, conn, choose_until));
                 }
                 Ok(None) => return,
                 Err(error) => {
@@ -483,8 +674,9 @@ impl NbdServer {
                 break;
             }
         }
+        let was_ours = !self.moving.as_ref().is_some_and(Moving::is_expected);
         for (at, device) in self.devices.iter_mut().enumerate() {
-            if !device.is_gone() && !device.info().is_read_only {
+            if !device.is_gone() && !device.info().is_read_only && was_ours {
                 self.own_flushes += 1;
                 let id = BlockId(u64::from(SELF) << 48 | at as u64);
                 device.submit(self.clock.now(), BlockRequest::flush(id).launch(), &mut self.done);
@@ -507,4 +699,8 @@ impl NbdServer {
     fn waits_on(&mut self, until: Instant) -> bool {
         self.clock.now() < until && self.wait(Some(until)).is_ok()
     }
+}
+
+fn wrong(reject: Reject) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reject.to_string())
 }

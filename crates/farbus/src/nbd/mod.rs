@@ -5,6 +5,7 @@
 
 mod attachment;
 mod engine;
+mod moving;
 mod uri;
 
 pub use attachment::NbdAttachment;

@@ -309,8 +309,8 @@ fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> 
         let (before, now) = (swap.phase(), clock.now());
         let step = swap.step(now);
         let after = clock.now();
-        // A piece is held while it is compared, everybody for the flip.
-        if matches!(before, Phase::Draining | Phase::Flipping) {
+        // A piece is held while it is copied or compared; for the switch itself nobody is.
+        if before == Phase::Draining {
             quiet = quiet.max(after - now);
         }
         if after - shown >= LOOK_EVERY || swap.phase() != before || matches!(step, Step::Ended(_)) {

@@ -4,14 +4,17 @@
 //! Nothing here needs privilege but what shows a disk as a file or watches system calls. Where FUSE or strace is missing
 //! such a test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
 
+mod audio;
 mod block;
 mod claims;
+mod cluster;
 mod congestion;
 mod cuts;
 mod daemon;
 mod demo;
 mod disk;
 mod door;
+mod driver;
 mod exporters;
 mod full_disk;
 mod harness;
@@ -20,6 +23,7 @@ mod lines;
 mod migrate;
 mod modules;
 mod nbd;
+mod nbd_migrate;
 mod network;
 mod observe;
 mod owner;
@@ -28,6 +32,7 @@ mod redir;
 mod redir_links;
 mod redir_migrate;
 mod restart;
+mod restart_attached;
 mod rights;
 mod sessions;
 mod siege;

@@ -2,50 +2,16 @@
 //! along, and who had it before is fenced off.
 
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use farbus::model::{BufferPool, EpAddr, Limits, Payload};
 use farbus_session::redir::CAPS;
 use farbus_session::redir::usbredir::message::DataPacket;
 use farbus_session::redir::usbredir::{Conn, Message, Outcome, Packet, Side};
 
-use super::harness::{House, PATIENCE, Running, wait_until};
+use super::cluster::Cluster;
+use super::harness::{House, PATIENCE, wait_until};
 use super::redir::Guest;
-use super::trust::{Host, pair};
-
-/// A host with a device, and two that may use it.
-struct Cluster<'h> {
-    exporter: Host<'h>,
-    hosts: [Host<'h>; 2],
-    address: String,
-    _share: Running,
-}
-
-impl<'h> Cluster<'h> {
-    fn new(house: &'h House, what: &[&str]) -> Self {
-        let [exporter, desk, rack] = ["lab3", "desk", "rack"].map(|name| Host { house, name });
-        for importer in [&desk, &rack] {
-            pair(&exporter, importer);
-            exporter.ok(&["allow", importer.name, "all"]);
-        }
-        pair(&desk, &rack);
-        let share = exporter.start(&[&["share"], what, &["--listen", "none", "--secure", "127.0.0.1:0"]].concat());
-        let line = share.wait_for_line("for paired hosts");
-        let address = line.split_whitespace().nth(2).unwrap().to_owned();
-        Self { exporter, hosts: [desk, rack], address, _share: share }
-    }
-
-    /// `farbus attach lab3/DEVICE --via redir` on a host.
-    fn lend(&self, at: usize, device: &str, arguments: &[&str]) -> (Running, PathBuf) {
-        let host = &self.hosts[at];
-        let socket = host.house.path(&format!("{}.sock", host.name));
-        let target = format!("lab3/{device}");
-        let words = ["attach", &target, "--address", &self.address, "--via", "redir", "--socket"];
-        let attach = host.start(&[&words[..], &[socket.to_str().unwrap()], arguments].concat());
-        attach.wait_for_line(socket.to_str().unwrap());
-        (attach, socket)
-    }
-}
 
 /// A guest that has come with its stream: no hello in either direction.
 fn arrive(socket: &Path) -> Guest<UnixStream> {
@@ -72,14 +38,14 @@ fn hear_read(guest: &mut Guest<UnixStream>, id: u64, length: u32) {
 fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
     let house = House::new();
     let cluster = Cluster::new(&house, &["zero,verify"]);
-    let (mut attach, socket) = cluster.lend(0, "zero", &[]);
+    let (mut attach, socket) = cluster.lend(0, "zero", "redir", &[]);
     let mut guest = Guest::connect(&socket);
     guest.configure();
     guest.say(3, read(512));
     hear_read(&mut guest, 3, 512);
     for (round, to) in [1, 0, 1].into_iter().enumerate() {
         let from = &cluster.hosts[1 - to];
-        let (heir, socket) = cluster.lend(to, "zero", &["--inherit"]);
+        let (heir, socket) = cluster.lend(to, "zero", "redir", &["--inherit"]);
         // The destination connects before anything else happens, and hears nothing.
         let mut there = arrive(&socket);
         let said = from.ok(&["migrate", "lab3/zero", "--to", cluster.hosts[to].name]);
@@ -123,12 +89,12 @@ fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
 fn keys_that_are_pressed_while_a_guest_moves_are_typed_where_it_goes() {
     let house = House::new();
     let cluster = Cluster::new(&house, &["keyboard"]);
-    let (mut attach, socket) = cluster.lend(0, "keyboard", &[]);
+    let (mut attach, socket) = cluster.lend(0, "keyboard", "redir", &[]);
     let mut guest = Guest::connect(&socket);
     guest.configure();
     guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
     guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
-    let (_heir, socket) = cluster.lend(1, "keyboard", &["--inherit"]);
+    let (_heir, socket) = cluster.lend(1, "keyboard", "redir", &["--inherit"]);
     let mut there = arrive(&socket);
     cluster.hosts[0].ok(&["migrate", "keyboard", "--to", "rack"]);
     cluster.exporter.ok(&["type", "keyboard", "hi"]);
@@ -148,7 +114,7 @@ fn keys_that_are_pressed_while_a_guest_moves_are_typed_where_it_goes() {
 fn a_guest_that_stays_or_whose_heir_does_not_come_goes_on_where_it_was() {
     let house = House::new();
     let cluster = Cluster::new(&house, &["zero"]);
-    let (attach, socket) = cluster.lend(0, "zero", &[]);
+    let (attach, socket) = cluster.lend(0, "zero", "redir", &[]);
     let desk = &cluster.hosts[0];
     let mut guest = Guest::connect(&socket);
     guest.configure();
@@ -173,7 +139,7 @@ fn a_guest_that_stays_or_whose_heir_does_not_come_goes_on_where_it_was() {
     attach.assert_logged("nobody came for the device");
     assert_eq!(guest.bulk(7, 0x81, 1024, Payload::Empty).length, 1024);
     // And may go all the same.
-    let (_heir, socket) = cluster.lend(1, "zero", &["--inherit"]);
+    let (_heir, socket) = cluster.lend(1, "zero", "redir", &["--inherit"]);
     desk.ok(&["migrate", "zero", "--to", "rack"]);
     guest.say(8, read(64));
     drop(guest);

@@ -8,22 +8,19 @@ use std::thread;
 use std::time::Duration;
 
 use farbus::client;
-use farbus::linked::{Dial, Linked};
-use farbus::model::{BufferPool, Completions, Device, Done, EpAddr, Payload, Setup, Status, Urb, UrbId};
-use farbus_io::link::Link;
-use farbus_session::native::RemoteUsb;
-use farbus_session::native::control::{Class, Mode, Open};
+use farbus::model::{EpAddr, Status, Urb};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
+use super::driver::Driver;
 use super::harness::{House, PATIENCE, Running, Share, has_fuse, wait_until};
 use super::trust::{Host, hosts, pair};
 
 /// A process that another started, ended with the test.
-struct Later(Pid);
+pub struct Later(Pid);
 
 impl Later {
-    fn of(answer: &Value) -> Self {
+    pub fn of(answer: &Value) -> Self {
         let pid = answer["pid"].as_i64().expect("a restart says which process goes on");
         Self(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap())
     }
@@ -34,7 +31,7 @@ impl Later {
         test_kill_process(self.0).is_ok() && !status.contains(") Z ")
     }
 
-    fn end(&self) {
+    pub fn end(&self) {
         kill_process(self.0, Signal::TERM).unwrap();
         wait_until(PATIENCE, "it ends in good order", || !self.runs());
     }
@@ -46,7 +43,7 @@ impl Drop for Later {
     }
 }
 
-fn config(folder: &Path, text: &str) -> String {
+pub fn config(folder: &Path, text: &str) -> String {
     let path = folder.join("farbus.toml");
     fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()
@@ -235,60 +232,11 @@ fn an_importer_hardly_notices_that_another_process_goes_on_as_its_exporter() {
 }
 
 /// Lets a worker end when whoever waits for it fails.
-struct SetOnDrop<'a>(&'a AtomicBool);
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
-    }
-}
-
-/// A USB device of a session, driven by hand.
-struct Driver {
-    linked: Linked<RemoteUsb>,
-    done: Completions,
-    next: u64,
-}
-
-impl Driver {
-    fn new(address: &str, device: &str) -> Self {
-        let address = address.to_owned();
-        let time_max = Duration::from_secs(10);
-        let dial: Dial = Box::new(move || Link::connect(&address, time_max).map_err(|error| error.source));
-        let (class, mode) = (Class::USB, Mode::Exclusive);
-        let open = Open { class, mode, epoch: 0, name: device.into(), reason: String::new() };
-        let mut done = Completions::new(BufferPool::new(0));
-        let linked = Linked::open(dial, RemoteUsb::new(1, open), Duration::from_secs(60), &mut done).unwrap();
-        let mut driver = Self { linked, done, next: 0 };
-        let configured = driver.ask(|id| Urb::control(id, Setup::set_configuration(1), Payload::Empty));
-        assert_eq!(configured.status, Status::Ok);
-        driver
-    }
-
-    fn submit(&mut self, urb: impl FnOnce(UrbId) -> Urb) {
-        self.next += 1;
-        let now = self.linked.clock().now();
-        self.linked.submit(now, urb(UrbId(self.next)).launch(), &mut self.done);
-        self.linked.turn(&mut self.done);
-    }
-
-    fn wait(&mut self) -> Done {
-        loop {
-            self.linked.turn(&mut self.done);
-            if let Some(done) = self.done.pop() {
-                return done;
-            }
-            self.linked.wait(None).unwrap();
-        }
-    }
-
-    fn ask(&mut self, urb: impl FnOnce(UrbId) -> Urb) -> Done {
-        self.submit(urb);
-        self.wait()
-    }
-
-    fn read(&mut self, length: u32) -> Done {
-        self.ask(|id| Urb::data_in(id, EpAddr::from_byte(0x81), length))
     }
 }
 

@@ -214,3 +214,52 @@ fn fio_verifies_what_it_wrote_to_a_disk_that_moves() {
     assert_eq!(fio.wait_for_end(PATIENCE), Some(0), "{}", fio.log());
     assert!(fio.log().is_empty(), "{}", fio.log());
 }
+
+/// What `farbus nbd` serves is a disk as any: its client writes and verifies while it moves.
+#[test]
+fn what_is_served_to_nbd_clients_moves_is_cancelled_and_goes_on() {
+    let house = House::new();
+    let old = house.image("old.img", 48 * MIB);
+    fill(&old, &[0, 1, 2, 3, 20, 21, 22, 47]);
+    let [old, new, socket] =
+        [old, house.path("new.img"), house.path("disk.sock")].map(|p| p.to_str().unwrap().to_owned());
+    let (what, to_new) = (format!("block:{old}"), format!("block:{new}"));
+    let mut nbd = Running::start(house.command(&["nbd", &what, "memory:1M", "--socket", &socket, "--json"]));
+    nbd.wait_for_line("memory");
+    let medium = || house.json(&["status", "--json"])[0]["devices"][0]["medium"].clone();
+    assert_eq!((&medium()["at"], &medium()["is_swapping"]), (&what.as_str().into(), &false.into()));
+    let slowly = ["swap", "old.img", "--to", &to_new, "--rate", "4M"];
+    let mut first = Running::start(house.command(&slowly));
+    wait_until(PATIENCE, "it begins", || medium()["is_swapping"] == true);
+    let swap = |device: &str, to: &str| house.run(&["swap", device, "--to", to]);
+    said(&swap("old.img", &format!("block:{}", house.path("third.img").display())), 3, "--cancel");
+    said(&swap("old.img", "usb:1-1"), 3, "it moves to block:PATH");
+    said(&swap("tape", &to_new), 4, "farbus status");
+    said(&house.run(&["swap", "memory", "--cancel"]), 4, "not being swapped");
+    said(&house.run(&["swap", "old.img", "--cancel"]), 0, "");
+    assert_eq!(first.wait_for_end(PATIENCE), Some(3));
+    first.assert_logged("was cancelled");
+    assert_eq!(medium()["at"], what.as_str());
+    // Somebody writes all the time until it is elsewhere.
+    let fio = (has("fio", has_program("fio"))).then(|| {
+        let uri = format!("--uri=nbd+unix:///old.img?socket={socket}");
+        let options = ["--rw=randwrite", "--bsrange=4k-64k", "--size=48M", "--loops=2", "--iodepth=30", "--fsync=64"];
+        let mut fio = house.command_of(Path::new("fio"), &["--name=swap", "--ioengine=nbd", &uri]);
+        fio.args(options).args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
+        Running::start(fio)
+    });
+    said(&house.run(&["swap", "old.img", "--to", &to_new, "--verify"]), 0, "has a part of it already");
+    assert_eq!((&medium()["at"], &medium()["is_swapping"]), (&to_new.as_str().into(), &false.into()));
+    if let Some(mut fio) = fio {
+        assert_eq!(fio.wait_for_end(PATIENCE), Some(0), "{}", fio.log());
+        assert!(fio.log().is_empty(), "{}", fio.log());
+    } else {
+        assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap(), "the copy is the original");
+    }
+    let ended =
+        house.json(&["swap", "memory", "--to", &format!("block:{}", house.path("kept.img").display()), "--json"]);
+    assert_eq!((&ended["state"], &ended["total_bytes"]), (&"done".into(), &MIB.into()));
+    nbd.signal(Signal::INT);
+    assert_eq!(nbd.wait_for_end(PATIENCE), Some(0));
+    said(&house.run(&["nbd", &what, "--socket", &socket]), 1, "farbus swap --forget");
+}

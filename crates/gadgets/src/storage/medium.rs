@@ -18,34 +18,18 @@ pub(super) struct Span {
     pub len: u64,
 }
 
-/// The medium.
-pub(super) struct Medium {
-    store: Box<dyn BlockStore>,
-    sector_bytes: u32,
-    sectors: u64,
-    read_only: bool,
-    /// Something was written since the last flush that succeeded.
-    dirty: bool,
+/// The grid that commands name blocks in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Geometry {
+    pub sector_bytes: u32,
+    pub sectors: u64,
+    pub is_read_only: bool,
 }
 
-impl Medium {
-    /// The whole sectors of `store`.
-    pub fn new(store: Box<dyn BlockStore>, sector_bytes: u32, read_only: bool) -> Self {
-        let sectors = store.size_bytes() / u64::from(sector_bytes);
-        let read_only = read_only || store.is_read_only();
-        Self { store, sector_bytes, sectors, read_only, dirty: false }
-    }
-
-    pub fn sector_bytes(&self) -> u32 {
-        self.sector_bytes
-    }
-
-    pub fn sectors(&self) -> u64 {
-        self.sectors
-    }
-
-    pub fn is_read_only(&self) -> bool {
-        self.read_only
+impl Geometry {
+    /// The whole sectors of so many bytes.
+    pub fn new(size_bytes: u64, sector_bytes: u32, is_read_only: bool) -> Self {
+        Self { sector_bytes, sectors: size_bytes / u64::from(sector_bytes), is_read_only }
     }
 
     /// Where `extent` lies. An empty one may lie right behind the last block.
@@ -57,14 +41,35 @@ impl Medium {
         Ok(Span { offset: extent.lba * bytes, len: extent.blocks * bytes })
     }
 
+    /// What a store's trouble at `offset` is to a host.
+    pub fn sense(&self, error: StoreError, medium_error: Sense, offset: u64) -> Sense {
+        sense_of(error, medium_error).at(offset / u64::from(self.sector_bytes))
+    }
+}
+
+/// The medium.
+pub(super) struct Medium {
+    store: Box<dyn BlockStore>,
+    pub geometry: Geometry,
+    /// Something was written since the last flush that succeeded.
+    dirty: bool,
+}
+
+impl Medium {
+    /// The whole sectors of `store`.
+    pub fn new(store: Box<dyn BlockStore>, sector_bytes: u32, read_only: bool) -> Self {
+        let geometry = Geometry::new(store.size_bytes(), sector_bytes, read_only || store.is_read_only());
+        Self { store, geometry, dirty: false }
+    }
+
     pub fn read(&mut self, offset: u64, to: &mut [u8]) -> Result<(), Sense> {
-        self.store.read_at(offset, to).map_err(|error| self.sense(error, Sense::READ_ERROR, offset))
+        self.store.read_at(offset, to).map_err(|error| self.geometry.sense(error, Sense::READ_ERROR, offset))
     }
 
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), Sense> {
         // Even a write that fails may have changed something.
         self.dirty = true;
-        self.store.write_at(offset, from).map_err(|error| self.sense(error, Sense::WRITE_ERROR, offset))
+        self.store.write_at(offset, from).map_err(|error| self.geometry.sense(error, Sense::WRITE_ERROR, offset))
     }
 
     /// Another process may have written what was not made durable.
@@ -75,13 +80,13 @@ impl Medium {
     pub fn discard(&mut self, span: Span) -> Result<(), Sense> {
         self.dirty = true;
         let result = self.store.discard(span.offset, span.len);
-        result.map_err(|error| self.sense(error, Sense::WRITE_ERROR, span.offset))
+        result.map_err(|error| self.geometry.sense(error, Sense::WRITE_ERROR, span.offset))
     }
 
     pub fn write_zeroes(&mut self, span: Span) -> Result<(), Sense> {
         self.dirty = true;
         let result = self.store.write_zeroes(span.offset, span.len);
-        result.map_err(|error| self.sense(error, Sense::WRITE_ERROR, span.offset))
+        result.map_err(|error| self.geometry.sense(error, Sense::WRITE_ERROR, span.offset))
     }
 
     /// Makes every earlier write durable. A failure leaves the medium dirty: the next try is a real one.
@@ -93,13 +98,10 @@ impl Medium {
         }
         Ok(())
     }
-
-    fn sense(&self, error: StoreError, medium_error: Sense, offset: u64) -> Sense {
-        sense_of(error, medium_error).at(offset / u64::from(self.sector_bytes))
-    }
 }
 
-fn sense_of(error: StoreError, medium_error: Sense) -> Sense {
+/// The same where no block can be named.
+pub(super) fn sense_of(error: StoreError, medium_error: Sense) -> Sense {
     match error {
         StoreError::Medium | StoreError::Lost | StoreError::Invalid => medium_error,
         StoreError::NoSpace => Sense::SPACE_ALLOCATION_FAILED,

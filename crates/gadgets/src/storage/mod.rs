@@ -1,4 +1,4 @@
-//! A disk: Bulk-Only mass storage over any [`BlockStore`].
+//! A disk: Bulk-Only mass storage over any [`BlockStore`]; USB Attached SCSI over any [`BlockDevice`](farbus_model::BlockDevice).
 //!
 //! | file | what it knows |
 //! |---|---|
@@ -9,6 +9,7 @@
 //! | `sense.rs` | sense data |
 //! | `scsi/…` | INQUIRY, mode pages, capacities, UNMAP and WRITE SAME, one each |
 //! | `medium.rs` | the store as sectors |
+//! | `uas/…` | the other transport, its information units, and the unit over a device that answers later |
 //!
 //! **The store's size** is rounded down to whole sectors: what lies behind is out of reach.
 //!
@@ -30,6 +31,7 @@ mod scsi;
 mod sense;
 #[cfg(test)]
 mod tests;
+mod uas;
 
 use std::fmt;
 
@@ -43,6 +45,7 @@ use self::medium::Medium;
 pub use self::options::{OptionError, Options};
 use self::scsi::Unit;
 use self::sense::Sense;
+pub use self::uas::AttachedScsi;
 use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
 use crate::saved::{Loader, Saver};
 

@@ -7,6 +7,11 @@ use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
     Payload, Readiness, StoreError,
 };
+use farbus_wire::native::block::{decode_reply, reply_part};
+use farbus_wire::nbd::Pending;
+use farbus_wire::snapshot::{Reader, Writer};
+
+use crate::Reject;
 
 /// The device below, asked for any byte: what does not begin and end with a block is read as whole blocks, and changed by reading the
 /// blocks at its ends first and writing them back.
@@ -290,6 +295,179 @@ impl<D: BlockDevice> BlockDevice for AnyByte<D> {
 
     fn is_gone(&self) -> bool {
         self.device.is_gone()
+    }
+
+    fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let mut to = Writer::part();
+        to.bytes(&self.device.save(now)?);
+        to.u64(self.next_job);
+        to.count(self.jobs.len());
+        for (number, job) in &self.jobs {
+            to.u64(*number);
+            to.block_request(&job.request);
+            to.flag(job.is_changing);
+            job.ends.iter().for_each(|end| to.bytes(end));
+            to.flag(job.error.is_some());
+            if let Some(error) = job.error {
+                to.bytes(&reply_part(error));
+            }
+        }
+        to.count(self.waiting.len());
+        self.waiting.iter().for_each(|request| to.block_request(request));
+        Some(to.into_bytes())
+    }
+
+    fn leave(&mut self) {
+        self.device.leave();
+        std::mem::take(&mut self.jobs).into_values().for_each(|job| drop(job.request.recall()));
+        self.waiting.drain(..).for_each(|request| drop(request.recall()));
+    }
+}
+
+/// What waits for an answer, or for a place, in another process's words.
+struct Saved {
+    next_job: u64,
+    jobs: Vec<SavedJob>,
+    waiting: Vec<BlockRequest>,
+}
+
+struct SavedJob {
+    number: u64,
+    request: BlockRequest,
+    is_changing: bool,
+    ends: [Vec<u8>; 2],
+    error: Option<StoreError>,
+}
+
+impl Saved {
+    fn read(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let mut saved = Self { next_job: from.u64("next number")?, jobs: Vec::new(), waiting: Vec::new() };
+        for _ in 0..from.count("requests carried out", 40)? {
+            let number = from.u64("number")?;
+            if number >= saved.next_job || saved.jobs.last().is_some_and(|last: &SavedJob| last.number >= number) {
+                return Err(Reject::new("number", number, "they are in order, below the next"));
+            }
+            let request = from.block_request()?;
+            let is_changing = from.flag("changing")?;
+            let ends = [from.bytes("first block")?.to_vec(), from.bytes("last block")?.to_vec()];
+            let error = if from.flag("failed")? { Some(decode_reply(from.bytes("failure")?)?) } else { None };
+            saved.jobs.push(SavedJob { number, request, is_changing, ends, error });
+        }
+        for _ in 0..from.count("requests that wait", 26)? {
+            saved.waiting.push(from.block_request()?);
+        }
+        Ok(saved)
+    }
+}
+
+/// What stands against a job of another process, in a rule's words.
+type Verdict = Result<(), &'static str>;
+
+impl<D: BlockDevice> AnyByte<D> {
+    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device` restores, and says what it
+    /// was asked. With it what is asked of this one.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so. The device has been left.
+    pub fn restore<E: From<Reject>>(
+        from: &mut Reader<'_>,
+        device: impl FnOnce(&[u8]) -> Result<(D, Pending), E>,
+    ) -> Result<(Self, Pending), E> {
+        let bytes = from.bytes("device")?;
+        let Saved { next_job, jobs, waiting } = Saved::read(from)?;
+        let (device, below) = device(bytes)?;
+        let mut this = Self { next_job, ..Self::new(device) };
+        let mut asked = Pending::new();
+        let checked = this.check_saved(&jobs, &waiting, &below, &mut asked);
+        if let Err(reject) = checked {
+            this.device.leave();
+            return Err(reject.into());
+        }
+        for SavedJob { number, request, is_changing, ends, error } in jobs {
+            let (blocks, is_partial) = (this.widened(&request), this.is_partial(&request));
+            let open = below.range(BlockId(number * PARTS)..BlockId((number + 1) * PARTS)).count() as u32;
+            let request = request.launch();
+            this.jobs.insert(number, Job { request, blocks, is_partial, open, ends, is_changing, error });
+        }
+        this.waiting = waiting.into_iter().map(BlockRequest::launch).collect();
+        Ok((this, asked))
+    }
+
+    fn check_saved(
+        &self,
+        jobs: &[SavedJob],
+        waiting: &[BlockRequest],
+        below: &Pending,
+        asked: &mut Pending,
+    ) -> Result<(), Reject> {
+        for request in jobs.iter().map(|job| &job.request).chain(waiting) {
+            let wrong = |rule| Reject::new("request", request.id.0, rule);
+            // What was to be written may be with the device by now.
+            let bare = BlockRequest { payload: vec![0; request.payload.len()].into(), ..request.clone() };
+            let whole = BlockRequest { payload: Payload::Empty, op: BlockOp::Discard, ..bare };
+            let is_writing = !matches!(request.op, BlockOp::Read | BlockOp::Flush);
+            let is_right = if is_writing { self.info.check(&whole).is_ok() } else { self.info.check(request).is_ok() };
+            let is_empty = request.length == 0 && request.op != BlockOp::Flush;
+            if !is_right || is_empty || asked.contains_key(&request.id) {
+                return Err(wrong("it is one that this device can have, once"));
+            }
+            asked.insert(request.id, (request.op, request.offset, request.length));
+        }
+        let has_data =
+            |request: &BlockRequest| request.op != BlockOp::Write || request.payload.len() == request.length as usize;
+        if let Some(request) = waiting.iter().find(|request| !Self::is_change(request) || !has_data(request)) {
+            return Err(Reject::new("request", request.id.0, "changes wait, and have what they write"));
+        }
+        let mut known = 0;
+        for job in jobs {
+            let parts = below.range(BlockId(job.number * PARTS)..BlockId((job.number + 1) * PARTS));
+            known += parts.clone().count();
+            let is_right = self.check_job(job, parts.map(|(id, what)| (id.0 % PARTS, *what)).collect());
+            is_right.map_err(|rule| Reject::new("request", job.request.id.0, rule))?;
+            if !job.is_changing && !has_data(&job.request) {
+                return Err(Reject::new("request", job.request.id.0, "it has what it is to write"));
+            }
+        }
+        match known == below.len() {
+            true => Ok(()),
+            false => Err(Reject::new("requests", below.len() as u64, "the device below was asked for these")),
+        }
+    }
+
+    fn check_job(&self, job: &SavedJob, parts: Vec<(u64, (BlockOp, u64, u32))>) -> Verdict {
+        let (blocks, is_partial) = (self.widened(&job.request), self.is_partial(&job.request));
+        if parts.is_empty() {
+            return Err("somebody is to answer it");
+        }
+        if job.is_changing {
+            // What it changes is below already: what it read before is not needed any more.
+            let is_own = |op| op == job.request.op || (is_partial && op == BlockOp::Write);
+            let is_read_whole =
+                |offset, length| (offset, u64::from(length)) == (blocks.start, blocks.end - blocks.start);
+            let is_right = parts.iter().all(|(_, (op, offset, length))| {
+                is_own(*op) && (*op != BlockOp::Read || is_read_whole(*offset, *length))
+            });
+            return if is_right { Ok(()) } else { Err("what is below carries it out") };
+        }
+        let (first, last) = (blocks.start, blocks.end.saturating_sub(self.block));
+        let is_end = |part, offset| (part == FIRST && offset == first) || (part == LAST && offset == last);
+        let is_read = |(part, (op, offset, length)): &(u64, (BlockOp, u64, u32))| {
+            *op == BlockOp::Read && u64::from(*length) == self.block && is_end(*part, *offset)
+        };
+        let are_blocks = job.ends.iter().all(|end| end.is_empty() || end.len() as u64 == self.block);
+        if !is_partial || !parts.iter().all(is_read) || !are_blocks {
+            return Err("its ends are being read");
+        }
+        // One that is there is not read again, and one that is needed is one or the other.
+        let end = job.request.offset + u64::from(job.request.length);
+        let has_first = job.request.offset != first;
+        let has_last = end != blocks.end && !(has_first && first == last);
+        let is_there = |at: usize, part| {
+            usize::from(!job.ends[at].is_empty()) + parts.iter().filter(|(known, _)| *known == part).count()
+        };
+        let is_right = job.error.is_some()
+            || (is_there(0, FIRST) == usize::from(has_first) && is_there(1, LAST) == usize::from(has_last));
+        if is_right { Ok(()) } else { Err("each of its ends is read once") }
     }
 }
 

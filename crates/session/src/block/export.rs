@@ -113,6 +113,11 @@ impl BlockExport {
         }
     }
 
+    /// Whether who uses it may hand it over: alone, and with nothing of his own in it.
+    pub fn may_be_inherited(&self) -> bool {
+        self.mode(control::Mode::Exclusive) == Mode::Exclusive && self.view.changes.is_none()
+    }
+
     /// Opens it for one more user.
     ///
     /// # Errors
@@ -183,6 +188,9 @@ mod tests {
             [control::Mode::Exclusive, control::Mode::Read].map(|asked| export.mode(asked))
         };
         let changes = |changes| View { changes: Some(changes), ..View::default() };
+        let inherited = |view: View| self::export(view).may_be_inherited();
+        assert!(inherited(View::default()) && !inherited(View { is_read_only: true, ..View::default() }));
+        assert!(!inherited(changes(Changes::Memory(1 << 20))) && !inherited(changes(Changes::Medium(medium()))));
         assert_eq!(asked(View::default()), [Mode::Exclusive, Mode::Read]);
         assert_eq!(asked(View { is_read_only: true, ..View::default() }), [Mode::Read; 2]);
         assert_eq!(asked(changes(Changes::Memory(1 << 20))), [Mode::Scratch, Mode::Read]);

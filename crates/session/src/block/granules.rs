@@ -45,22 +45,31 @@ impl Granules {
         self.granule_bytes
     }
 
+    /// The words that a range touches, and the bits of it there.
+    fn touched(&self, offset: u64, length: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
+        // Of nothing, none.
+        let end = (offset + length).div_ceil(self.granule_bytes) * u64::from(length > 0);
+        let first = offset / self.granule_bytes;
+        (first / 64..end.div_ceil(64)).map(move |word| {
+            let from = first.max(word * 64) % 64;
+            let to = (end - 1).min(word * 64 + 63) % 64;
+            (&self.words[word as usize], (u64::MAX >> (63 - to)) & (u64::MAX << from))
+        })
+    }
+
     /// Adds whatever granule the range touches.
     pub fn add(&self, offset: u64, length: u64) {
-        if length == 0 {
-            return;
-        }
-        let (first, last) = (offset / self.granule_bytes, (offset + length - 1) / self.granule_bytes);
-        for word in first / 64..=last / 64 {
-            let from = first.max(word * 64) % 64;
-            let to = last.min(word * 64 + 63) % 64;
-            let bits = (u64::MAX >> (63 - to)) & (u64::MAX << from);
-            let word = &self.words[word as usize];
+        for (word, bits) in self.touched(offset, length) {
             // What is there already needs no line of the cache for oneself. Whoever takes the bit has to see what it stands for.
             if word.load(Ordering::Relaxed) & bits != bits {
                 word.fetch_or(bits, Ordering::Release);
             }
         }
+    }
+
+    /// Whether it has every granule that the range touches.
+    pub fn has_all(&self, offset: u64, length: u64) -> bool {
+        self.touched(offset, length).all(|(word, bits)| word.load(Ordering::Acquire) & bits == bits)
     }
 
     /// Whether it has the granule at `offset`.
@@ -136,6 +145,8 @@ mod tests {
         set.add(size - 1, 1);
         assert_eq!(set.bytes(), 3 * GRANULE + 77);
         assert!(set.has(62 * GRANULE) && set.has(65 * GRANULE - 1) && !set.has(65 * GRANULE));
+        assert!(set.has_all(62 * GRANULE, 3 * GRANULE) && set.has_all(64 * GRANULE + 5, 1) && set.has_all(GRANULE, 0));
+        assert!(!set.has_all(62 * GRANULE, 3 * GRANULE + 1) && !set.has_all(0, size));
         assert_eq!(set.take(0, 2 * GRANULE), Some(Run { offset: 62 * GRANULE, bytes: 2 * GRANULE }));
         assert_eq!(set.take(63 * GRANULE, 1), Some(Run { offset: 64 * GRANULE, bytes: GRANULE }));
         assert_eq!(set.take(0, u64::MAX), Some(Run { offset: 200 * GRANULE, bytes: 77 }));

@@ -31,7 +31,6 @@ mod stripes;
 pub mod swap;
 mod switch;
 mod traced;
-mod trail;
 
 pub use answered::{Answered, make_durable};
 pub use any_byte::AnyByte;

@@ -10,13 +10,11 @@
 //! | `Verifying` | reads both of what was copied, if that is wanted; more is copied after it | yes | |
 //! | `Flushing` | makes the copy durable while nobody waits for it | yes | |
 //! | `Joining` | waits until everybody writes both | yes | |
-//! | `Draining` | copies, then verifies, what is left: nothing is noted any more, what is changed follows by itself | yes | |
+//! | `Draining` | copies, then verifies, what is left, holding a piece at a time: nothing is noted any more | yes | |
 //! | `Deciding` | makes the last of it durable; the journal says that the destination is the device | yes | yes |
-//! | `Following` | sees to it that little is on its way | yes | yes |
-//! | `Flipping` | holds everybody for a moment: the end of what is on its way, then all pointers | yes | yes |
-//! | `Releasing` | waits until nobody uses the source | | yes |
+//! | `Flipping`, `Releasing` | waits until nobody uses the source | | yes |
 //!
-//! A swap that is cancelled up to and including `Deciding`, or fails before `Releasing`, ends with the source as it would be without it.
+//! A swap that fails or is cancelled up to and including `Deciding` ends with the source as it would be without it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,7 +25,7 @@ use farbus_model::{BlockStore, Instant, Medium, StoreError};
 
 use super::granules::{Granules, Run};
 use super::rate::Bucket;
-use super::switch::{Flip, Mode, Shared, Switch, Tandem, Unready};
+use super::switch::{Mode, Shared, Switch, Tandem, Unready};
 
 /// Rounds over what has changed before both media are written, or compared: from then on it only becomes less.
 const ROUNDS_MAX: u32 = 8;
@@ -35,24 +33,13 @@ const ROUNDS_MAX: u32 = 8;
 const VERIFICATIONS_MAX: u32 = 4;
 /// What may be left for that, bytes: some milliseconds' work.
 const LEFT_BYTES: u64 = 1 << 20;
-/// What is copied or compared at a time while changes follow, bytes: as long as a piece is compared, nobody changes it.
+/// What is held at a time, bytes: as long as a piece is copied, nobody changes it.
 const HELD_BYTES_MAX: u64 = 64 << 10;
 /// What is copied before it is made durable, bytes: more would fill the system's memory with what is not written yet, until it makes
 /// everybody who writes wait.
 const UNFLUSHED_BYTES_MAX: u64 = 32 << 20;
 /// How soon to look again whether everybody has caught up.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
-/// How often busy handles are looked at the first time: a tenth of a millisecond, within which a request ends that waits for no disk.
-const LOOKS_MIN: u32 = 2_000;
-/// The same at most, after doubling: some milliseconds, as long as somebody may be kept from a processor in the middle of a request.
-const LOOKS_MAX: u32 = 64_000;
-/// Changes on their way that everybody may be held for: some microseconds each.
-const FLIP_CHANGES: usize = 4;
-/// How often it is tried to have no more than that.
-const FOLLOWS_MAX: u32 = 64;
-/// How long everybody goes on at most before they are held again, because somebody's request took too long the last time. It begins with
-/// [`LOOK_AGAIN`] and doubles.
-const FLIP_AGAIN_MAX: Duration = Duration::from_millis(100);
 /// How long the handles may take for a mode before the swap is given up: what a sick disk takes for a request, twice.
 const CATCH_UP_TIME_MAX: Duration = Duration::from_secs(60);
 /// In which pieces a bad place is looked for, bytes.
@@ -229,11 +216,9 @@ pub enum Phase {
     Joining,
     /// Copying and comparing the rest.
     Draining,
-    /// Making the last of it durable, and saying so.
+    /// Making the last of it durable, and the switch.
     Deciding,
-    /// Waiting until little is on its way to the destination.
-    Following,
-    /// Holding everybody, and putting the destination in the source's place.
+    /// Waiting until everybody reads the destination.
     Flipping,
     /// Waiting until nobody uses the source.
     Releasing,
@@ -247,14 +232,14 @@ impl Phase {
             Phase::Copying => "copying",
             Phase::Verifying => "verifying",
             Phase::Flushing => "flushing",
-            Phase::Joining | Phase::Draining | Phase::Deciding | Phase::Following | Phase::Flipping => "switching",
-            Phase::Releasing => "releasing",
+            Phase::Joining | Phase::Draining | Phase::Deciding => "switching",
+            Phase::Flipping | Phase::Releasing => "releasing",
         }
     }
 
-    /// Whether the journal says by now that the destination is the device.
+    /// Whether the destination is the device by now.
     pub const fn is_decided(self) -> bool {
-        matches!(self, Phase::Following | Phase::Flipping | Phase::Releasing)
+        matches!(self, Phase::Flipping | Phase::Releasing)
     }
 }
 
@@ -279,12 +264,6 @@ pub struct Swap {
     unverified: Granules,
     /// Bytes copied since the destination was last made durable.
     unflushed: u64,
-    /// How often the trail was followed before a flip.
-    follows: u32,
-    /// How long everybody goes on before they are held again.
-    flip_again: Duration,
-    /// How often busy handles are looked at then.
-    looks: u32,
     bucket: Bucket,
     meter: Meter,
     is_cancelled: bool,
@@ -352,7 +331,7 @@ impl Swap {
             Unready::Destination(why) => SwapError::Open(Side::Destination, why),
         })?;
         if let Err(why) = journal.note(Milestone::Copying) {
-            shared.end();
+            shared.end(false);
             return Err(SwapError::Journal(why));
         }
         let run_bytes = tandem.dirty.granule_bytes().max(SWAP_RUN_BYTES_MAX) as usize;
@@ -371,9 +350,6 @@ impl Swap {
             left_before: u64::MAX,
             unverified: Granules::none_of(needed),
             unflushed: 0,
-            follows: 0,
-            flip_again: LOOK_AGAIN,
-            looks: LOOKS_MIN,
             bucket: Bucket::new(options.rate, now),
             meter: Meter { copied: 0, since: now, copied_before: 0, rate: 0 },
             is_cancelled: false,
@@ -420,7 +396,7 @@ impl Swap {
             return Err(SwapError::Cancelled);
         }
         match self.phase {
-            Phase::Beginning | Phase::Joining | Phase::Releasing => self.take_along(now),
+            Phase::Beginning | Phase::Joining | Phase::Flipping | Phase::Releasing => self.take_along(now),
             Phase::Copying => self.copy_round(now),
             Phase::Verifying => self.verify_round(now),
             Phase::Flushing => {
@@ -430,13 +406,6 @@ impl Swap {
             }
             Phase::Draining => self.drain(now),
             Phase::Deciding => self.decide(now),
-            Phase::Following => {
-                let left = self.tandem.follow(&mut *self.destination);
-                self.follows += 1;
-                let is_enough = left <= FLIP_CHANGES || self.follows >= FOLLOWS_MAX;
-                Ok(if is_enough { self.enter(Phase::Flipping, now) } else { Step::Again })
-            }
-            Phase::Flipping => self.flip(now),
         }
     }
 
@@ -457,6 +426,10 @@ impl Swap {
         Ok(match self.phase {
             Phase::Beginning => self.enter(Phase::Copying, now),
             Phase::Joining => self.enter(Phase::Draining, now),
+            Phase::Flipping => {
+                self.shared.end(true);
+                self.enter(Phase::Releasing, now)
+            }
             _ => {
                 self.is_over = true;
                 let (copied_bytes, rounds, took) = (self.meter.copied, self.round, now - self.began);
@@ -517,22 +490,21 @@ impl Swap {
         Ok(Step::Again)
     }
 
-    /// What is changed follows by itself now: what is left becomes less with each step.
+    /// Everybody writes both now: what is left becomes less with each step.
     fn drain(&mut self, now: Instant) -> Result<Step, SwapError> {
         self.check_destination()?;
         if let Some(until) = self.bucket.wait_until(now) {
             return Ok(Step::At(until));
         }
         let tandem = Arc::clone(&self.tandem);
+        // Whoever wants to change this very piece waits so long, and nobody else.
         if let Some(run) =
             tandem.dirty.take(self.cursor, HELD_BYTES_MAX).or_else(|| tandem.dirty.take(0, HELD_BYTES_MAX))
         {
             self.cursor = run.end();
-            // Whoever changes it meanwhile does not wait: his change follows when this has been copied.
-            let turn = tandem.trail.turn();
+            let held = tandem.both.hold(run.offset, run.bytes);
             self.copy(run, false)?;
-            turn.catch_up(&mut *self.destination, |offset, error| tandem.note_trouble(offset, error));
-            drop(turn);
+            drop(held);
             self.count(run, now)?;
             return Ok(Step::Again);
         }
@@ -540,9 +512,7 @@ impl Swap {
             self.unverified.take(self.cursor, HELD_BYTES_MAX).or_else(|| self.unverified.take(0, HELD_BYTES_MAX));
         let Some(run) = next else { return Ok(self.enter(Phase::Deciding, now)) };
         self.cursor = run.end();
-        // Whoever wants to change this very piece waits so long, and nobody else.
         let held = tandem.both.hold(run.offset, run.bytes);
-        tandem.catch_up(&mut *self.destination);
         let difference = self.difference(run)?;
         drop(held);
         match difference {
@@ -557,38 +527,14 @@ impl Swap {
 
     fn decide(&mut self, now: Instant) -> Result<Step, SwapError> {
         self.flush_destination()?;
-        if self.tandem.has_strayed() {
-            return Ok(self.go_back(now));
-        }
         let failed = |(offset, error)| SwapError::Medium { side: Side::Destination, offset, error };
-        self.tandem.decide().map_err(failed)?;
-        self.journal.note(Milestone::Switched).map_err(SwapError::Journal)?;
-        Ok(self.enter(Phase::Following, now))
-    }
-
-    /// The source failed to take a change after the rest was copied: what it has there now is copied.
-    fn go_back(&mut self, now: Instant) -> Step {
-        self.tandem.go_back();
-        self.follows = 0;
-        self.enter(Phase::Draining, now)
-    }
-
-    fn flip(&mut self, now: Instant) -> Result<Step, SwapError> {
-        match self.shared.flip(&mut *self.destination, self.looks) {
-            Flip::Done => Ok(self.enter(Phase::Releasing, now)),
-            Flip::Busy => {
-                let again = now + self.flip_again;
-                self.flip_again = (self.flip_again * 2).min(FLIP_AGAIN_MAX);
-                self.looks = (self.looks * 2).min(LOOKS_MAX);
-                self.follows = 0;
-                let _ = self.enter(Phase::Following, now);
-                Ok(Step::At(again))
-            }
-            Flip::Incomplete => {
-                self.check_destination()?;
-                Ok(self.go_back(now))
-            }
+        if !self.tandem.decide().map_err(failed)? {
+            // The source failed to take a change after the rest was copied.
+            return Ok(self.enter(Phase::Draining, now));
         }
+        self.journal.note(Milestone::Switched).map_err(SwapError::Journal)?;
+        self.shared.go_on(Mode::Flipped);
+        Ok(self.enter(Phase::Flipping, now))
     }
 
     fn flush_destination(&mut self) -> Result<(), SwapError> {
@@ -646,7 +592,7 @@ impl Swap {
         self.is_over = true;
         // Before anything is written to the source alone: the last line may say that the destination is the device.
         let noted = self.journal.note(Milestone::Abandoned);
-        self.shared.end();
+        self.shared.end(false);
         // Whoever is idle lets go of the destination now, all others with their next request.
         let _ = self.shared.has_everybody();
         match noted {
@@ -662,7 +608,7 @@ impl Swap {
 
 impl Drop for Swap {
     fn drop(&mut self) {
-        // Once the journal has said it, either is the device: what is changed goes on to follow.
+        // Once it is decided there is no way back: both go on being written, and either is the device.
         if !self.is_over && !self.phase.is_decided() {
             let _ = self.give_up(SwapError::Cancelled);
         }

@@ -1,14 +1,14 @@
 //! A medium that may be exchanged while it is in use (requirement N12).
 //!
-//! Nothing is held while anything is copied or made durable. For the last moments what is written to the source follows to the
-//! destination by itself, and everybody waits for one thing only: that all pointers change at once. Every handle goes by itself from one
-//! mode to the next, at its next request, or is taken along by whoever swaps:
+//! Nobody is ever held for the switch itself: for its last moments both media are written, then either may be read. Every handle goes by
+//! itself from one mode to the next, at its next request, or is taken along by whoever swaps:
 //!
 //! | mode | read from | a change goes to | and is |
 //! |---|---|---|---|
 //! | `Alone` | the medium | the medium | |
 //! | `Noting` | the source | the source | noted as to be copied, after it was made |
-//! | `Both` | the source | the source, then the [`Trail`] to the destination | made and noted while its granules are held: both media are changed in one order |
+//! | `Both` | the source | the source, then the destination unless all of it is still to be copied | made while its granules are held, as they are while they are copied |
+//! | `Flipped` | the destination | the source, then the destination | the same |
 //! | `Alone` | the destination | the destination | |
 //!
 //! A mode begins when every handle has reached the one before, so two neighbouring ones are all that is ever found side by side:
@@ -16,29 +16,26 @@
 //! | side by side | why that is right |
 //! |---|---|
 //! | `Alone`, `Noting` | nothing has been copied yet, and everything is still to be |
-//! | `Noting`, `Both` | what the first changes is copied again, later |
-//! | `Both`, `Alone` | never: [`Shared::flip`] has all handles at once, and the trail at its end |
+//! | `Noting`, `Both` | what the first changes is copied again, later, and held then |
+//! | `Both`, `Flipped` | a change that is answered is in both media: it does not matter which is read |
+//! | `Flipped`, `Alone` | nobody reads the source any more |
 //!
-//! Who copies in `Both` does it in the trail's turn: what was changed before is read, what is changed meanwhile follows. So whoever
-//! writes never waits for a copy. Whoever finds the trail long goes a step along it for each of his own; so it ends, however fast he writes.
+//! So what is asked for at the switch takes as long as two media take for it, and waits for nothing else: whoever writes to a slow
+//! destination has its pace a moment before it is the device.
 //!
 //! Up to `Both` the source is complete; from `Both` on, once what was noted has been copied and made durable, the destination is
-//! too, but for what was never flushed. A flush is answered in `Both` when the trail is at its end and both are durable. So the line of
-//! the journal that says which of the two the device is may be written at any moment of that time, and a power cut before, during and
-//! after it leaves one complete device. Should the destination fail between that line and the flip, flushes fail until another line takes
-//! it back.
+//! too. A flush is answered in `Both` when both are durable. So the line of the journal that says which of the two the device is may
+//! be written at any moment of that time, and a power cut before, during and after it leaves one complete device. From a moment before
+//! that line on, what either of them does not take has failed.
 
-use std::borrow::Cow;
 use std::fmt;
-use std::hint::spin_loop;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use farbus_model::{BlockStore, Medium, StoreError};
 
 use super::granules::Granules;
 use super::stripes::Stripes;
-use super::trail::{Change, Trail};
 
 /// A medium behind which another may be put while it is in use. Its handles go on; its size stays.
 #[derive(Clone)]
@@ -56,7 +53,7 @@ pub(super) struct Shared {
     gate: Mutex<Gate>,
 }
 
-/// The plan, and who follows it. Its lock is taken before a handle's, never after it: whoever has it may have them all.
+/// The plan, and who follows it. A handle's lock is taken before this one, never after it.
 struct Gate {
     current: Arc<dyn Medium>,
     slots: Vec<Weak<Slot>>,
@@ -72,6 +69,7 @@ pub(super) enum Mode {
     Alone,
     Noting,
     Both,
+    Flipped,
 }
 
 /// Two media, one of which takes the other's place.
@@ -79,12 +77,8 @@ pub(super) struct Tandem {
     pub destination: Arc<dyn Medium>,
     /// What the destination does not have yet.
     pub dirty: Granules,
-    /// Held by whoever changes the source and says so to the trail, as far as he does: both in one order.
+    /// Held by whoever changes both, or copies from one to the other, as far as he does.
     pub both: Stripes,
-    /// What the source has and the destination is to have.
-    pub trail: Trail,
-    /// The source refused a change that the trail knows nothing of: something is noted again.
-    has_strayed: AtomicBool,
     trouble: Mutex<Trouble>,
 }
 
@@ -92,7 +86,7 @@ pub(super) struct Tandem {
 #[derive(Default)]
 struct Trouble {
     first: Option<(u64, StoreError)>,
-    /// From here on the destination may be the device after a power cut: what it does not have is not durable.
+    /// From here on the destination may be the device: its troubles are its user's.
     is_decided: bool,
 }
 
@@ -185,7 +179,10 @@ impl Medium for Switch {
         let main = gate.current.open()?;
         let other = gate.swap.as_ref().map(|swap| swap.destination.open()).transpose()?;
         let (edition, mode, swap) = (gate.edition, gate.mode, gate.swap.clone());
-        let lanes = Lanes { main, other, edition, mode, swap };
+        let mut lanes = Lanes { main, other, edition, mode, swap };
+        if mode == Mode::Flipped {
+            lanes.flip();
+        }
         let slot = Arc::new(Slot { reached: AtomicU64::new(edition), lanes: Mutex::new(lanes) });
         gate.slots.retain(|slot| slot.strong_count() > 0);
         gate.slots.push(Arc::downgrade(&slot));
@@ -224,8 +221,6 @@ impl Shared {
             destination,
             both: Stripes::new(dirty.granule_bytes()),
             dirty,
-            trail: Trail::default(),
-            has_strayed: AtomicBool::new(false),
             trouble: Mutex::default(),
         });
         gate.swap = Some(Arc::clone(&tandem));
@@ -238,50 +233,16 @@ impl Shared {
         self.publish(&mut lock(&self.gate), mode);
     }
 
-    /// Ends the swap as if it had never been.
-    pub fn end(&self) {
+    /// Ends the swap with the destination in its source's place, or as if it had never been.
+    pub fn end(&self, is_swapped: bool) {
         let mut gate = lock(&self.gate);
-        gate.swap = None;
+        if let Some(tandem) = gate.swap.take()
+            && is_swapped
+        {
+            gate.current = Arc::clone(&tandem.destination);
+        }
         gate.spares.clear();
         self.publish(&mut gate, Mode::Alone);
-    }
-
-    /// Puts the destination in the source's place for everybody at once, which ends the swap. Whoever begins a request meanwhile waits:
-    /// for those that are under way, and for the end of the trail. Handles that are busy are looked at so often, all together, before
-    /// everybody goes on: fifty nanoseconds each or so.
-    pub fn flip(&self, destination: &mut dyn BlockStore, looks_max: u32) -> Flip {
-        let mut gate = lock(&self.gate);
-        let Some(tandem) = gate.swap.clone() else { return Flip::Done };
-        let slots: Vec<Arc<Slot>> = gate.slots.iter().filter_map(Weak::upgrade).collect();
-        // From here on who begins a request comes to the gate.
-        self.publish(&mut gate, Mode::Both);
-        let mut all = Vec::with_capacity(slots.len());
-        let mut looks = 0;
-        for slot in &slots {
-            let lanes = loop {
-                match slot.lanes.try_lock() {
-                    Ok(lanes) => break lanes,
-                    Err(TryLockError::Poisoned(lanes)) => break lanes.into_inner(),
-                    Err(TryLockError::WouldBlock) if looks >= looks_max => return Flip::Busy,
-                    Err(TryLockError::WouldBlock) => spin_loop(),
-                }
-                looks += 1;
-            };
-            all.push(lanes);
-        }
-        tandem.catch_up(destination);
-        if tandem.trouble().is_some() || tandem.has_strayed() {
-            return Flip::Incomplete;
-        }
-        gate.swap = None;
-        gate.spares.clear();
-        gate.current = Arc::clone(&tandem.destination);
-        self.publish(&mut gate, Mode::Alone);
-        let left: Vec<_> = slots.iter().zip(&mut all).map(|(slot, lanes)| lanes.flip(gate.edition, slot)).collect();
-        drop((all, gate));
-        // Closing what was left behind takes its time, and nobody waits for it any more.
-        drop(left);
-        Flip::Done
     }
 
     fn publish(&self, gate: &mut Gate, mode: Mode) {
@@ -292,59 +253,29 @@ impl Shared {
 
     /// Takes along whoever has nothing to do; says whether all handles are where the plan is.
     pub fn has_everybody(&self) -> bool {
-        let mut gate = lock(&self.gate);
-        let slots: Vec<_> = gate.slots.iter().filter_map(Weak::upgrade).collect();
+        let (slots, edition): (Vec<_>, _) = {
+            let gate = lock(&self.gate);
+            (gate.slots.iter().filter_map(Weak::upgrade).collect(), gate.edition)
+        };
         let mut has_everybody = true;
         for slot in slots {
             match slot.lanes.try_lock() {
-                Ok(mut lanes) => lanes.catch_up(&mut gate, &slot),
-                Err(TryLockError::Poisoned(lanes)) => lanes.into_inner().catch_up(&mut gate, &slot),
+                Ok(mut lanes) => lanes.catch_up(self, &slot),
+                Err(TryLockError::Poisoned(lanes)) => lanes.into_inner().catch_up(self, &slot),
                 // It has a request under way, and catches up with its next one.
-                Err(TryLockError::WouldBlock) => {
-                    has_everybody &= slot.reached.load(Ordering::Acquire) == gate.edition;
-                }
+                Err(TryLockError::WouldBlock) => has_everybody &= slot.reached.load(Ordering::Acquire) == edition,
             }
         }
         has_everybody
     }
 }
 
-/// What became of a flip.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Flip {
-    /// The destination is the device.
-    Done,
-    /// Somebody's request takes long: all go on as before.
-    Busy,
-    /// The destination lacks something: all go on as before.
-    Incomplete,
-}
-
 impl Tandem {
-    /// Goes to the end of the trail.
-    pub fn catch_up(&self, destination: &mut dyn BlockStore) {
-        self.trail.turn().catch_up(destination, |offset, error| self.note_trouble(offset, error));
-    }
-
-    /// Goes along the trail, which is to end soon. Says how many changes wait after it.
-    pub fn follow(&self, destination: &mut dyn BlockStore) -> usize {
-        self.trail.shorten();
-        self.trail.follow(destination, |offset, error| self.note_trouble(offset, error))
-    }
-
-    /// Whether something was noted again that had been copied.
-    pub fn has_strayed(&self) -> bool {
-        self.has_strayed.load(Ordering::Acquire)
-    }
-
-    /// What was noted again is about to be copied.
-    pub fn go_back(&self) {
-        self.has_strayed.store(false, Ordering::Release);
-    }
-
-    /// The destination failed to follow.
-    pub fn note_trouble(&self, offset: u64, error: StoreError) {
-        lock(&self.trouble).first.get_or_insert((offset, error));
+    /// The destination failed where both were changed. What the user is told: nothing as long as the source is the device.
+    fn note_trouble(&self, offset: u64, error: StoreError) -> Result<(), StoreError> {
+        let mut trouble = lock(&self.trouble);
+        trouble.first.get_or_insert((offset, error));
+        if trouble.is_decided { Err(error) } else { Ok(()) }
     }
 
     /// What went wrong with the destination, and where.
@@ -352,27 +283,29 @@ impl Tandem {
         lock(&self.trouble).first
     }
 
-    /// Why a flush has failed although the source is durable: the destination may be the device after a power cut, and is not complete.
-    fn why_not_durable(&self) -> Result<(), StoreError> {
+    /// The source failed to take a change: nobody knows what is there now, and it is copied as it is. Once it is decided nothing is copied
+    /// any more, and what has failed may be either.
+    fn note_stray(&self, offset: u64, length: u64) {
         let trouble = lock(&self.trouble);
-        trouble.first.filter(|_| trouble.is_decided).map_or(Ok(()), |(_, error)| Err(error))
+        if !trouble.is_decided {
+            self.dirty.add(offset, length);
+        }
     }
 
-    /// The destination is about to become the device, unless something went wrong with it.
-    pub fn decide(&self) -> Result<(), (u64, StoreError)> {
+    /// The destination is about to become the device, unless something went wrong with it; `false` if there is something to copy again.
+    pub fn decide(&self) -> Result<bool, (u64, StoreError)> {
         let mut trouble = lock(&self.trouble);
-        match trouble.first {
-            Some(trouble) => Err(trouble),
-            None => {
-                trouble.is_decided = true;
-                Ok(())
-            }
+        if let Some(trouble) = trouble.first {
+            return Err(trouble);
         }
+        trouble.is_decided = self.dirty.bytes() == 0;
+        Ok(trouble.is_decided)
     }
 }
 
 impl Lanes {
-    fn catch_up(&mut self, gate: &mut Gate, slot: &Slot) {
+    fn catch_up(&mut self, shared: &Shared, slot: &Slot) {
+        let mut gate = lock(&shared.gate);
         if self.edition == gate.edition {
             return;
         }
@@ -381,43 +314,46 @@ impl Lanes {
             Mode::Noting => self.other = gate.spares.pop(),
             // Whoever is here has noted before: everybody waits for everybody.
             Mode::Both => debug_assert!(self.other.is_some(), "a handle notes before it writes both"),
+            Mode::Flipped => self.flip(),
         }
         (self.edition, self.mode) = (gate.edition, gate.mode);
         self.swap.clone_from(&gate.swap);
         slot.reached.store(self.edition, Ordering::Release);
     }
 
-    /// Goes on with the destination alone; what it leaves is for the caller to close.
-    fn flip(&mut self, edition: u64, slot: &Slot) -> Option<Box<dyn BlockStore>> {
-        let left = self.other.take().map(|destination| std::mem::replace(&mut self.main, destination));
-        (self.edition, self.mode, self.swap) = (edition, Mode::Alone, None);
-        slot.reached.store(edition, Ordering::Release);
-        left
+    fn flip(&mut self) {
+        if let Some(other) = &mut self.other {
+            std::mem::swap(&mut self.main, other);
+        }
     }
 
-    fn change(&mut self, change: Change<'_>) -> Result<(), StoreError> {
-        let (Some(tandem), Some(other)) = (&self.swap, &mut self.other) else { return change.make(&mut *self.main) };
-        let (offset, length) = (change.offset(), change.length());
+    fn change(
+        &mut self,
+        offset: u64,
+        length: u64,
+        mut act: impl FnMut(&mut dyn BlockStore) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let (Some(tandem), Some(other)) = (&self.swap, &mut self.other) else { return act(&mut *self.main) };
         match self.mode {
-            Mode::Alone => change.make(&mut *self.main),
+            Mode::Alone => act(&mut *self.main),
             Mode::Noting => {
                 let _after = Noted { dirty: &tandem.dirty, offset, length };
-                change.make(&mut *self.main)
+                act(&mut *self.main)
             }
-            Mode::Both => {
-                let held = tandem.both.hold(offset, length);
-                if let Err(error) = change.make(&mut *self.main) {
-                    // Nobody knows what is there now: it is copied as it is.
-                    tandem.dirty.add(offset, length);
-                    tandem.has_strayed.store(true, Ordering::Release);
+            mode @ (Mode::Both | Mode::Flipped) => {
+                let (source, destination) = match mode {
+                    Mode::Flipped => (&mut **other, &mut *self.main),
+                    _ => (&mut *self.main, &mut **other),
+                };
+                let _held = tandem.both.hold(offset, length);
+                if let Err(error) = act(source) {
+                    tandem.note_stray(offset, length);
                     return Err(error);
                 }
-                let is_much = tandem.trail.add(change);
-                drop(held);
-                if is_much {
-                    tandem.trail.help(&mut **other, |offset, error| tandem.note_trouble(offset, error));
+                if tandem.dirty.has_all(offset, length) {
+                    return Ok(());
                 }
-                Ok(())
+                act(destination).or_else(|error| tandem.note_trouble(offset, error))
             }
         }
     }
@@ -426,11 +362,7 @@ impl Lanes {
         self.main.flush()?;
         match (&self.swap, &mut self.other) {
             (Some(tandem), Some(other)) if self.mode == Mode::Both => {
-                tandem.catch_up(&mut **other);
-                if let Err(error) = other.flush() {
-                    tandem.note_trouble(0, error);
-                }
-                tandem.why_not_durable()
+                other.flush().or_else(|error| tandem.note_trouble(0, error))
             }
             _ => Ok(()),
         }
@@ -452,23 +384,24 @@ impl Drop for Noted<'_> {
 
 impl SwitchStore {
     fn lanes(&self) -> MutexGuard<'_, Lanes> {
-        let lanes = lock(&self.slot.lanes);
-        if lanes.edition == self.shared.edition.load(Ordering::Acquire) {
-            return lanes;
-        }
-        drop(lanes);
-        let mut gate = lock(&self.shared.gate);
         let mut lanes = lock(&self.slot.lanes);
-        lanes.catch_up(&mut gate, &self.slot);
+        if lanes.edition != self.shared.edition.load(Ordering::Acquire) {
+            lanes.catch_up(&self.shared, &self.slot);
+        }
         lanes
     }
 
-    fn change(&mut self, change: Change<'_>) -> Result<(), StoreError> {
+    fn change(
+        &mut self,
+        offset: u64,
+        length: u64,
+        act: impl FnMut(&mut dyn BlockStore) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         // The medium behind it may become one that can be written.
         if self.shared.is_read_only {
             return Err(StoreError::ReadOnly);
         }
-        self.lanes().change(change)
+        self.lanes().change(offset, length, act)
     }
 }
 
@@ -486,18 +419,18 @@ impl BlockStore for SwitchStore {
     }
 
     fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
-        self.change(Change::Write { offset, bytes: Cow::Borrowed(from) })
+        self.change(offset, from.len() as u64, |store| store.write_at(offset, from))
     }
 
     fn flush(&mut self) -> Result<(), StoreError> {
         self.lanes().flush()
     }
 
-    fn discard(&mut self, offset: u64, length: u64) -> Result<(), StoreError> {
-        self.change(Change::Discard { offset, length })
+    fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.change(offset, len, |store| store.discard(offset, len))
     }
 
-    fn write_zeroes(&mut self, offset: u64, length: u64) -> Result<(), StoreError> {
-        self.change(Change::WriteZeroes { offset, length })
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.change(offset, len, |store| store.write_zeroes(offset, len))
     }
 }

@@ -29,6 +29,8 @@ const ATTACHMENTS_MAX: usize = 512;
 const ENOUGH_BYTES_MIN: usize = 64 << 10;
 /// The same of large ones, of which it is two otherwise.
 const ENOUGH_BYTES_MAX: usize = 256 << 10;
+/// The lease of an heir who sees what is not his yet.
+const NOT_YET: u64 = 0;
 /// How long an importer is waited for that ended its link itself.
 const CLOSED_GRACE_MAX: Duration = Duration::from_secs(4);
 
@@ -59,6 +61,15 @@ pub trait Services {
         let _ = (now, number, inherit);
         Some(Err(End { cause: Cause::Refused, message: "nothing is handed over here".to_owned() }))
     }
+
+    /// What an heir may see of the device until it is his: it changes nothing. `None`: nothing, as of any but block devices.
+    ///
+    /// # Errors
+    /// [`End`]: it never will be his.
+    fn show(&mut self, now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
+        let _ = (now, number, inherit);
+        None
+    }
 }
 
 /// The exporter's end: a lane, the state of the link below it, and what is attached.
@@ -77,7 +88,7 @@ pub struct ExporterSession {
     /// Attachments whose device waits for its heir: it may come back.
     moving: BTreeMap<u16, Open>,
     /// Attachments that are to inherit a device.
-    heirs: BTreeMap<u16, Inherit>,
+    heirs: BTreeMap<u16, Heir>,
     /// What has arrived of a close that goes on.
     closing: BTreeMap<u16, Payload>,
     is_ended: bool,
@@ -106,6 +117,15 @@ struct Attached {
     open: Open,
     lease: u64,
     served: Box<dyn Served>,
+}
+
+/// Whoever waits for a device that is to be handed over to him.
+struct Heir {
+    inherit: Inherit,
+    /// What he may see of it meanwhile.
+    shown: Option<Box<dyn Served>>,
+    /// What another process wrote down of that, which is yet to be shown here.
+    left: Option<Vec<u8>>,
 }
 
 /// An attachment of another process, which is yet to be served here.
@@ -231,9 +251,11 @@ impl ExporterSession {
         self.lost_until.is_none()
     }
 
-    /// Whether this attachment is there, its device waiting for its heir included.
+    /// Whether this attachment is there, its device waiting for its heir or shown to it included.
     pub fn is_attached(&self, number: u16) -> bool {
-        self.attachments.contains_key(&number) || self.moving.contains_key(&number)
+        self.attachments.contains_key(&number)
+            || self.moving.contains_key(&number)
+            || self.heirs.get(&number).is_some_and(|heir| heir.shown.is_some())
     }
 
     /// Whether it waits for a device to be handed over.
@@ -264,18 +286,32 @@ impl ExporterSession {
 
     /// When something wants to happen: the grace ends, or a device has its moment.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let devices = self.attachments.values().filter_map(|attached| attached.served.poll_timeout());
-        devices.chain(self.lost_until).min()
+        self.all_served().filter_map(|served| served.poll_timeout()).chain(self.lost_until).min()
     }
 
     /// What to wait on besides the link.
     pub fn readiness(&self) -> impl Iterator<Item = &Readiness> {
-        self.attachments.values().filter_map(|attached| attached.served.readiness())
+        self.all_served().filter_map(|served| served.readiness())
     }
 
-    /// How many devices are attached.
+    /// How many attachments there are, in the sense of [`ExporterSession::is_attached`].
     pub fn attachments(&self) -> usize {
-        self.attachments.len()
+        self.attachments.len() + self.moving.len() + self.heirs.values().filter(|heir| heir.shown.is_some()).count()
+    }
+
+    /// What is served, or shown to an heir.
+    fn all_served(&self) -> impl Iterator<Item = &dyn Served> {
+        let attached = self.attachments.values().map(|attached| &*attached.served);
+        attached.chain(self.heirs.values().filter_map(|heir| heir.shown.as_deref()))
+    }
+
+    /// Lets all of it do something, and say it.
+    fn each_served(&mut self, mut act: impl FnMut(u16, &mut dyn Served, &mut Lane)) {
+        let attached = self.attachments.iter_mut().map(|(&number, attached)| (number, &mut attached.served));
+        let shown = self.heirs.iter_mut().filter_map(|(&number, heir)| Some((number, heir.shown.as_mut()?)));
+        for (number, served) in attached.chain(shown) {
+            with_pool(served, &mut self.pool, |served| act(number, served, &mut self.lane));
+        }
     }
 
     /// Does what arrived, until there is enough to be sent: whether there may be more to do, once that is on its way.
@@ -302,11 +338,13 @@ impl ExporterSession {
         match kind {
             Kind::Data if self.closing.contains_key(&attachment) => self.hear_close(now, attachment, arrived),
             Kind::Request | Kind::Data | Kind::Cancel | Kind::Grant | Kind::Aside => {
+                let served = match self.attachments.get_mut(&attachment) {
+                    Some(attached) => Some(&mut attached.served),
+                    None => self.heirs.get_mut(&attachment).and_then(|heir| heir.shown.as_mut()),
+                };
                 // What was on its way while we closed the attachment is for nobody.
-                let Some(attached) = self.attachments.get_mut(&attachment) else { return Ok(()) };
-                with_pool(&mut attached.served, &mut self.pool, |served| {
-                    served.handle_arrived(now, arrived, &mut self.lane)
-                })
+                let Some(served) = served else { return Ok(()) };
+                with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lane))
             }
             Kind::Modules => self.hear_offers(attachment, &arrived),
             Kind::Open => self.open(now, attachment, &arrived, services),
@@ -330,7 +368,7 @@ impl ExporterSession {
             return Ok(());
         }
         let Close { heir, luggage } = Close::decode(&body.contiguous())?;
-        let is_known = self.heirs.remove(&number).is_some() || self.moving.remove(&number).is_some();
+        let is_known = self.disinherit(now, number) || self.moving.remove(&number).is_some();
         let Some(Attached { open, served, .. }) = self.attachments.remove(&number) else {
             if is_known {
                 self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message: String::new() });
@@ -417,28 +455,60 @@ impl ExporterSession {
         services: &mut impl Services,
     ) -> Result<(), Reject> {
         let inherit = Inherit::decode(&arrived.body.contiguous())?;
-        if self.may_begin(number)? {
-            self.heirs.insert(number, inherit);
-            self.look_for_legacies(now, services);
+        if !self.may_begin(number)? {
+            return Ok(());
+        }
+        self.heirs.insert(number, Heir { inherit, shown: None, left: None });
+        self.look_for_legacies(now, services);
+        // What goes through modules is seen once it is his.
+        let has_modules = self.offers.contains_key(&number);
+        let Some(heir) = self.heirs.get_mut(&number).filter(|_| !has_modules) else { return Ok(()) };
+        match services.show(now, number, &heir.inherit) {
+            None => {}
+            Some(Ok(served)) => {
+                let opened = Opened { epoch: NOT_YET, credit: served.credit(), info: served.description() };
+                heir.shown = Some(served);
+                self.say_at_length(Kind::Opened, number, opened.encode());
+            }
+            Some(Err(end)) => {
+                self.heirs.remove(&number);
+                self.say_end(Kind::Refused, number, &end);
+            }
         }
         Ok(())
+    }
+
+    /// Whoever is not to inherit any more sees no more of it either. Says whether he was.
+    fn disinherit(&mut self, now: Instant, number: u16) -> bool {
+        let Some(heir) = self.heirs.remove(&number) else { return false };
+        if let Some(shown) = heir.shown {
+            shown.finish(now);
+        }
+        true
     }
 
     /// Something may have been handed over to somebody: who waits for a device here is given it.
     pub fn look_for_legacies(&mut self, now: Instant, services: &mut impl Services) {
         let waiting = std::mem::take(&mut self.heirs);
-        for (number, inherit) in waiting {
-            match services.inherit(now, number, &inherit) {
-                None => {
-                    self.heirs.insert(number, inherit);
-                }
-                Some(Ok(Inherited { lease, served, luggage })) => {
+        for (number, heir) in waiting {
+            // What he asked of what he sees is answered first; and that before he is given what is shown here again.
+            let is_busy = heir.left.is_some() || heir.shown.as_ref().is_some_and(|shown| !shown.is_at_rest());
+            let inherited = if is_busy { None } else { services.inherit(now, number, &heir.inherit) };
+            let Some(inherited) = inherited else {
+                self.heirs.insert(number, heir);
+                continue;
+            };
+            if let Some(shown) = heir.shown {
+                shown.finish(now);
+            }
+            match inherited {
+                Ok(Inherited { lease, served, luggage }) => {
                     if !luggage.is_empty() {
                         self.say_at_length(Kind::Luggage, number, luggage);
                     }
-                    self.agree_and_say_opened(now, number, Attached { open: inherit.open, lease, served });
+                    self.agree_and_say_opened(now, number, Attached { open: heir.inherit.open, lease, served });
                 }
-                Some(Err(end)) => self.say_end(Kind::Refused, number, &end),
+                Err(end) => self.say_end(Kind::Refused, number, &end),
             }
         }
     }
@@ -493,12 +563,10 @@ impl ExporterSession {
     /// Devices are looked after: whose moment has come, who is ready, who is gone.
     pub fn handle_ready(&mut self, now: Instant) {
         let mut ended = Vec::new();
-        for (&number, Attached { served, .. }) in &mut self.attachments {
-            with_pool(served, &mut self.pool, |served| served.handle_ready(now, &mut self.lane));
-            if let Some(end) = served.poll_end() {
-                ended.push((number, end));
-            }
-        }
+        self.each_served(|number, served, lane| {
+            served.handle_ready(now, lane);
+            ended.extend(served.poll_end().map(|end| (number, end)));
+        });
         for (number, end) in ended {
             self.close(now, number, &end);
         }
@@ -506,8 +574,14 @@ impl ExporterSession {
 
     /// Takes an attachment away: its device is unplugged, or somebody else may have it now.
     pub fn close(&mut self, now: Instant, number: u16, end: &End) {
-        if let Some(Attached { served, .. }) = self.attachments.remove(&number) {
-            served.finish(now);
+        let is_there = match self.attachments.remove(&number) {
+            Some(Attached { served, .. }) => {
+                served.finish(now);
+                true
+            }
+            None => self.disinherit(now, number),
+        };
+        if is_there {
             self.say_end(Kind::Closed, number, end);
         }
     }
@@ -519,30 +593,29 @@ impl ExporterSession {
 
     /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for.
     pub fn only_talks(&self) -> bool {
-        self.attachments.values().all(|attached| attached.served.is_idle())
+        self.all_served().all(<dyn Served>::is_idle)
     }
 
     /// The session is over: every device is given back.
     pub fn finish(self, now: Instant) {
-        for Attached { served, .. } in self.attachments.into_values() {
-            served.finish(now);
-        }
+        self.into_served().for_each(|served| served.finish(now));
+    }
+
+    fn into_served(self) -> impl Iterator<Item = Box<dyn Served>> {
+        let attached = self.attachments.into_values().map(|attached| attached.served);
+        attached.chain(self.heirs.into_values().filter_map(|heir| heir.shown))
     }
 }
 
 impl ExporterSession {
     /// Another process is to go on: what would wait for ever is taken back from the devices.
     pub fn come_to_rest(&mut self, now: Instant) {
-        for Attached { served, .. } in self.attachments.values_mut() {
-            with_pool(served, &mut self.pool, |served| served.come_to_rest(now, &mut self.lane));
-        }
+        self.each_served(|_, served, lane| served.come_to_rest(now, lane));
     }
 
     /// Whether no device has anything of the importer's, and none is on its way to an heir.
     pub fn is_at_rest(&self) -> bool {
-        self.moving.is_empty()
-            && self.closing.is_empty()
-            && self.attachments.values().all(|attached| attached.served.is_at_rest())
+        self.moving.is_empty() && self.closing.is_empty() && self.all_served().all(<dyn Served>::is_at_rest)
     }
 
     /// Writes it down, at rest and with nothing heard since: for another process, whose devices are called what `name_of` says
@@ -574,9 +647,15 @@ impl ExporterSession {
             }
         }
         to.count(self.heirs.len());
-        for (&number, inherit) in &self.heirs {
+        for (&number, heir) in &self.heirs {
             to.u16(number);
-            to.bytes(&inherit.encode());
+            to.bytes(&heir.inherit.encode());
+            let mut state = Writer::part();
+            let is_shown = heir.shown.as_ref().is_some_and(|shown| shown.save(&mut state).is_ok());
+            to.flag(is_shown);
+            if is_shown {
+                to.bytes(&state.into_bytes());
+            }
         }
     }
 
@@ -607,8 +686,9 @@ impl ExporterSession {
         let mut heirs = BTreeMap::new();
         for _ in 0..from.count("heirs", 2)? {
             let (number, inherit) = (from.u16("heir")?, Inherit::decode(from.bytes("inherit")?)?);
+            let left = if from.flag("shown")? { Some(from.bytes("state")?.to_vec()) } else { None };
             let is_new = number > 0 && all.iter().all(|left| left.number != number);
-            if !is_new || heirs.insert(number, inherit).is_some() {
+            if !is_new || heirs.insert(number, Heir { inherit, shown: None, left }).is_some() {
                 return Err(Reject::new("heir", number.into(), "each has a number of its own, from 1"));
             }
         }
@@ -645,23 +725,55 @@ impl ExporterSession {
         self.attachments.insert(number, Attached { open, lease, served });
     }
 
+    /// Shows heirs again what another process showed them. Says whether there is nobody left to whom that was not possible yet: because
+    /// its device is *gone*, which may pass by.
+    pub fn show_again(&mut self, now: Instant, services: &mut impl Services) -> bool {
+        let mut refused = Vec::new();
+        for (&number, heir) in &mut self.heirs {
+            let Some(state) = &heir.left else { continue };
+            let wrong = |reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") };
+            match services.show(now, number, &heir.inherit) {
+                Some(Ok(mut served)) => match served.restore(now, &mut Reader::new(state)) {
+                    Ok(()) => (heir.shown, heir.left) = (Some(served), None),
+                    Err(reject) => {
+                        served.finish(now);
+                        refused.push((number, wrong(reject)));
+                    }
+                },
+                Some(Err(end)) if end.cause == Cause::Gone => {}
+                Some(Err(end)) => refused.push((number, end)),
+                None => {
+                    let message = "it is not shown before it is handed over any more".to_owned();
+                    refused.push((number, End { cause: Cause::Refused, message }));
+                }
+            }
+        }
+        for (number, end) in refused {
+            self.close(now, number, &end);
+        }
+        self.heirs.values().all(|heir| heir.left.is_none())
+    }
+
     /// Says why something is not served any more that another process served.
     pub fn give_up(&mut self, number: u16, end: &End) {
         self.say_end(Kind::Closed, number, end);
     }
 
+    /// The same to heirs whose device has not come.
+    pub fn give_up_heirs(&mut self, now: Instant, end: &End) {
+        let late: Vec<u16> =
+            self.heirs.iter().filter(|(_, heir)| heir.left.is_some()).map(|(&number, _)| number).collect();
+        late.into_iter().for_each(|number| self.close(now, number, end));
+    }
+
     /// The other process does not go on, this one does.
     pub fn go_on(&mut self, now: Instant) {
-        for Attached { served, .. } in self.attachments.values_mut() {
-            with_pool(served, &mut self.pool, |served| served.go_on(now, &mut self.lane));
-        }
+        self.each_served(|_, served, lane| served.go_on(now, lane));
     }
 
     /// Another process goes on: devices are let go of as they are.
     pub fn leave(self, now: Instant) {
-        for Attached { served, .. } in self.attachments.into_values() {
-            served.leave(now);
-        }
+        self.into_served().for_each(|served| served.leave(now));
     }
 }
 

@@ -99,6 +99,11 @@ pub trait Attached {
     fn is_moving(&self) -> bool {
         false
     }
+
+    /// Whether it is yet to be handed over to us.
+    fn is_expected(&self) -> bool {
+        false
+    }
 }
 
 /// The importer's end: a lane, and the state of the link below it.

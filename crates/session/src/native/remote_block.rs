@@ -1,20 +1,23 @@
 //! A block device of another host, brought by a session.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Payload, StoreError,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Completions, Instant, Payload, StoreError,
 };
 use farbus_wire::native::block::{self, Description};
-use farbus_wire::native::control::{Cause, Close, Credit, End, Open, Opened};
+use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, LUGGAGE_NAME_BYTES, Open, Opened};
 use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
+use farbus_wire::snapshot::{Reader, Writer};
 
-use super::importer::{Attached, State};
+use super::importer::{Attached, Movable, State};
 use super::slots::Slots;
 use super::timing::{Timed, Timing, split_residence};
 use crate::Reject;
 
+/// Nothing comes along with a disk.
+const NO_LUGGAGE: [u8; LUGGAGE_NAME_BYTES] = [0; LUGGAGE_NAME_BYTES];
 /// Bytes of an [`Opened`]: far more than a disk's description has.
 const OPENED_BYTES_MAX: usize = 4096;
 
@@ -35,6 +38,8 @@ pub struct RemoteBlock {
     is_still: bool,
     /// It was handed over, and nobody has come for it.
     is_moving: bool,
+    /// It is to be handed over to us: until then it is read at most.
+    is_expected: bool,
     opened: Vec<Payload>,
     next_order: u64,
     /// The order behind the last change.
@@ -55,7 +60,8 @@ struct Flight {
     covers: u64,
     data: Vec<Payload>,
     missing: u32,
-    submitted: Instant,
+    /// None if that was in another process, whose clock was another.
+    submitted: Option<Instant>,
     is_timed: bool,
     /// As its reply began, whose data may take further frames.
     residence: Option<Residence>,
@@ -64,6 +70,16 @@ struct Flight {
 impl RemoteBlock {
     /// Asks for a device as `attachment`, a number of the session that is not in use.
     pub fn new(attachment: u16, open: Open) -> Self {
+        Self::asking(attachment, open, false)
+    }
+
+    /// Asks for a device that is to be handed over to us, whenever that is. It is open as soon as its exporter has said what it is: what is
+    /// read is read; all else waits until it is ours.
+    pub fn heir(attachment: u16, open: Open) -> Self {
+        Self::asking(attachment, open, true)
+    }
+
+    fn asking(attachment: u16, open: Open, is_expected: bool) -> Self {
         let mut remote = Self {
             attachment,
             open,
@@ -76,6 +92,7 @@ impl RemoteBlock {
             outbox: VecDeque::new(),
             is_still: false,
             is_moving: false,
+            is_expected,
             opened: Vec::new(),
             next_order: 0,
             changed: 0,
@@ -92,14 +109,22 @@ impl RemoteBlock {
         self.open.epoch
     }
 
+    /// What it was asked and has not answered, in no order.
+    pub fn requests(&self) -> impl Iterator<Item = &BlockRequest> {
+        self.slots.iter().map(|(_, flight)| &*flight.request).chain(self.held.iter().map(|held| &**held))
+    }
+
     /// Requests in flight, those that wait among them.
     pub fn in_flight(&self) -> usize {
         self.slots.len() + self.held.len()
     }
 
     fn ask_to_open(&mut self) {
-        let part = self.open.encode().into();
-        self.outbox.push_back(Message::control(Kind::Open, self.attachment, 0, part));
+        let (kind, bytes) = match self.is_expected {
+            true => (Kind::Inherit, Inherit { luggage: NO_LUGGAGE, open: self.open.clone() }.encode()),
+            false => (Kind::Open, self.open.encode()),
+        };
+        self.outbox.push_back(Message::control(kind, self.attachment, 0, bytes.into()));
     }
 
     fn has_credit(&self, cost: u64) -> bool {
@@ -107,14 +132,20 @@ impl RemoteBlock {
             && (self.bytes == 0 || self.bytes + cost <= u64::from(self.credit.bytes))
     }
 
+    /// The first that waits and may leave, credit aside.
+    fn next_held(&self) -> Option<usize> {
+        match self.state == State::Open && !self.is_still {
+            true if self.is_expected => self.held.iter().position(|request| request.op == BlockOp::Read),
+            may_leave => (may_leave && !self.held.is_empty()).then_some(0),
+        }
+    }
+
     /// Requests that wait leave as far as there is credit.
     fn release(&mut self, now: Instant) {
-        while self.state == State::Open
-            && !self.is_still
-            && let Some(request) = self.held.front()
-            && self.has_credit(cost(request))
+        while let Some(at) = self.next_held()
+            && self.has_credit(cost(&self.held[at]))
         {
-            let request = self.held.pop_front().expect("looked at just now");
+            let request = self.held.remove(at).expect("looked at just now");
             self.start(now, request);
         }
     }
@@ -134,8 +165,16 @@ impl RemoteBlock {
         }
         let is_timed = self.timing.is_due(now);
         let missing = if request.op == BlockOp::Read { request.length } else { 0 };
-        let flight =
-            Flight { request, order, covers, data: Vec::new(), missing, submitted: now, is_timed, residence: None };
+        let flight = Flight {
+            request,
+            order,
+            covers,
+            data: Vec::new(),
+            missing,
+            submitted: Some(now),
+            is_timed,
+            residence: None,
+        };
         let tag = self.slots.put(flight);
         self.say(tag);
     }
@@ -164,7 +203,9 @@ impl RemoteBlock {
         if arrived.head.flags.more {
             return Ok(());
         }
-        if self.state != State::Opening && !std::mem::take(&mut self.is_moving) {
+        // Nothing of before is asked again of what has become ours: its exporter answers that first, or gives it to the device.
+        let is_ours_now = self.is_expected && self.state == State::Open;
+        if self.state != State::Opening && !is_ours_now && !std::mem::take(&mut self.is_moving) {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
         }
         // If it was to be another's, it is ours again.
@@ -173,26 +214,30 @@ impl RemoteBlock {
         let opened = Opened::decode(&body.contiguous())?;
         let description = Description::decode(&opened.info)?;
         let before = self.description.replace(description);
+        // As long as it is not, it has no lease.
+        self.is_expected &= opened.epoch == 0;
         self.open.epoch = opened.epoch;
         self.credit = opened.credit;
         self.state = State::Open;
         if let Some(before) = before {
-            self.come_back(before, description);
+            if before.info != description.info {
+                self.is_another(before, description);
+            } else if !is_ours_now {
+                self.come_back(before, description);
+            }
         }
         self.release(now);
         Ok(())
     }
 
+    fn is_another(&mut self, before: Description, now: Description) {
+        let (had, has) = (before.info.size_bytes, now.info.size_bytes);
+        let message = format!("the disk is another one: it had {had} bytes and has {has}");
+        self.state = State::Ended(End { cause: Cause::Gone, message });
+    }
+
     /// The exporter had forgotten us, and the device is open again: what was in flight is asked again.
     fn come_back(&mut self, before: Description, now: Description) {
-        if before.info != now.info {
-            let message = format!(
-                "the disk is another one: it had {} bytes and has {}",
-                before.info.size_bytes, now.info.size_bytes
-            );
-            self.state = State::Ended(End { cause: Cause::Gone, message });
-            return;
-        }
         // A change that is asked again needs no flush of before.
         let answered = self.first_change_in_flight().unwrap_or(self.changed);
         self.is_undurable |= before.durability != now.durability && answered > self.flushed;
@@ -258,7 +303,7 @@ impl RemoteBlock {
         let Flight { request, data, submitted, covers, residence, .. } =
             self.slots.remove(tag).expect("it is in flight");
         self.bytes -= cost(&request);
-        if let Some(residence) = residence {
+        if let (Some(residence), Some(submitted)) = (residence, submitted) {
             self.timing.note(now - submitted, residence);
         }
         done.push(match result {
@@ -300,9 +345,7 @@ impl BlockDevice for RemoteBlock {
             State::Ended(end) => done.push(request.fail(error_of(end.cause))),
             State::Open => match self.info().check(&request) {
                 Err(error) => done.push(request.fail(error)),
-                Ok(()) if self.held.is_empty() && !self.is_still && self.has_credit(cost(&request)) => {
-                    self.start(now, request)
-                }
+                Ok(()) if self.may_start(&request) => self.start(now, request),
                 Ok(()) => self.hold(request),
             },
             State::Opening => self.hold(request),
@@ -315,6 +358,15 @@ impl BlockDevice for RemoteBlock {
 }
 
 impl RemoteBlock {
+    fn may_start(&self, request: &BlockInFlight) -> bool {
+        // What waits because the device is not ours yet is in no read's way.
+        let is_next = match self.is_expected {
+            true => request.op == BlockOp::Read && self.next_held().is_none(),
+            false => self.held.is_empty(),
+        };
+        is_next && !self.is_still && self.has_credit(cost(request))
+    }
+
     fn hold(&mut self, mut request: BlockInFlight) {
         request.share_payload();
         self.held.push_back(request);
@@ -408,5 +460,133 @@ impl Attached for RemoteBlock {
 
     fn is_moving(&self) -> bool {
         self.is_moving && self.state == State::Open
+    }
+
+    fn is_expected(&self) -> bool {
+        self.is_expected
+    }
+}
+
+impl Movable for RemoteBlock {
+    /// # Panics
+    /// If it was never open, or is over: there is nothing to go on with.
+    fn save(&self, to: &mut Writer) {
+        assert!(self.outbox.is_empty(), "what was to be said is with the session");
+        let description = self.description.as_ref().expect("what goes on was open");
+        to.u16(self.attachment);
+        to.bytes(&self.open.encode());
+        to.flag(match self.state {
+            State::Opening => false,
+            State::Open => true,
+            State::Ended(_) => panic!("what is over does not go on"),
+        });
+        for flag in [self.is_still, self.is_moving, self.is_expected, self.is_undurable] {
+            to.flag(flag);
+        }
+        to.bytes(&description.encode());
+        to.u16(self.credit.requests);
+        to.u32(self.credit.bytes);
+        for number in [self.next_order, self.changed, self.flushed] {
+            to.u64(number);
+        }
+        to.count(self.opened.len());
+        self.opened.iter().for_each(|part| to.payload(part));
+        to.count(self.slots.len());
+        for (tag, flight) in self.slots.iter() {
+            to.u16(tag);
+            to.block_request(&flight.request);
+            to.u64(flight.order);
+            to.u64(flight.covers);
+            to.flag(flight.is_timed);
+            to.count(flight.data.len());
+            flight.data.iter().for_each(|data| to.payload(data));
+        }
+        to.count(self.held.len());
+        self.held.iter().for_each(|request| to.block_request(request));
+    }
+
+    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let attachment = from.u16("attachment")?;
+        let mut remote = Self::new(attachment, Open::decode(from.bytes("open")?)?);
+        remote.outbox.clear();
+        if from.flag("state")? {
+            remote.state = State::Open;
+        }
+        (remote.is_still, remote.is_moving) = (from.flag("still")?, from.flag("moving")?);
+        remote.is_expected = from.flag("expected")?;
+        remote.is_undurable = from.flag("undurable")?;
+        let description = Description::decode(from.bytes("description")?)?;
+        remote.description = Some(description);
+        remote.credit = Credit { requests: from.u16("requests")?, bytes: from.u32("bytes")? };
+        remote.next_order = from.u64("next order")?;
+        (remote.changed, remote.flushed) = (from.u64("changed")?, from.u64("flushed")?);
+        for _ in 0..from.count("parts of a description", 4)? {
+            remote.opened.push(from.payload("part of a description")?);
+        }
+        // Nothing is launched before all of it is right: what was launched has to be answered.
+        let mut names = BTreeSet::new();
+        let mut request = |from: &mut Reader<'_>| {
+            let request = from.block_request()?;
+            let wrong = |rule| Reject::new("request", request.id.0, rule);
+            description.info.check(&request).map_err(|_| wrong("its device can have it"))?;
+            if names.insert(request.id) { Ok(request) } else { Err(wrong("an id names one request")) }
+        };
+        let (mut saved, mut tags) = (Vec::new(), BTreeSet::new());
+        for _ in 0..from.count("requests in flight", 2)? {
+            let tag = from.u16("tag")?;
+            if !tags.insert(tag) {
+                return Err(Reject::new("tag", tag.into(), "a tag names one request"));
+            }
+            saved.push((tag, request(from)?, Begun::restore(from)?));
+        }
+        let mut held = Vec::new();
+        for _ in 0..from.count("requests held", 8)? {
+            held.push(request(from)?);
+        }
+        for (_, request, begun) in &saved {
+            let expected = if request.op == BlockOp::Read { request.length as usize } else { 0 };
+            let count = begun.data.iter().map(Payload::len).sum::<usize>();
+            if count > expected || (count == expected && !begun.data.is_empty()) {
+                return Err(Reject::new("data", count as u64, "what was read whole was answered"));
+            }
+        }
+        let flights = saved.into_iter().map(|(tag, request, begun)| (tag, begun.into_flight(request))).collect();
+        remote.slots = Slots::of(flights).expect("each tag was seen once");
+        remote.bytes = remote.slots.iter().map(|(_, flight)| cost(&flight.request)).sum();
+        remote.held = held.into_iter().map(BlockRequest::launch).collect();
+        Ok(remote)
+    }
+
+    fn hand_over(&mut self) {
+        self.slots.take_all().for_each(|(_, flight)| drop(flight.request.recall()));
+        self.held.drain(..).for_each(|request| drop(request.recall()));
+    }
+}
+
+/// How far a request is, in another process's words.
+struct Begun {
+    order: u64,
+    covers: u64,
+    is_timed: bool,
+    data: Vec<Payload>,
+}
+
+impl Begun {
+    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let (order, covers) = (from.u64("order")?, from.u64("covers")?);
+        let is_timed = from.flag("timed")?;
+        let mut data = Vec::new();
+        for _ in 0..from.count("parts of an answer", 4)? {
+            data.push(from.payload("part of an answer")?);
+        }
+        Ok(Self { order, covers, is_timed, data })
+    }
+
+    fn into_flight(self, request: BlockRequest) -> Flight {
+        let Self { order, covers, is_timed, data } = self;
+        let expected = if request.op == BlockOp::Read { request.length } else { 0 };
+        let missing = expected - data.iter().map(Payload::len).sum::<usize>() as u32;
+        let request = request.launch();
+        Flight { request, order, covers, data, missing, submitted: None, is_timed, residence: None }
     }
 }

@@ -612,7 +612,9 @@ impl Attached for RemoteUsb {
         // Each may wait for something that its user has yet to do.
         let in_flight = self.slots.iter_mut().filter_map(|(tag, flight)| {
             let urb = flight.urb.as_ref()?;
-            Some((tag, urb.id, urb.direction == Direction::In && !flight.is_withdrawing))
+            // Once is enough; and what its asker has withdrawn is his.
+            let is_taken_back = flight.is_taken_back || !flight.is_withdrawing;
+            Some((tag, urb.id, urb.direction == Direction::In && is_taken_back))
         });
         let in_flight: Vec<(u16, UrbId, bool)> = in_flight.collect();
         for (tag, id, is_taken_back) in in_flight {
@@ -633,6 +635,10 @@ impl Attached for RemoteUsb {
 
     fn is_moving(&self) -> bool {
         self.is_moving && self.state == State::Open
+    }
+
+    fn is_expected(&self) -> bool {
+        self.inherits.is_some()
     }
 }
 

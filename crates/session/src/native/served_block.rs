@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use farbus_model::block_device::take_lost;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Payload, Readiness,
-    StoreError,
+    BlockDevice, BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant, Payload,
+    Readiness, StoreError,
 };
 use farbus_wire::native::block::{self, Description, REQUEST_BYTES};
 use farbus_wire::native::control::{Cause, Credit, End};
@@ -36,6 +36,8 @@ pub struct ServedBlock<D> {
     give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
     pass_on: Option<PassOn<D>>,
     clock: Option<ReadClock>,
+    /// What it is said to be, if that is not what it is here.
+    said: Option<BlockInfo>,
 }
 
 /// Takes a device that is handed over as it is; says whether it waits for its heir.
@@ -78,7 +80,15 @@ impl<D: BlockDevice> ServedBlock<D> {
             give_back: Some(Box::new(give_back)),
             pass_on: None,
             clock: None,
+            said: None,
         }
+    }
+
+    /// The same for its heir, who is told what it will be: `device` may only be read.
+    #[must_use]
+    pub fn promising(mut self, info: BlockInfo) -> Self {
+        self.said = Some(info);
+        self
     }
 
     /// The same, that may be handed over: `pass_on` is called instead then, and says whether it waits for its heir.
@@ -212,7 +222,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     }
 
     fn description(&self) -> Vec<u8> {
-        Description { info: *self.device.info(), durability: self.durability }.encode()
+        Description { info: self.said.unwrap_or(*self.device.info()), durability: self.durability }.encode()
     }
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {

@@ -35,7 +35,8 @@ use farbus_model::descriptor::{endpoint_of_index, kind, string_to_bytes};
 use farbus_model::usb::{Recipient, request};
 use farbus_model::{
     BufferPool, Command, CommandError, Completions, Descriptors, Device, Direction, Done, EpAddr, Exchange,
-    ExchangeReport, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed, Status, Twin, Urb, UrbFlags, UrbId,
+    ExchangeReport, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed, Status, Tally, Twin, Urb, UrbFlags,
+    UrbId,
 };
 
 use crate::Reject;
@@ -57,8 +58,8 @@ pub struct Twinned {
     /// The first one's, whatever takes its place.
     descriptors: Descriptors,
     is_exchanged: bool,
-    /// What the device holds.
-    asked: BTreeMap<UrbId, Asked>,
+    /// What the device holds, in the order in which it was asked. Those that end are among the first, nearly always.
+    asked: VecDeque<Asked>,
     asked_so_far: u64,
     settings: Settings,
     /// Endpoints that stalled and were not cleared, by [`EpAddr::index`].
@@ -69,6 +70,7 @@ pub struct Twinned {
 
 /// What has to be known of a request to ask for it again, and to learn from it.
 struct Asked {
+    id: UrbId,
     order: u64,
     interval: u32,
     stream: u16,
@@ -110,7 +112,7 @@ impl Twinned {
             descriptors: device.descriptors().clone(),
             device,
             is_exchanged: false,
-            asked: BTreeMap::new(),
+            asked: VecDeque::new(),
             asked_so_far: 0,
             settings: Settings::default(),
             halted: 0,
@@ -121,6 +123,18 @@ impl Twinned {
     }
 
     fn with(&mut self, done: &mut Completions, act: impl FnOnce(&mut dyn Device, &mut Completions)) {
+        if self.exchange.is_none() {
+            // What ends is looked at in passing.
+            let before = done.len();
+            act(&mut *self.device, done);
+            for answer in done.after(before) {
+                let asked = self.asked.iter().position(|asked| asked.id == answer.id);
+                if let Some(asked) = asked.and_then(|at| self.asked.remove(at)) {
+                    self.learn(answer, asked.data);
+                }
+            }
+            return;
+        }
         std::mem::swap(&mut self.done.pool, &mut done.pool);
         act(&mut *self.device, &mut self.done);
         std::mem::swap(&mut self.done.pool, &mut done.pool);
@@ -132,7 +146,8 @@ impl Twinned {
     fn ask(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
         let tells =
             urb.endpoint.is_control() && is_setting(&self.descriptors, self.selection().configuration(), urb.setup);
-        let asked = Asked {
+        self.asked.push_back(Asked {
+            id: urb.id,
             order: self.asked_so_far,
             interval: urb.interval,
             stream: urb.stream,
@@ -140,14 +155,14 @@ impl Twinned {
             is_waiting_for_data: is_repeatable(urb.endpoint, urb.direction),
             is_withdrawn: false,
             data: tells.then(|| urb.payload.contiguous().into_owned()),
-        };
+        });
         self.asked_so_far += 1;
-        self.asked.insert(urb.id, asked);
         self.with(done, |device, done| device.submit(now, urb, done));
     }
 
     fn handle_answer(&mut self, mut answer: Done, done: &mut Completions) {
-        let Some(mut asked) = self.asked.remove(&answer.id) else { return done.push(answer) };
+        let asked = self.asked.iter().position(|asked| asked.id == answer.id);
+        let Some(mut asked) = asked.and_then(|at| self.asked.remove(at)) else { return done.push(answer) };
         self.learn(&answer, asked.data.take());
         let Some(exchange) = &mut self.exchange else { return done.push(answer) };
         let is_lost = answer.status == Status::Gone;
@@ -283,11 +298,10 @@ impl Twinned {
 
     /// Takes back what waits for data; the rest is waited for.
     fn take_back(&mut self, now: Instant, done: &mut Completions) {
-        let mut waiting: Vec<(u64, UrbId)> = self.asked.iter().map(|(id, asked)| (asked.order, *id)).collect();
         // The last first: an endpoint goes on with what is queued behind one that is taken out.
-        waiting.sort_unstable_by_key(|(order, _)| std::cmp::Reverse(*order));
-        let repeatable = |(_, id): &(u64, UrbId)| self.asked.get(id).is_some_and(|asked| asked.is_repeatable());
-        for (_, id) in waiting.into_iter().filter(repeatable).collect::<Vec<_>>() {
+        let waiting: Vec<UrbId> =
+            self.asked.iter().rev().filter(|asked| asked.is_repeatable()).map(|asked| asked.id).collect();
+        for id in waiting {
             self.with(done, |device, done| device.cancel(now, id, done));
         }
     }
@@ -450,7 +464,7 @@ impl Device for Twinned {
                 return done.push(urb.launch().fail(Status::Cancelled));
             }
         }
-        if let Some(asked) = self.asked.get_mut(&id) {
+        if let Some(asked) = self.asked.iter_mut().find(|asked| asked.id == id) {
             asked.is_withdrawn = true;
         }
         self.with(done, |device, done| device.cancel(now, id, done));
@@ -525,6 +539,10 @@ impl Device for Twinned {
     }
 
     /// What is behind it, and what that was told. In the place of another device it is not what a new process opens under that name.
+    fn tally(&self) -> Option<Tally> {
+        self.device.tally()
+    }
+
     fn save(&self) -> Option<Vec<u8>> {
         if self.exchange.is_some() || self.is_exchanged {
             return None;

@@ -8,9 +8,10 @@ use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
     Payload, StoreError,
 };
-use farbus_session::native::{Attached, Left, Piped, RemoteBlock, Served, ServedBlock, Services, State};
+use farbus_session::block::ReadOnly;
+use farbus_session::native::{Attached, Inherited, Left, Piped, RemoteBlock, Served, ServedBlock, Services, State};
 use farbus_session::snapshot::Reader;
-use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
+use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
 
 use crate::modules::Modules;
 use crate::random::Random;
@@ -97,14 +98,20 @@ struct Desk {
     medium: Arc<Mutex<Medium>>,
     seed: u64,
     epoch: u64,
+    /// Somebody else uses it, who is to hand it over.
+    is_elsewhere: bool,
 }
 
 impl Desk {
+    fn disk(&mut self) -> SlowDisk {
+        self.seed += 1;
+        SlowDisk { medium: Arc::clone(&self.medium), queue: Vec::new(), random: Random::new(self.seed) }
+    }
+
     fn serve(&mut self, number: u16) -> ServedBlock<SlowDisk> {
+        let disk = self.disk();
         let mut medium = self.medium.lock().unwrap();
         assert!(!std::mem::replace(&mut medium.is_taken, true), "it has one user");
-        self.seed += 1;
-        let disk = SlowDisk { medium: Arc::clone(&self.medium), queue: Vec::new(), random: Random::new(self.seed) };
         let give_back = |disk: SlowDisk, _| disk.medium.lock().unwrap().is_taken = false;
         ServedBlock::new(number, disk, medium.boot, give_back)
     }
@@ -125,6 +132,19 @@ impl Services for Desk {
         }
         self.epoch += 1;
         Ok((self.epoch, Box::new(self.serve(number))))
+    }
+
+    fn inherit(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Inherited, End>> {
+        if self.is_elsewhere {
+            return None;
+        }
+        self.epoch += 1;
+        Some(Ok(Inherited { lease: self.epoch, served: Box::new(self.serve(number)), luggage: Vec::new() }))
+    }
+
+    fn show(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
+        let (disk, boot) = (ReadOnly::new(self.disk()), self.medium.lock().unwrap().boot);
+        Some(Ok(Box::new(ServedBlock::new(number, disk, boot, |_, _| {}).promising(INFO))))
     }
 }
 
@@ -158,19 +178,30 @@ pub struct DiskWorld {
 
 impl DiskWorld {
     pub fn new(random: &mut Random, modules: Option<Modules>) -> Self {
+        Self::with(random, modules, RemoteBlock::new)
+    }
+
+    /// One that somebody else uses, until he hands it over.
+    pub fn of_an_heir(random: &mut Random) -> Self {
+        Self::with(random, None, RemoteBlock::heir)
+    }
+
+    fn with(random: &mut Random, modules: Option<Modules>, remote: fn(u16, Open) -> RemoteBlock) -> Self {
         let open =
             Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: "".into() };
         let bytes = vec![0; INFO.size_bytes as usize];
-        let medium = Medium { cached: bytes.clone(), durable: bytes, boot: 1, is_taken: false };
+        let remote = remote(1, open);
+        let is_elsewhere = remote.is_expected();
+        let medium = Medium { cached: bytes.clone(), durable: bytes, boot: 1, is_taken: is_elsewhere };
         let medium = Arc::new(Mutex::new(medium));
         let (through, allowed) = modules.map(|modules| (modules.through, modules.allowed)).unzip();
         let has_modules = allowed.is_some();
-        let mut world = World::new(Piped::new(RemoteBlock::new(1, open), through));
+        let mut world = World::new(Piped::new(remote, through));
         world.allowed = allowed;
         let mut this = Self {
             world,
             has_modules,
-            desk: Desk { medium, seed: random.next() >> 1, epoch: 0 },
+            desk: Desk { medium, seed: random.next() >> 1, epoch: 0, is_elsewhere },
             done: Completions::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
             known: vec![Known::Byte(0); BLOCKS as usize],
@@ -203,7 +234,13 @@ impl DiskWorld {
                 let desk = &mut self.desk;
                 let serve = |now, left: &Left| desk.serve_again(now, left);
                 self.world.exporter_moves_on(!random.once_in(4), serve);
+                if let Some(session) = &mut self.world.exporter {
+                    assert!(session.show_again(self.world.now, &mut self.desk), "it is there");
+                }
             }
+            21..=23 if self.desk.is_elsewhere => self.changes_elsewhere(random),
+            24 if self.desk.is_elsewhere && random.once_in(8) => self.handed_over(),
+            20 if random.once_in(4) && !self.has_modules => self.world.move_on(!random.once_in(4)),
             14..=18 => {
                 if let Some(session) = &mut self.world.exporter {
                     session.handle_ready(self.world.now);
@@ -212,6 +249,43 @@ impl DiskWorld {
             _ => self.world.shuffle(random, &mut self.desk, &mut self.done),
         }
         self.check();
+    }
+
+    /// Who has it writes what whoever is to inherit it reads, if he does not read it just now.
+    fn changes_elsewhere(&mut self, random: &mut Random) {
+        let (block, byte) = (random.below(BLOCKS) as usize, 1 + random.below(255) as u8);
+        if self.busy[block] {
+            return;
+        }
+        let mut medium = self.desk.medium.lock().unwrap();
+        let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
+        medium.cached[range.clone()].fill(byte);
+        medium.durable[range].fill(byte);
+        self.known[block] = Known::Byte(byte);
+    }
+
+    fn handed_over(&mut self) {
+        assert!(self.asked.values().all(|asked| asked.0 == BlockOp::Read) || self.world.remote.inner().is_expected());
+        self.desk.is_elsewhere = false;
+        self.desk.medium.lock().unwrap().is_taken = false;
+        self.look_for_legacies();
+    }
+
+    fn look_for_legacies(&mut self) {
+        if let Some(session) = &mut self.world.exporter {
+            session.look_for_legacies(self.world.now, &mut self.desk);
+        }
+    }
+
+    pub fn spoil(&mut self, random: &mut Random) -> bool {
+        let now = self.world.now;
+        self.world.spoil(random, |mut remote| {
+            let mut done = Completions::new(BufferPool::new(0));
+            remote.handle_renewed(now, &mut done);
+            remote.handle_over(Cause::Gone, "enough", &mut done);
+            while done.pop().is_some() {}
+            assert_eq!(remote.inner().in_flight(), 0, "everything was answered");
+        })
     }
 
     fn ask(&mut self, random: &mut Random) {
@@ -268,7 +342,7 @@ impl DiskWorld {
     fn crash(&mut self, random: &mut Random) {
         self.world.crash();
         let mut medium = self.desk.medium.lock().unwrap();
-        medium.is_taken = false;
+        medium.is_taken = self.desk.is_elsewhere;
         if random.once_in(2) {
             medium.boot += 1;
             self.may_fail = true;
@@ -291,6 +365,7 @@ impl DiskWorld {
         while let Some(done) = self.done.pop() {
             let (op, first, count, byte) = self.asked.remove(&done.id.0).expect("answered once");
             self.answered += 1;
+            assert!(op == BlockOp::Read || self.is_over || !self.world.remote.inner().is_expected(), "{op:?} waits");
             let blocks = first as usize..(first + count) as usize;
             self.busy[blocks.clone()].fill(false);
             if self.is_over {
@@ -329,16 +404,22 @@ impl DiskWorld {
             self.world.give_up(&mut self.done);
             self.check();
             assert!(self.asked.is_empty(), "nothing hangs");
-            assert!(!self.desk.medium.lock().unwrap().is_taken, "the claim is free");
+            let is_taken = self.desk.medium.lock().unwrap().is_taken;
+            assert_eq!(is_taken, self.desk.is_elsewhere, "the claim is free, if it was ours");
             return self.answered;
         }
         while !self.world.is_linked() {
             self.world.link(random, &mut self.done);
         }
+        if self.desk.is_elsewhere {
+            self.handed_over();
+        }
         for _ in 0..20 {
             self.world.exchange(&mut self.desk, &mut self.done);
+            self.look_for_legacies();
             self.check();
         }
+        assert!(!self.world.remote.inner().is_expected());
         assert!(self.asked.is_empty(), "nothing hangs: {:?}", self.asked);
         assert_eq!(self.world.remote.inner().in_flight(), 0);
         let cached = self.desk.medium.lock().unwrap().cached.clone();

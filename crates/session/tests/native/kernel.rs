@@ -10,7 +10,7 @@ use farbus_wire::snapshot::{self, Writer};
 
 use crate::random::Random;
 use crate::usb::{Seat, record};
-use crate::world::{LIMITS, World};
+use crate::world::{LIMITS, World, spoil};
 
 /// Kind of the snapshots of these tests.
 pub const KIND: u16 = 0xff01;
@@ -70,17 +70,8 @@ impl Kernel {
         let now = world.now;
         let mut saved = Self::saved(world);
         for _ in 0..1 + random.below(3) {
-            let part = &mut saved[random.below(2) as usize];
-            let at = random.below(part.len() as u64) as usize;
-            match random.below(4) {
-                0 => part[at] ^= 1 << random.below(8),
-                1 => part[at] = random.pick(&[0, 1, 0x7f, 0x80, 0xff]),
-                2 => part.truncate(at),
-                _ => part.insert(at, random.next() as u8),
-            }
-            if part.is_empty() {
-                return true;
-            }
+            let part = random.below(2) as usize;
+            spoil(&mut saved[part], random);
         }
         let Ok((mut importer, mut exporter)) = Self::restored(now, &saved) else { return true };
         let hello = importer.hello();

@@ -260,6 +260,25 @@ impl<A: Attached> World<A> {
 }
 
 impl<A: Movable> World<A> {
+    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was refused.
+    pub fn spoil(&mut self, random: &mut Random, live: impl FnOnce(A)) -> bool {
+        let mut writer = Writer::new(KIND);
+        self.importer.save(self.now, &mut self.remote, &mut writer);
+        let mut bytes = writer.into_bytes();
+        for _ in 0..1 + random.below(3) {
+            spoil(&mut bytes, random);
+        }
+        let Ok(mut reader) = snapshot::open(&bytes, KIND) else { return true };
+        match ImporterSession::restore::<A>(self.now, LIMITS, &mut reader) {
+            Ok((mut importer, remote)) => {
+                assert_eq!(importer.hello().standing.lane, 0);
+                live(remote);
+                false
+            }
+            Err(_) => true,
+        }
+    }
+
     /// The importer's process is replaced by another, which goes on with what it was told; or would have been, if it is not meant.
     pub fn move_on(&mut self, is_meant: bool) {
         let mut writer = Writer::new(KIND);
@@ -275,5 +294,19 @@ impl<A: Movable> World<A> {
         (self.importer, self.remote) = (importer, remote);
         // The old process's link ends with it.
         self.cut();
+    }
+}
+
+/// Bytes that are not what they were.
+pub fn spoil(bytes: &mut Vec<u8>, random: &mut Random) {
+    if bytes.is_empty() {
+        return;
+    }
+    let at = random.below(bytes.len() as u64) as usize;
+    match random.below(4) {
+        0 => bytes[at] ^= 1 << random.below(8),
+        1 => bytes[at] = random.pick(&[0, 1, 0x7f, 0x80, 0xff]),
+        2 => bytes.truncate(at),
+        _ => bytes.insert(at, random.next() as u8),
     }
 }

@@ -17,4 +17,4 @@ pub mod server;
 
 pub use export::Export;
 pub use message::Reject;
-pub use server::ServerConn;
+pub use server::{Pending, ServerConn};

@@ -12,6 +12,7 @@
 //! Out of credit ([`NBD_REQUESTS_MAX`], [`NBD_PAYLOAD_BYTES_MAX`]) nothing more is parsed and nothing more is to be received: the
 //! client waits in its socket.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use farbus_model::limits::{
@@ -27,6 +28,8 @@ use super::message::{
     handshake_flag, reply,
 };
 use crate::buffer::{Incoming, Outgoing, Runs};
+use crate::native::block;
+use crate::snapshot::{Reader, Writer};
 
 /// A connection, the server's end.
 #[derive(Debug)]
@@ -139,6 +142,11 @@ impl ServerConn {
     /// The connection that a request belongs to.
     pub fn number_of(id: BlockId) -> u16 {
         (id.0 >> NUMBER_SHIFT) as u16
+    }
+
+    /// Its number among the connections of one device.
+    pub fn number(&self) -> u16 {
+        self.number
     }
 
     /// Which export is used, once the handshake has ended with one.
@@ -552,5 +560,253 @@ impl ServerConn {
     /// Whether the connection is at its end: everything was answered and sent.
     pub fn is_finished(&self) -> bool {
         self.phase == Phase::Closing && self.in_flight() == 0 && self.outgoing.len() == 0
+    }
+}
+
+/// What a device was asked and has not answered: by its name what, from where, and how many bytes.
+pub type Pending = BTreeMap<BlockId, (BlockOp, u64, u32)>;
+
+/// Phases as a snapshot says them; from [`TRANSMISSION`] on it is an export's number.
+const FLAGS: u32 = 0;
+const OPTIONS: u32 = 1;
+const OPTIONS_PADDED: u32 = 2;
+const CLOSING: u32 = 3;
+const TRANSMISSION: u32 = 4;
+
+impl ServerConn {
+    /// Writes the connection down. It may go on all the same.
+    pub fn save(&self, to: &mut Writer) {
+        to.u16(self.number);
+        to.u32(match self.phase {
+            Phase::Flags => FLAGS,
+            Phase::Options { is_padded: false } => OPTIONS,
+            Phase::Options { is_padded: true } => OPTIONS_PADDED,
+            Phase::Closing => CLOSING,
+            Phase::Transmission { export } => TRANSMISSION + export as u32,
+        });
+        to.flag(self.is_structured);
+        to.u32(self.options);
+        to.bytes(self.incoming.bytes());
+        self.outgoing.save(to);
+        to.u64(self.skip);
+        match self.after_skip {
+            None => to.u8(0),
+            Some(Refusal::Option(option)) => {
+                to.u8(1);
+                to.u32(option);
+            }
+            Some(Refusal::Request(request, _)) => {
+                to.u8(2);
+                to.raw(&request.to_bytes());
+            }
+        }
+        to.count(self.in_flight());
+        for (slot, flight) in self.flights.iter().enumerate() {
+            if let Some(flight) = flight {
+                to.u32(slot as u32);
+                flight.save(to);
+            }
+        }
+        to.flag(self.issue.is_some());
+        if let Some(issue) = &self.issue {
+            to.block_request(&BlockRequest {
+                id: self.id(issue.slot, issue.piece),
+                op: issue.op,
+                offset: issue.offset,
+                length: issue.left,
+                payload: Payload::Empty,
+                is_durable: issue.is_durable,
+            });
+        }
+    }
+
+    /// A connection that goes on where another was saved. What of `pending` is its own is taken out of there.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(
+        exports: Arc<[Export]>,
+        limits: &Limits,
+        pending: &mut Pending,
+        from: &mut Reader<'_>,
+    ) -> Result<Self, Reject> {
+        let mut conn = Self::new(from.u16("number")?, exports, limits);
+        conn.outgoing = Outgoing::default();
+        conn.phase = match from.u32("phase")? {
+            FLAGS => Phase::Flags,
+            OPTIONS => Phase::Options { is_padded: false },
+            OPTIONS_PADDED => Phase::Options { is_padded: true },
+            CLOSING => Phase::Closing,
+            other if ((other - TRANSMISSION) as usize) < conn.exports.len() => {
+                Phase::Transmission { export: (other - TRANSMISSION) as usize }
+            }
+            other => return Err(Reject::new("phase", other.into(), "a connection has such a phase")),
+        };
+        conn.is_structured = from.flag("structured")?;
+        conn.options = from.u32("options")?;
+        conn.incoming.refill(from.bytes("bytes received")?);
+        conn.outgoing.put(from.bytes("bytes to send")?);
+        conn.skip = from.u64("bytes to skip")?;
+        conn.after_skip = conn.restore_refusal(from)?;
+        for _ in 0..from.count("requests", 26)? {
+            let slot = from.u32("place")? as usize;
+            if slot >= NBD_REQUESTS_MAX || conn.flights.get(slot).is_some_and(Option::is_some) {
+                return Err(Reject::new("place", slot as u64, "each request has one, below 256"));
+            }
+            conn.flights.resize_with(conn.flights.len().max(slot + 1), || None);
+            conn.flights[slot] = Some(Flight::restore(conn.is_structured, from)?);
+        }
+        conn.free = (0..conn.flights.len() as u32).filter(|&slot| conn.flights[slot as usize].is_none()).collect();
+        conn.issue = if from.flag("being asked")? { Some(conn.restore_issue(from)?) } else { None };
+        conn.put_pending(pending)?;
+        Ok(conn)
+    }
+
+    fn restore_refusal(&self, from: &mut Reader<'_>) -> Result<Option<Refusal>, Reject> {
+        match from.u8("refusal")? {
+            0 => Ok(None),
+            1 => Ok(Some(Refusal::Option(from.u32("option")?))),
+            _ => {
+                let bytes = from.take(REQUEST_BYTES, "request")?.try_into().expect("as many as were asked for");
+                let request = Request::decode(bytes)?;
+                match self.phase {
+                    Phase::Transmission { export } => {
+                        // It is refused again.
+                        Ok(self.check(export, &request).err().map(|failure| Refusal::Request(request, failure)))
+                    }
+                    _ => Err(Reject::new("refusal", request.cookie, "an export is used")),
+                }
+            }
+        }
+    }
+
+    fn restore_issue(&self, from: &mut Reader<'_>) -> Result<Issue, Reject> {
+        let BlockRequest { id, op, offset, length: left, is_durable, .. } = from.block_request()?;
+        let (slot, piece) = (id.0 >> SLOT_SHIFT & FIELD, id.0 & FIELD);
+        let wrong = |rule| Reject::new("request being asked", id.0, rule);
+        let Phase::Transmission { export } = self.phase else { return Err(wrong("an export is used")) };
+        let flight = self.flights.get(slot as usize).and_then(Option::as_ref);
+        let flight = flight.filter(|flight| flight.asks(op)).ok_or(wrong("it is in flight"))?;
+        let moves = matches!(op, BlockOp::Read | BlockOp::Write);
+        let piece_bytes_max = if moves { piece_bytes_max(&self.exports[export].info) } else { flight.length };
+        let done = piece.checked_mul(piece_bytes_max.into()).filter(|done| *done <= flight.length.into());
+        let rest = done.map(|done| (flight.offset + done, u64::from(flight.length) - done));
+        let is_empty = left == 0 && op != BlockOp::Flush;
+        if rest != Some((offset, left.into())) || is_empty {
+            return Err(wrong("what is left of it is its end"));
+        }
+        Ok(Issue { slot: slot as u32, op, piece: piece as u32, offset, left, piece_bytes_max, is_durable })
+    }
+
+    /// What the device has of each request is what the request lacks.
+    fn put_pending(&mut self, pending: &mut Pending) -> Result<(), Reject> {
+        let own: Vec<BlockId> = pending.keys().copied().filter(|id| Self::number_of(*id) == self.number).collect();
+        // Of reads that are answered whole: what they have, and what is to come, by its place.
+        let mut pieces: BTreeMap<(u64, u64), u32> = BTreeMap::new();
+        for id in own {
+            let (op, offset, length) = pending.remove(&id).expect("it was there just now");
+            let (slot, piece) = (id.0 >> SLOT_SHIFT & FIELD, id.0 & FIELD);
+            let wrong = Reject::new("request", id.0, "it is part of one that was asked here");
+            let flight = self.flights.get_mut(slot as usize).and_then(Option::as_mut);
+            let flight = flight.filter(|flight| flight.asks(op) && flight.covers(offset, length)).ok_or(wrong)?;
+            flight.asked += 1;
+            if flight.is_held_whole() {
+                pieces.insert((slot, piece), length);
+            } else if matches!(op, BlockOp::Read | BlockOp::Write) {
+                self.held_bytes += length as usize;
+            }
+        }
+        for slot in 0..self.flights.len() {
+            let issue = self.issue.filter(|issue| issue.slot as usize == slot);
+            let Some(flight) = &mut self.flights[slot] else { continue };
+            flight.is_issued = issue.is_none();
+            let wrong = |rule| Reject::new("request", flight.cookie, rule);
+            if flight.is_issued && flight.asked == 0 {
+                return Err(wrong("somebody is to answer it"));
+            }
+            if flight.is_held_whole() {
+                for (piece, part) in flight.parts.iter().enumerate().filter(|(_, part)| !part.is_empty()) {
+                    if pieces.insert((slot as u64, piece as u64), part.len() as u32).is_some() {
+                        return Err(wrong("a piece is answered once"));
+                    }
+                }
+                let own = pieces.range((slot as u64, 0)..(slot as u64 + 1, 0));
+                let is_dense = own.clone().zip(0..).all(|((&(_, piece), _), at)| piece == at);
+                let asked = own.clone().map(|(_, length)| u64::from(*length)).sum::<u64>();
+                let left = issue.map_or(0, |issue| u64::from(issue.left));
+                // A failed piece brings nothing.
+                let is_whole = flight.failed.is_some() || (is_dense && asked + left == u64::from(flight.length));
+                if !is_whole {
+                    return Err(wrong("its pieces are all of it"));
+                }
+                self.held_bytes += (u64::from(flight.length) - left) as usize;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Flight {
+    fn save(&self, to: &mut Writer) {
+        to.u64(self.cookie);
+        to.u16(self.command);
+        to.flag(self.is_chunked);
+        to.u64(self.offset);
+        to.u32(self.length);
+        to.flag(self.failed.is_some());
+        if let Some(error) = self.failed {
+            to.bytes(&block::reply_part(error));
+        }
+        to.count(self.parts.len());
+        self.parts.iter().for_each(|part| to.payload(part));
+    }
+
+    /// What of it is with the device is yet to be said.
+    fn restore(is_structured: bool, from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let (cookie, command) = (from.u64("cookie")?, from.u16("command")?);
+        let is_read = command == command::READ;
+        let is_chunked = from.flag("chunks")?;
+        if is_chunked && !(is_read && is_structured) {
+            return Err(Reject::new("chunks", command.into(), "reads are answered so, where that was agreed on"));
+        }
+        let (offset, length) = (from.u64("offset")?, from.u32("length")?);
+        if offset.checked_add(length.into()).is_none() || (is_read && length > NBD_REQUEST_BYTES_MAX) {
+            return Err(Reject::new("length", length.into(), "a client may ask for so much"));
+        }
+        let mut failed = None;
+        if from.flag("failed")? {
+            failed = Some(block::decode_reply(from.bytes("failure")?)?);
+        }
+        let mut parts = Vec::new();
+        for _ in 0..from.count("parts", 4)? {
+            parts.push(from.payload("part")?);
+        }
+        if !parts.is_empty() && (!is_read || is_chunked) {
+            return Err(Reject::new("parts", parts.len() as u64, "they are kept for what is answered whole"));
+        }
+        let is_whole_chunk = is_read && is_structured && !is_chunked;
+        let (asked, is_issued) = (0, false);
+        Ok(Self { cookie, command, is_chunked, is_whole_chunk, offset, length, asked, is_issued, failed, parts })
+    }
+
+    /// Whether it is a read of which nothing is sent before all of it is there.
+    fn is_held_whole(&self) -> bool {
+        self.command == command::READ && !self.is_chunked
+    }
+
+    /// Whether a device may be asked that for it.
+    fn asks(&self, op: BlockOp) -> bool {
+        match op {
+            BlockOp::Read => self.command == command::READ,
+            BlockOp::Write => self.command == command::WRITE,
+            BlockOp::Flush => self.command == command::FLUSH,
+            BlockOp::Discard => matches!(self.command, command::TRIM | command::WRITE_ZEROES),
+            BlockOp::WriteZeroes => self.command == command::WRITE_ZEROES,
+        }
+    }
+
+    /// Whether that is within it.
+    fn covers(&self, offset: u64, length: u32) -> bool {
+        offset >= self.offset && offset + u64::from(length) <= self.offset + u64::from(self.length)
     }
 }

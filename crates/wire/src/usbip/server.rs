@@ -512,15 +512,7 @@ impl ServerConn {
     /// [`Reject`]: none can have stood so.
     pub fn restore(limits: &Limits, from: &mut Reader<'_>) -> Result<Self, Reject> {
         let mut conn = Self::imported(limits, from.u32("devid")?);
-        let mut rest = from.bytes("bytes received")?;
-        while !rest.is_empty() {
-            conn.incoming.want(conn.incoming.bytes().len() + rest.len());
-            let space = conn.receive_space();
-            let count = space.len().min(rest.len());
-            space[..count].copy_from_slice(&rest[..count]);
-            conn.handle_received(count);
-            rest = &rest[count..];
-        }
+        conn.incoming.refill(from.bytes("bytes received")?);
         conn.outgoing.put(from.bytes("bytes to send")?);
         for _ in 0..from.count("requests", 18)? {
             conn.put_back(from)?;

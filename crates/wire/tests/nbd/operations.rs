@@ -105,6 +105,9 @@ fn fuzz_nbd_operations() {
                     world.answer(input.below(world.held.len() as u32) as usize);
                 }
             }
+            if input.below(4) == 0 {
+                world.move_on();
+            }
             if input.below(3) == 0 {
                 world.listen_on();
                 said.append(&mut world.said);
@@ -115,5 +118,43 @@ fn fuzz_nbd_operations() {
         let answers = client::replies(&said, &waited, is_structured);
         assert!(answers == model, "each is answered once and rightly");
         assert_eq!(world.conn.in_flight(), 0);
+    });
+}
+
+#[test]
+fn fuzz_nbd_snapshots() {
+    fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_nbd_snapshots", |input| {
+        let info = BlockInfo { request_bytes_max: input.pick(&[512, 4096]), ..INFO };
+        let is_structured = input.below(2) == 0;
+        let mut world = World::begun(info, is_structured);
+        for cookie in 0..u64::from(1 + input.below(6)) {
+            let kind = input.pick(&[0, 0, 1, 3, 4, 6]);
+            let flags = if kind == 0 && is_structured { input.pick(&[0, command_flag::DF]) } else { 0 };
+            let length = if kind == command::FLUSH { 0 } else { input.pick(&[512, 3000, 9000]) };
+            let mut sent = client::request(kind, flags, cookie, 0, length);
+            if kind == command::WRITE {
+                sent.resize(sent.len() + length as usize, 7);
+                sent.truncate(sent.len() - input.pick(&[0, 0, 1000.min(length as usize)]));
+            }
+            world.hear(&sent).expect("a client that keeps to the rules");
+            if input.below(2) == 0 && !world.held.is_empty() {
+                world.answer(input.below(world.held.len() as u32) as usize);
+            }
+            if sent.len() < 28 || (kind == command::WRITE && sent.len() < 28 + length as usize) {
+                break;
+            }
+        }
+        let mut saved = world.saved();
+        assert!(world.go_on_with(&saved), "it stood so");
+        for _ in 0..1 + input.below(3) {
+            let at = input.below(saved.len() as u32) as usize;
+            match input.below(4) {
+                0 => saved[at] ^= 1 << input.below(8),
+                1 => saved[at] = input.pick(&[0, 1, 0x7f, 0xff]),
+                2 if at > 0 => saved.truncate(at),
+                _ => saved.insert(at, input.below(256) as u8),
+            }
+        }
+        world.go_on_with(&saved);
     });
 }

@@ -5,9 +5,13 @@ use std::sync::Arc;
 use farbus_model::block::MemoryStore;
 use farbus_model::{BlockDone, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool, Limits, Payload, StoreError};
 use farbus_wire::nbd::message::{Reject, command_flag, option, reply};
-use farbus_wire::nbd::{Export, ServerConn};
+use farbus_wire::nbd::{Export, Pending, ServerConn};
+use farbus_wire::snapshot::{self, Writer};
 
 use crate::client::{self, Reader};
+
+/// Kind of the snapshots here.
+const KIND: u16 = 7;
 
 pub const LIMITS: Limits = Limits { receive_bytes: 4096, ..Limits::DEFAULT };
 
@@ -32,6 +36,7 @@ pub fn exports(infos: &[(&str, BlockInfo)]) -> Arc<[Export]> {
 }
 
 pub struct World {
+    exports: Arc<[Export]>,
     pub conn: ServerConn,
     pub store: MemoryStore,
     pub pool: BufferPool,
@@ -48,7 +53,8 @@ impl World {
     pub fn new(exports: Arc<[Export]>) -> Self {
         let size = exports[0].info.size_bytes as usize;
         Self {
-            conn: ServerConn::new(7, exports, &LIMITS),
+            conn: ServerConn::new(7, Arc::clone(&exports), &LIMITS),
+            exports,
             store: MemoryStore::new((0..size).map(|at| (at / 7) as u8).collect()),
             pool: BufferPool::new(1 << 20),
             said: Vec::new(),
@@ -130,6 +136,56 @@ impl World {
             BlockOp::Discard | BlockOp::WriteZeroes => self.store.discard(offset, length as u64).unwrap(),
         }
         self.held.push(request.answer(brought));
+    }
+
+    fn pending(&self) -> Pending {
+        self.held.iter().map(|done| (done.id, (done.op, done.offset, done.length))).collect()
+    }
+
+    pub fn saved(&self) -> Vec<u8> {
+        let mut writer = Writer::new(KIND);
+        self.conn.save(&mut writer);
+        writer.into_bytes()
+    }
+
+    fn restored(&self, saved: &[u8]) -> Result<ServerConn, Reject> {
+        let mut reader = snapshot::open(saved, KIND)?;
+        let mut pending = self.pending();
+        let conn = ServerConn::restore(Arc::clone(&self.exports), &LIMITS, &mut pending, &mut reader)?;
+        reader.end("snapshot")?;
+        match pending.is_empty() {
+            true => Ok(conn),
+            false => Err(Reject::new("requests", pending.len() as u64, "all of them are its own")),
+        }
+    }
+
+    /// Another process goes on.
+    pub fn move_on(&mut self) {
+        self.conn = self.restored(&self.saved()).expect("it stood so");
+    }
+
+    /// What another process makes of these bytes: none, or a connection that answers what it can and harms nobody.
+    pub fn go_on_with(&self, saved: &[u8]) -> bool {
+        let Ok(mut conn) = self.restored(saved) else { return false };
+        let mut pool = BufferPool::new(0);
+        let done = |(id, (op, offset, length)): (_, (BlockOp, u64, u32))| {
+            let brought = if op == BlockOp::Read { length as usize } else { 0 };
+            let payload = vec![0; brought].into();
+            BlockDone { id, op, offset, length, result: Ok(()), payload, spent: Payload::Empty }
+        };
+        self.pending().into_iter().for_each(|pending| conn.complete(done(pending), &mut pool));
+        for _ in 0..1000 {
+            let count = conn.poll_transmit().iter().map(|run| run.len()).sum();
+            conn.handle_transmitted(count, &mut pool);
+            match conn.poll_request() {
+                Ok(Some(asked)) => conn.complete(done((asked.id, (asked.op, asked.offset, asked.length))), &mut pool),
+                Ok(None) if count == 0 => break,
+                Ok(None) => {}
+                Err(_) => break,
+            }
+        }
+        conn.close();
+        true
     }
 
     pub fn answer_all(&mut self) {

@@ -8,19 +8,19 @@ use farbus_io::sys::vhci::Port;
 use tracing::{info, warn};
 
 use super::super::Failure;
-use super::super::attach::{cut_off, explain, loss, over};
+use super::super::attach::{Via, cut_off, explain, loss, over};
 use super::config::Attach;
-use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment, Plugged};
+use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
+use crate::gate::Gate;
 use crate::meters::Meters;
 use crate::modules::recipe;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::DiskMode;
-use crate::parting::Parter;
+use crate::parting::{Parter, Saved};
 use crate::place::Protocol;
-use crate::redir::{Gate, RedirAttachment};
-use crate::session_relay::Saved;
+use crate::redir::RedirAttachment;
 use crate::standing::Standing;
 
 /// The first pause; each is twice the one before.
@@ -38,16 +38,18 @@ pub struct Kept {
     spec: Attach,
     shared: Arc<Shared>,
     /// What another process was attached to, until it has let go.
-    inherited: Option<Box<KernelAttachment>>,
+    inherited: Option<Had>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// How it does when another process is to take over.
 pub enum Going {
     /// It goes on there.
-    Along(Parter<Plugged>),
+    Along(Parter<Saved>),
     /// It ends with this process, and is taken again by the next.
     Anew,
+    /// It is held still for whoever uses it, or on its way to another host: this process sees that through.
+    Moving,
     /// The same, and somebody may be using it: how it is attached.
     Torn(&'static str),
 }
@@ -68,7 +70,7 @@ struct State {
     meters: Option<Arc<Meters>>,
     gate: Option<Gate>,
     port: Option<Port>,
-    parter: Option<Parter<Plugged>>,
+    parter: Option<Parter<Saved>>,
     /// In a few words.
     how: &'static str,
     standing: Option<Standing>,
@@ -114,6 +116,17 @@ enum Had {
     Guests(Box<RedirAttachment>),
 }
 
+impl Had {
+    /// It does not run here after all: whoever had it keeps it.
+    fn leave(self) {
+        match self {
+            Had::Kernel(attachment) => attachment.leave(),
+            Had::Nbd(attachment) => attachment.leave(),
+            Had::File(_) | Had::Guests(_) => {}
+        }
+    }
+}
+
 impl Kept {
     /// Begins to take the device.
     ///
@@ -148,15 +161,14 @@ impl Kept {
         Ok(kept)
     }
 
-    /// One that another process kept, plugged into `port`: nothing happens before [`Kept::begin`].
+    /// One that another process kept; the half with rights knows of these ports. Nothing happens before [`Kept::begin`].
     ///
     /// # Errors
     /// [`ClientError`]: nobody can go on with that.
-    pub fn inherited(spec: Attach, hands: &Hands, port: Port, saved: Saved) -> Result<Self, ClientError> {
+    pub fn inherited(spec: Attach, hands: &Hands, ports: &[u32], saved: Saved) -> Result<Self, ClientError> {
         let local = |error: std::io::Error| ClientError::Local(error.to_string());
         let mut kept = Self::new(spec, hands).map_err(local)?;
-        let attachment = KernelAttachment::restore(&kept.shared.client, &kept.spec.target, port, saved)?;
-        kept.inherited = Some(Box::new(attachment));
+        kept.inherited = Some(take_again(&kept.shared.client, &kept.spec, ports, saved)?);
         Ok(kept)
     }
 
@@ -166,7 +178,7 @@ impl Kept {
     /// If the system has no more threads.
     pub fn begin(&mut self) -> std::io::Result<()> {
         let (shared, spec, inherited) = (Arc::clone(&self.shared), self.spec.clone(), self.inherited.take());
-        let keep = move || shared.keep_attached(&spec, inherited.map(Had::Kernel));
+        let keep = move || shared.keep_attached(&spec, inherited);
         self.thread = Some(thread::Builder::new().name("attachment".into()).spawn(keep)?);
         Ok(())
     }
@@ -174,7 +186,10 @@ impl Kept {
     /// How it does when another process is to take over.
     pub fn going(&self) -> Going {
         let state = self.shared.state();
+        let is_moving = state.gate.as_ref().is_some_and(Gate::is_shut)
+            || state.standing.as_ref().is_some_and(|standing| !standing.is_ours());
         match (&state.parter, state.word) {
+            (_, Word::Attached) if is_moving => Going::Moving,
             (Some(parter), Word::Attached) => Going::Along(parter.clone()),
             (None, Word::Attached) => Going::Torn(state.how),
             (_, Word::Connecting | Word::Waiting | Word::Detached | Word::Asleep) => Going::Anew,
@@ -273,8 +288,8 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        if let Some(attachment) = self.inherited.take() {
-            attachment.leave();
+        if let Some(had) = self.inherited.take() {
+            had.leave();
         }
         self.end();
         if let Some(thread) = self.thread.take() {
@@ -343,13 +358,13 @@ impl Shared {
         };
         info!(target = %spec.target, %at, "attached");
         let (gate, parter, how) = match &had {
-            Had::Kernel(attachment) => (None, attachment.parter(), "over a plain connection"),
+            Had::Kernel(attachment) => (None, attachment.parter(), attachment.how()),
             Had::File(_) => (None, None, "via fuse"),
-            Had::Nbd(_) => (None, None, "via nbd"),
+            Had::Nbd(attachment) => (attachment.gate(), attachment.parter(), "via nbd, as a USB disk"),
             Had::Guests(attachment) => (Some(attachment.gate()), None, "via redir"),
         };
         let (standing, mode) = match &had {
-            Had::Kernel(attachment) => (attachment.standing(), None),
+            Had::Kernel(attachment) => (attachment.standing(), attachment.mode()),
             Had::File(attachment) => (attachment.standing(), Some(attachment.mode())),
             Had::Nbd(attachment) => (attachment.standing(), Some(attachment.mode())),
             Had::Guests(attachment) => (attachment.standing(), None),
@@ -431,7 +446,11 @@ impl Shared {
 
 fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
     if spec.via.is_kernel(client.hands()) {
-        return KernelAttachment::new(client, &spec.target).map(|attachment| Had::Kernel(Box::new(attachment)));
+        let taken = match spec.via {
+            Via::Uas => KernelAttachment::disk(client, &spec.target, spec.mode),
+            _ => KernelAttachment::new(client, &spec.target),
+        };
+        return taken.map(|attachment| Had::Kernel(Box::new(attachment)));
     }
     match &spec.place {
         Some((Protocol::Nbd, place)) => {
@@ -442,6 +461,20 @@ fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
         }
         None => FileAttachment::new(client, &spec.target, spec.mode, &spec.folder())
             .map(|attachment| Had::File(Box::new(attachment))),
+    }
+}
+
+/// What another process had.
+fn take_again(client: &Client, spec: &Attach, ports: &[u32], saved: Saved) -> Result<Had, ClientError> {
+    if spec.via.is_kernel(client.hands()) {
+        let restored = KernelAttachment::restore(client, &spec.target, ports, saved);
+        return restored.map(|attachment| Had::Kernel(Box::new(attachment)));
+    }
+    match &spec.place {
+        Some((Protocol::Nbd, place)) => {
+            NbdAttachment::restore(client, &spec.target, place, saved).map(|attachment| Had::Nbd(Box::new(attachment)))
+        }
+        Some((Protocol::Usbredir, _)) | None => Err(ClientError::Local("it cannot be passed on".into())),
     }
 }
 

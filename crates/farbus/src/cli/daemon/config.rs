@@ -19,6 +19,7 @@ use super::super::listen::{everywhere, listen_address, listen_place, place_said}
 use super::super::share::What;
 use crate::address::{DEFAULT_PORT, SECURE_PORT};
 use crate::allow::Network;
+use crate::broker::Hands;
 use crate::broker::Mandate;
 use crate::client::Target;
 use crate::opened_disk::DiskMode;
@@ -88,6 +89,18 @@ impl Attach {
     /// In which folder it appears, as a file.
     pub fn folder(&self) -> PathBuf {
         self.at.clone().unwrap_or_else(|| default_folder(&self.target))
+    }
+
+    /// How it is attached, in words that another process understands: it goes on with what is attached so here too.
+    pub fn manner(&self, hands: &Hands) -> String {
+        if self.via.is_kernel(hands) {
+            return "kernel".to_owned();
+        }
+        match &self.place {
+            Some((Protocol::Nbd, place)) => format!("nbd at {}, {}", place.as_host(), self.mode.as_str()),
+            Some((Protocol::Usbredir, place)) => format!("redir at {}", place.as_host()),
+            None => format!("fuse at {}, {}", self.folder().display(), self.mode.as_str()),
+        }
     }
 
     /// Where programs find it, if they alone use it.
@@ -229,7 +242,7 @@ impl Config {
         Mandate {
             images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
             hosts: self.attachments.iter().map(|attach| attach.target.address.clone()).collect(),
-            plugs: via(&[Via::Kernel, Via::Auto]).next().is_some(),
+            plugs: via(&[Via::Kernel, Via::Uas, Via::Auto]).next().is_some(),
             mounts: via(&[Via::Fuse, Via::Auto]).map(Attach::folder).collect(),
             places: self.attachments.iter().filter_map(Attach::place).cloned().collect(),
             listen: self.listen.iter().cloned().chain(self.secure.iter().copied().map(Place::Address)).collect(),
@@ -387,12 +400,14 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
         None => Via::Auto,
         Some(word) => match word.get_ref().as_str() {
             "kernel" => Via::Kernel,
+            "uas" => Via::Uas,
             "fuse" => Via::Fuse,
             "nbd" => Via::Nbd,
             "redir" => Via::Redir,
             "auto" => Via::Auto,
             other => {
-                let message = format!("'{other}' is no way to appear: there are kernel, fuse, nbd, redir and auto");
+                let message =
+                    format!("'{other}' is no way to appear: there are kernel, uas, fuse, nbd, redir and auto");
                 return Err((Some(word.span()), message));
             }
         },
@@ -406,8 +421,10 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
     }
     let place = attach_place_from(via, table.socket, table.listen, &target)?;
     let mode = table.mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
-    if let Some(word) = table.mode.as_ref().filter(|_| mode == DiskMode::Read && !matches!(via, Via::Fuse | Via::Nbd)) {
-        let message = "mode = \"read\" goes with via = \"fuse\" and via = \"nbd\": a USB device has one user";
+    if let Some(word) =
+        table.mode.as_ref().filter(|_| mode == DiskMode::Read && !matches!(via, Via::Fuse | Via::Nbd | Via::Uas))
+    {
+        let message = "mode = \"read\" goes with via = \"fuse\", \"nbd\" and \"uas\": a USB device has one user";
         return Err((Some(word.span()), message.into()));
     }
     let grace = table.grace.map(grace_from).transpose()?;
@@ -597,7 +614,7 @@ mod tests {
             ("[[usb]]\nvendor = \"46d\"", "2:10", "four hexadecimal digits"),
             ("[[usb]]\nvendor = 1133", "2:10", "string"),
             ("[[attach]]\ntarget = \"lab3\"", "2:10", "lab3/disk"),
-            ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, fuse, nbd, redir and auto"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, uas, fuse, nbd, redir and auto"),
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nmode = \"write\"", "4:8", "exclusive (one who may write)"),
             ("[[attach]]\ntarget = \"a/b\"\nmode = \"read\"", "3:8", "via = \"fuse\" and via = \"nbd\""),
             ("[[attach]]\ntarget = \"a/b\"\nover = \"udp\"", "3:8", "tcp and quic"),

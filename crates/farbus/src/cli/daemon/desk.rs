@@ -25,9 +25,9 @@ use crate::allow::Network;
 use crate::broker::{Broker, Hands, Successor};
 use crate::client::{Attribute, FailureReport, Target, name_of};
 use crate::control::{Answer, Question};
+use crate::gate::{Gate, Granted};
 use crate::nearby::Nearby;
 use crate::place::{Entrance, Place};
-use crate::redir::Gate;
 use crate::share::Share;
 use crate::trust::Trust;
 use crate::usb::{self, Follower};
@@ -403,8 +403,16 @@ impl Desk {
             return Err(Failure::new(Attribute::Refused, "another process goes on already"));
         }
         let going: Vec<(&String, Going)> = has.attachments.iter().map(|(name, kept)| (name, kept.going())).collect();
+        let moving: Vec<&str> =
+            going.iter().filter(|(_, going)| matches!(going, Going::Moving)).map(|(name, _)| name.as_str()).collect();
+        if !moving.is_empty() && !interrupt {
+            let what = format!("{}: held still, or on its way to another host", moving.join(", "));
+            let next = "try again when that is over, at most 20 s; or 'farbus resume DEVICE' first";
+            return Err(Failure::new(Attribute::Refused, format!("{what}\n  {next}")));
+        }
         let torn = going.iter().filter_map(|(name, going)| match going {
             Going::Torn(how) => Some(format!("{name} is attached {how}")),
+            Going::Moving => Some(format!("{name} is on its way to another host")),
             Going::Along(_) | Going::Anew => None,
         });
         let torn: Vec<String> = torn.chain(self.share.unmovable()).collect();
@@ -442,7 +450,7 @@ impl Desk {
             .iter()
             .filter_map(|(name, going)| match going {
                 Going::Along(parter) => Some((*name, parter.ask())),
-                Going::Anew | Going::Torn(_) => None,
+                Going::Anew | Going::Torn(_) | Going::Moving => None,
             })
             .collect();
         let sessions = self.share.ask_sessions();
@@ -450,7 +458,8 @@ impl Desk {
         for (target, asked) in asked {
             let late = || std::io::Error::other(format!("{target} did not come to rest in time; try again"));
             let parted = asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late)?;
-            leaving.push(Leaving { target: target.clone(), parted });
+            let manner = has.attachments[target].spec().manner(&self.hands);
+            leaving.push(Leaving { target: target.clone(), manner, parted });
         }
         let sessions = match interrupt {
             true => sessions.into_iter().filter_map(|asked| asked.wait(handover::ANSWER_TIME_MAX)).collect(),
@@ -537,7 +546,7 @@ impl Desk {
     }
 
     /// Does something with what holds a virtual machine's device still, if there is such a device.
-    fn with_gate(&self, device: &str, act: impl FnOnce(&Gate) -> Result<(), &'static str>) -> Answer {
+    fn with_gate(&self, device: &str, act: impl FnOnce(&Gate) -> Result<Granted, &'static str>) -> Answer {
         // Done with nothing held: it may take its time.
         let gate = self.ask_kept(device, Kept::gate);
         gate.map_or(Answer::Unknown, |gate| answer_of_gate(gate.as_ref(), act))

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use farbus_io::link::{Interest, Listener, wait};
 use farbus_io::sys::passing::{Parcel, Passage};
+use farbus_model::limits::NBD_CONNECTIONS_MAX;
 use farbus_session::snapshot::SNAPSHOT_BYTES_MAX;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
@@ -24,11 +25,8 @@ use tracing::{info, warn};
 
 use super::attachment::Kept;
 use super::config::{Attach, Config};
-use crate::attach::Plugged;
 use crate::broker::Hands;
-use crate::parting::Parted;
-use crate::session_relay::Saved;
-use farbus_io::sys::vhci::Port;
+use crate::parting::{Parted, Saved};
 
 /// How long the new one may take to begin: a program to load, a key to read.
 pub const BEGINNING_TIME_MAX: Duration = Duration::from_secs(10);
@@ -38,6 +36,8 @@ pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 const END_TIME_MAX: Duration = Duration::from_secs(90);
 /// More than a configuration names.
 const PARCELS_MAX: usize = 4096;
+/// More than one attachment has open: an NBD server's clients, and its entrance.
+const DESCRIPTORS_MAX: usize = 1 + NBD_CONNECTIONS_MAX;
 
 /// What the two say to each other: JSON, and a descriptor with it where one is said.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,10 +47,10 @@ enum Word {
     Here,
     /// Old: a socket that is listened at, as the configuration says it, or that was passed and is not in use.
     Listener { asked: Option<SocketAddr>, is_secure: bool, is_passed: bool },
-    /// Old: what is plugged into this port; its snapshot.
-    Attachment { target: String, port: u32 },
-    /// Old: its end of the kernel's socket.
-    Socket,
+    /// Old: what is attached in this manner; its snapshot. So many descriptors follow.
+    Attachment { target: String, manner: String, descriptors: usize },
+    /// Old: what is open of it.
+    Open,
     /// Old: a session of a host that uses what is shared; its snapshot.
     Session,
     /// Old: its owner has let go of it.
@@ -83,8 +83,10 @@ pub struct Passed {
 pub struct Leaving {
     /// Its name.
     pub target: String,
+    /// How it is attached.
+    pub manner: String,
     /// It.
-    pub parted: Parted<Plugged>,
+    pub parted: Parted<Saved>,
 }
 
 /// What the new process goes on with.
@@ -160,12 +162,14 @@ impl Heir {
             let word = Word::Listener { asked: *asked, is_secure: *is_secure, is_passed };
             say(&self.passage, &word, Some(listener.as_fd()))?;
         }
-        for Leaving { target, parted } in &estate.leaving {
-            let Plugged { saved, port } = &parted.saved;
-            let snapshot = memory(&saved.snapshot)?;
-            let word = Word::Attachment { target: target.clone(), port: port.0 };
-            say(&self.passage, &word, Some(snapshot.as_fd()))?;
-            say(&self.passage, &Word::Socket, Some(saved.socket.as_fd()))?;
+        for Leaving { target, manner, parted } in &estate.leaving {
+            let Saved { snapshot, descriptors } = &parted.saved;
+            let (target, manner) = (target.clone(), manner.clone());
+            let word = Word::Attachment { target, manner, descriptors: descriptors.len() };
+            say(&self.passage, &word, Some(memory(snapshot)?.as_fd()))?;
+            for open in descriptors {
+                say(&self.passage, &Word::Open, Some(open.as_fd()))?;
+            }
         }
         for session in &estate.sessions {
             say(&self.passage, &Word::Session, Some(memory(&session.saved)?.as_fd()))?;
@@ -271,17 +275,21 @@ impl Forerunner {
                     let listener = if is_passed { Listener::passed(socket.into()) } else { Listener::over(socket) };
                     inherited.listeners.push(Passed { asked, is_secure, listener });
                 }
-                (Word::Attachment { target, port }, Some(memory)) => {
-                    let (Word::Socket, Some(socket)) = hear(&self.passage, until)? else {
-                        return Err(io::Error::new(io::ErrorKind::InvalidData, "an attachment has its socket"));
-                    };
+                (Word::Attachment { target, manner, descriptors: count }, Some(memory)) => {
+                    let mut descriptors = Vec::new();
+                    for _ in 0..count.min(DESCRIPTORS_MAX) {
+                        let (Word::Open, Some(open)) = hear(&self.passage, until)? else {
+                            return Err(io::Error::new(io::ErrorKind::InvalidData, "what is open of it comes with it"));
+                        };
+                        descriptors.push(open);
+                    }
                     let kept = contents(memory).map_err(|error| error.to_string()).and_then(|snapshot| {
                         let spec = wanted(config, &target).ok_or("the configuration does not name it any more")?;
-                        if !ports.contains(&port) {
-                            return Err(format!("port {port} is not known to be its"));
+                        if spec.manner(hands) != manner {
+                            return Err(format!("it was attached in another manner: {manner}"));
                         }
-                        let saved = Saved { snapshot, socket };
-                        Kept::inherited(spec, hands, Port(port), saved).map_err(|error| error.to_string())
+                        let saved = Saved { snapshot, descriptors };
+                        Kept::inherited(spec, hands, ports, saved).map_err(|error| error.to_string())
                     });
                     match kept {
                         Ok(kept) => {
@@ -389,9 +397,10 @@ mod tests {
         let target = config.attachments[0].target.to_string();
         let new = thread::spawn(move || forerunner.inherit(&config, &Hands::Own, &[3], &|_| Ok(())));
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
-        let word = Word::Attachment { target, port: 3 };
+        let (manner, descriptors) = ("kernel".to_owned(), 1);
+        let word = Word::Attachment { target, manner, descriptors };
         say(&ours, &word, Some(memory(b"no snapshot").unwrap().as_fd())).unwrap();
-        say(&ours, &Word::Socket, Some(socket.as_fd())).unwrap();
+        say(&ours, &Word::Open, Some(socket.as_fd())).unwrap();
         say(&ours, &Word::All, None).unwrap();
         let until = Instant::now() + Duration::from_secs(60);
         assert_eq!(hear(&ours, until).unwrap().0, Word::Here);

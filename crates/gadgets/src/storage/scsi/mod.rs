@@ -12,11 +12,11 @@
 //! that does not like the plan (Bulk-Only's cases 2, 3, 7, 8, 10, 13) can leave it.
 
 pub(super) mod command;
-mod inquiry;
+pub(super) mod inquiry;
 mod limits;
-mod mode;
-mod provisioning;
-mod reports;
+pub(super) mod mode;
+pub(super) mod provisioning;
+pub(super) mod reports;
 mod transfer;
 
 use self::command::{Command, Demand, List, Power, Report};
@@ -191,7 +191,7 @@ impl Unit {
         if demand >= Demand::Ready {
             self.check_ready()?;
         }
-        if demand >= Demand::Writable && self.medium.is_read_only() {
+        if demand >= Demand::Writable && self.medium.geometry.is_read_only {
             return Err(Sense::WRITE_PROTECTED);
         }
         Ok(())
@@ -218,7 +218,7 @@ impl Unit {
             Command::Write { extent, fua } => self.write(extent, fua),
             Command::Verify { extent, compare } => self.verify(extent, compare),
             Command::SynchronizeCache(extent) => {
-                self.medium.span(extent)?;
+                self.medium.geometry.span(extent)?;
                 self.medium.flush().map(|()| Plan::Done)
             }
             Command::Parameters(_, 0) => Ok(Plan::Done),
@@ -256,9 +256,9 @@ impl Unit {
             Report::Inquiry => self.identity.write_standard(to),
             Report::VitalProductData { page } => self.identity.write_page(page, to)?,
             Report::Modes(ask) => self.mode_state().write(ask, to),
-            Report::Capacity10 => reports::write_capacity_10(&self.medium, to),
-            Report::Capacity16 => reports::write_capacity_16(&self.medium, to),
-            Report::FormatCapacities => reports::write_format_capacities(&self.medium, self.has_medium(), to),
+            Report::Capacity10 => reports::write_capacity_10(self.medium.geometry, to),
+            Report::Capacity16 => reports::write_capacity_16(self.medium.geometry, to),
+            Report::FormatCapacities => reports::write_format_capacities(self.medium.geometry, self.has_medium(), to),
             Report::Luns { select } => reports::write_luns(select, to),
         }
         Ok(())
@@ -277,14 +277,14 @@ impl Unit {
     fn mode_state(&self) -> mode::State {
         mode::State {
             write_cache: self.write_cache,
-            read_only: self.medium.is_read_only(),
-            sectors: if self.has_medium() { self.medium.sectors() } else { 0 },
-            sector_bytes: self.medium.sector_bytes(),
+            read_only: self.medium.geometry.is_read_only,
+            sectors: if self.has_medium() { self.medium.geometry.sectors } else { 0 },
+            sector_bytes: self.medium.geometry.sector_bytes,
         }
     }
 
     fn read(&mut self, extent: Extent, fua: bool) -> Result<Plan, Sense> {
-        let span = self.medium.span(extent)?;
+        let span = self.medium.geometry.span(extent)?;
         if fua {
             // What is read must be what the medium holds (SBC-3): newer data goes there first.
             self.medium.flush()?;
@@ -294,13 +294,13 @@ impl Unit {
     }
 
     fn write(&mut self, extent: Extent, fua: bool) -> Result<Plan, Sense> {
-        let span = self.medium.span(extent)?;
+        let span = self.medium.geometry.span(extent)?;
         self.transfer = Transfer::Write { offset: span.offset, durable: fua };
         Ok(if span.len == 0 { Plan::Done } else { Plan::Take(span.len) })
     }
 
     fn verify(&mut self, extent: Extent, compare: bool) -> Result<Plan, Sense> {
-        let span = self.medium.span(extent)?;
+        let span = self.medium.geometry.span(extent)?;
         if span.len == 0 {
             return Ok(Plan::Done);
         }
@@ -319,10 +319,10 @@ impl Unit {
     }
 
     fn write_same(&mut self, extent: Extent, unmap: bool, has_data: bool) -> Result<Plan, Sense> {
-        let span = self.medium.span(extent)?;
+        let span = self.medium.geometry.span(extent)?;
         if has_data {
             self.transfer = Transfer::Gather(Then::WriteSame { span, unmap });
-            return Ok(Plan::Take(self.medium.sector_bytes().into()));
+            return Ok(Plan::Take(self.medium.geometry.sector_bytes.into()));
         }
         provisioning::write_zeros(&mut self.medium, span, unmap)?;
         self.settle(false).map(|()| Plan::Done)
@@ -409,7 +409,7 @@ impl Unit {
             self.buffer.resize(piece.len(), 0);
             self.medium.read(at, &mut self.buffer)?;
             if let Some(differs) = piece.iter().zip(&self.buffer).position(|(a, b)| a != b) {
-                let lba = (at + differs as u64) / u64::from(self.medium.sector_bytes());
+                let lba = (at + differs as u64) / u64::from(self.medium.geometry.sector_bytes);
                 return Err(Sense::MISCOMPARE.at(lba));
             }
             at += piece.len() as u64;
@@ -450,7 +450,9 @@ impl Unit {
                 Ok(())
             }
             Then::Apply(List::Unmap) => {
-                provisioning::unmap(&mut self.medium, buffer)?;
+                for span in provisioning::unmapped(self.medium.geometry, buffer)? {
+                    self.medium.discard(span)?;
+                }
                 self.settle(false)
             }
             Then::WriteSame { span, unmap } => {
@@ -507,7 +509,7 @@ impl Unit {
     pub fn has_begun(&self, plan: Plan) -> bool {
         let lies_inside = |offset: u64, len: u64| {
             let end = offset.checked_add(len);
-            end.is_some_and(|end| end <= self.medium.sectors() * u64::from(self.medium.sector_bytes()))
+            end.is_some_and(|end| end <= self.medium.geometry.sectors * u64::from(self.medium.geometry.sector_bytes))
         };
         let left = self.buffer.len() as u64;
         match (plan, self.transfer) {

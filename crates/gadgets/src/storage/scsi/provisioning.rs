@@ -1,28 +1,28 @@
 //! UNMAP and WRITE SAME: giving space back, and writing much with little (SBC-3).
 
 use super::limits::{BUFFER_BYTES, UNMAP_BYTES_MAX, UNMAP_HEADER_BYTES, UNMAP_RANGE_BYTES, UNMAP_RANGES_MAX};
-use crate::storage::medium::{Extent, Medium, Span};
+use crate::storage::medium::{Extent, Geometry, Medium, Span};
 use crate::storage::sense::Sense;
 
-/// Carries out an UNMAP parameter list. All of it is judged before any of it is done.
-pub(crate) fn unmap(medium: &mut Medium, list: &[u8]) -> Result<(), Sense> {
+/// What an UNMAP parameter list gives back. All of it is judged before any of it is done.
+pub(crate) fn unmapped(disk: Geometry, list: &[u8]) -> Result<Vec<Span>, Sense> {
     if list.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let ranges = ranges(list)?;
-    let mut bytes = 0;
-    for extent in ranges.clone() {
-        // Each lies in the medium, so 256 of them cannot overflow what 64 bits hold of a store.
-        bytes = u64::saturating_add(bytes, medium.span(extent)?.len);
-    }
-    if ranges.len() > UNMAP_RANGES_MAX as usize || bytes > u64::from(UNMAP_BYTES_MAX) {
+    if ranges.len() > UNMAP_RANGES_MAX as usize {
         return Err(Sense::INVALID_FIELD_IN_PARAMETERS);
     }
-    for extent in ranges.filter(|extent| extent.blocks > 0) {
-        let span = medium.span(extent)?;
-        medium.discard(span)?;
+    let mut spans = Vec::with_capacity(ranges.len());
+    for extent in ranges {
+        let span = disk.span(extent)?;
+        if span.len > 0 {
+            spans.push(span);
+        }
     }
-    Ok(())
+    // Each lies in the medium, so 256 of them cannot overflow what 64 bits hold of a store.
+    let bytes = spans.iter().fold(0, |bytes: u64, span| bytes.saturating_add(span.len));
+    if bytes > u64::from(UNMAP_BYTES_MAX) { Err(Sense::INVALID_FIELD_IN_PARAMETERS) } else { Ok(spans) }
 }
 
 /// The block descriptors of an UNMAP parameter list. The part of one at the end is ignored.

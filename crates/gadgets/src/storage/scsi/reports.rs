@@ -1,34 +1,34 @@
 //! Capacity and logical units: the reports that are a few fields each.
 
 use super::limits::PAGE_BYTES;
-use crate::storage::medium::Medium;
+use crate::storage::medium::Geometry;
 
 /// READ CAPACITY(10) data (SBC-3). A last block beyond 32 bits is all ones: ask with (16).
-pub(crate) fn write_capacity_10(medium: &Medium, to: &mut Vec<u8>) {
-    to.extend(u32::try_from(medium.sectors() - 1).unwrap_or(u32::MAX).to_be_bytes());
-    to.extend(medium.sector_bytes().to_be_bytes());
+pub(crate) fn write_capacity_10(disk: Geometry, to: &mut Vec<u8>) {
+    to.extend(u32::try_from(disk.sectors - 1).unwrap_or(u32::MAX).to_be_bytes());
+    to.extend(disk.sector_bytes.to_be_bytes());
 }
 
 /// READ CAPACITY(16) data (SBC-3).
-pub(crate) fn write_capacity_16(medium: &Medium, to: &mut Vec<u8>) {
+pub(crate) fn write_capacity_16(disk: Geometry, to: &mut Vec<u8>) {
     const BYTES: usize = 32;
     /// Thinly provisioned, and what is unmapped reads as zeros.
     const LBPME_LBPRZ: u8 = 0xc0;
-    to.extend((medium.sectors() - 1).to_be_bytes());
-    to.extend(medium.sector_bytes().to_be_bytes());
+    to.extend((disk.sectors - 1).to_be_bytes());
+    to.extend(disk.sector_bytes.to_be_bytes());
     // No protection; two to this power of logical blocks are one physical block, which is a page.
-    to.extend([0, (PAGE_BYTES / medium.sector_bytes()).ilog2() as u8, LBPME_LBPRZ]);
+    to.extend([0, (PAGE_BYTES / disk.sector_bytes).ilog2() as u8, LBPME_LBPRZ]);
     to.resize(BYTES, 0);
 }
 
 /// READ FORMAT CAPACITIES data (UFI command specification §4.10, MMC-6): the current one alone.
-pub(crate) fn write_format_capacities(medium: &Medium, present: bool, to: &mut Vec<u8>) {
+pub(crate) fn write_format_capacities(disk: Geometry, present: bool, to: &mut Vec<u8>) {
     const DESCRIPTOR_BYTES: u8 = 8;
     const FORMATTED: u8 = 2;
     const NO_MEDIUM: u8 = 3;
-    let [_, length @ ..] = medium.sector_bytes().to_be_bytes();
+    let [_, length @ ..] = disk.sector_bytes.to_be_bytes();
     to.extend([0, 0, 0, DESCRIPTOR_BYTES]);
-    to.extend(u32::try_from(medium.sectors()).unwrap_or(u32::MAX).to_be_bytes());
+    to.extend(u32::try_from(disk.sectors).unwrap_or(u32::MAX).to_be_bytes());
     to.push(if present { FORMATTED } else { NO_MEDIUM });
     to.extend(length);
 }

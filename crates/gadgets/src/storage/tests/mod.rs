@@ -1,7 +1,7 @@
 //! The disk through the device contract, as a host would drive it.
 
 mod commands;
-mod disk;
+pub(super) mod disk;
 mod durability;
 mod events;
 mod fuzz;

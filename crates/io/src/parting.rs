@@ -6,22 +6,40 @@
 //! | an attachment, or a session of the exporter, on its thread | stops, writes itself down, [`Asker::part`]s with that, and waits |
 //! | whoever asked | lets it [`Parted::go`]: another process has it; or drops the [`Parted`]: it stays |
 
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farbus_io::link::Wake;
+use crate::link::Wake;
+
+/// What another process goes on with of an attachment.
+#[derive(Debug)]
+pub struct Saved {
+    /// Where everything stands.
+    pub snapshot: Vec<u8>,
+    /// What is open of it, in an order that the snapshot knows.
+    pub descriptors: Vec<OwnedFd>,
+}
 
 /// Asks one of them, which gives an `S`.
 #[derive(Debug)]
 pub struct Parter<S> {
-    asked: Arc<Mutex<Option<Asker<S>>>>,
+    questions: Arc<Questions<S>>,
     wake: Arc<Wake>,
+}
+
+#[derive(Debug)]
+struct Questions<S> {
+    /// Looked at in every turn of whoever is asked.
+    is_asked: AtomicBool,
+    asker: Mutex<Option<Asker<S>>>,
 }
 
 impl<S> Clone for Parter<S> {
     fn clone(&self) -> Self {
-        Self { asked: Arc::clone(&self.asked), wake: Arc::clone(&self.wake) }
+        Self { questions: Arc::clone(&self.questions), wake: Arc::clone(&self.wake) }
     }
 }
 
@@ -54,21 +72,25 @@ pub struct Asked<S>(Receiver<Parted<S>>);
 
 impl<S> Parter<S> {
     /// For one that `wake` wakes.
-    pub(crate) fn new(wake: Arc<Wake>) -> Self {
-        Self { asked: Arc::default(), wake }
+    pub fn new(wake: Arc<Wake>) -> Self {
+        Self { questions: Arc::new(Questions { is_asked: AtomicBool::new(false), asker: Mutex::new(None) }), wake }
     }
 
     /// Asks it to be ready.
     pub fn ask(&self) -> Asked<S> {
         let (parted, answer) = channel();
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Asker { parted });
+        *self.questions.asker.lock().unwrap_or_else(PoisonError::into_inner) = Some(Asker { parted });
+        self.questions.is_asked.store(true, Ordering::Release);
         self.wake.wake();
         Asked(answer)
     }
 
     /// Whether somebody has asked: its own question.
-    pub(crate) fn asked(&self) -> Option<Asker<S>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub fn asked(&self) -> Option<Asker<S>> {
+        if !self.questions.is_asked.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        self.questions.asker.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -81,7 +103,7 @@ impl<S> Asked<S> {
 
 impl<S> Asker<S> {
     /// Gives what there is to give, and waits for what becomes of it.
-    pub(crate) fn part(self, saved: S) -> Verdict {
+    pub fn part(self, saved: S) -> Verdict {
         let (go, gone) = channel();
         match self.parted.send(Parted { saved, go }) {
             Ok(()) if gone.recv().is_ok() => Verdict::Go,

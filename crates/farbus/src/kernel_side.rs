@@ -1,0 +1,146 @@
+//! Between this machine's kernel and a device that lives outside: one thread, which waits on both and on whoever may end it.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use farbus_io::link::{Clock, Interest, Link, Watched, wait};
+use farbus_model::{Device, Instant};
+use farbus_session::native::control::End;
+use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OpStatus};
+use tracing::debug;
+
+use crate::engine::span_until;
+use crate::meters::{Calls, Meters};
+
+/// Why it ended by itself.
+#[derive(Debug)]
+pub enum Stop {
+    /// The kernel let go of the device.
+    Released,
+    /// The kernel said what it should not.
+    Fault(Fault),
+    /// The device's session is over, and why.
+    Ended(End),
+    /// The device is gone, and says no more.
+    Gone,
+}
+
+/// Whether and how a turn was the last.
+pub type Turn = Result<(), Stop>;
+
+/// The kernel's socket, and the device in front of it.
+pub struct KernelSide<D> {
+    /// Our end of the socket.
+    pub kernel: Link,
+    /// What speaks to the kernel.
+    pub exporter: Exporter<D>,
+    /// The device's clock.
+    pub clock: Clock,
+    calls: Calls,
+}
+
+impl<D: Device> KernelSide<D> {
+    /// Between a kernel and a device that an exporter has from the start.
+    pub fn new(kernel: Link, exporter: Exporter<D>, clock: Clock) -> Self {
+        Self { kernel, exporter, clock, calls: Calls::default() }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        self.exporter.device().expect("a relay has its device from the start")
+    }
+
+    /// One turn: does what can be done, waits for what comes next, on `ender` too. `end` says whether the device is no more.
+    ///
+    /// # Errors
+    /// [`Stop`]: it was the last.
+    pub fn turn(&mut self, ender: Interest<'_>, meters: &Meters, end: impl FnOnce(&D) -> Option<Stop>) -> Turn {
+        let is_full = !self.act()?;
+        meters.publish(self.exporter.counters(), self.calls);
+        if let Some(stop) = end(self.device()) {
+            return Err(stop);
+        }
+        if self.exporter.has_held() && !is_full {
+            return Ok(());
+        }
+        self.calls.wait += 1;
+        let now = self.clock.now();
+        let device = self.device();
+        let timeout = device.poll_timeout();
+        let on_device = Watched::interest(device.readiness().expect("what is behind a session lives outside"));
+        let on_device = on_device.expect("a session is waited for on a descriptor");
+        let mut interests = [Interest::new(self.kernel.as_fd(), is_full), on_device, ender];
+        wait(&mut interests, timeout.map(|at| span_until(at, now))).map_err(kernel_ended)?;
+        let [on_kernel, on_device, _] = interests.map(|interest| interest.readable);
+        let now = self.clock.now();
+        if on_device {
+            self.exporter.handle_ready(now);
+        }
+        if timeout.is_some_and(|at| at <= now) {
+            self.exporter.with_device(now, |device, done| device.handle_timeout(now, done));
+        }
+        if on_kernel { self.receive() } else { Ok(()) }
+    }
+
+    /// Does what can be done without waiting; says whether everything is out.
+    ///
+    /// # Errors
+    /// [`Stop`]: the kernel ended it.
+    pub fn act(&mut self) -> Result<bool, Stop> {
+        let now = self.clock.now();
+        self.exporter.advance(now, &mut Nothing).map_err(Stop::Fault)?;
+        self.exporter.with_device(now, |device, done| device.end_turn(now, done));
+        self.flush()
+    }
+
+    fn receive(&mut self) -> Turn {
+        self.calls.receive += 1;
+        match self.kernel.try_receive(self.exporter.receive_space()).map_err(kernel_ended)? {
+            Some(0) => Err(Stop::Released),
+            Some(count) => {
+                self.exporter.handle_received(count);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn flush(&mut self) -> Result<bool, Stop> {
+        while self.exporter.has_transmit() {
+            self.calls.send += 1;
+            let sent = self.kernel.try_send(&self.exporter.poll_transmit()).map_err(kernel_ended)?;
+            match sent {
+                Some(count) => self.exporter.handle_transmitted(count),
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// What the kernel still waits for has been answered: it is told, as far as its socket takes it.
+    pub fn say_the_rest(&mut self, now: Instant) {
+        while let Ok(true) = self.flush()
+            && self.exporter.has_held()
+            && self.exporter.advance(now, &mut Nothing).is_ok()
+        {}
+    }
+}
+
+/// The kernel's socket ended.
+pub fn kernel_ended(error: io::Error) -> Stop {
+    debug!(%error, "the kernel's socket ended");
+    Stop::Released
+}
+
+/// A kernel asks for no list and no import.
+struct Nothing;
+
+impl<D> Offers<D> for Nothing {
+    fn list(&mut self) -> Vec<DeviceRecord> {
+        Vec::new()
+    }
+
+    fn claim(&mut self, _bus_id: &str) -> Result<(DeviceRecord, D), OpStatus> {
+        Err(OpStatus::NotAvailable)
+    }
+}

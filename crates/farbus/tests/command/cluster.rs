@@ -1,0 +1,40 @@
+//! Three hosts that know each other: one has devices, two may use them.
+
+use std::path::PathBuf;
+
+use super::harness::{House, Running};
+use super::trust::{Host, pair};
+
+/// A host with devices, and two that may use them.
+pub struct Cluster<'h> {
+    pub exporter: Host<'h>,
+    pub hosts: [Host<'h>; 2],
+    pub address: String,
+    pub share: Running,
+}
+
+impl<'h> Cluster<'h> {
+    pub fn new(house: &'h House, what: &[&str]) -> Self {
+        let [exporter, desk, rack] = ["lab3", "desk", "rack"].map(|name| Host { house, name });
+        for importer in [&desk, &rack] {
+            pair(&exporter, importer);
+            exporter.ok(&["allow", importer.name, "all"]);
+        }
+        pair(&desk, &rack);
+        let share = exporter.start(&[&["share"], what, &["--listen", "none", "--secure", "127.0.0.1:0"]].concat());
+        let line = share.wait_for_line("for paired hosts");
+        let address = line.split_whitespace().nth(2).unwrap().to_owned();
+        Self { exporter, hosts: [desk, rack], address, share }
+    }
+
+    /// `farbus attach lab3/DEVICE --via VIA` on a host, and the socket where it is found there.
+    pub fn lend(&self, at: usize, device: &str, via: &str, arguments: &[&str]) -> (Running, PathBuf) {
+        let host = &self.hosts[at];
+        let socket = host.house.path(&format!("{}-{device}.sock", host.name));
+        let target = format!("lab3/{device}");
+        let words = ["attach", &target, "--address", &self.address, "--via", via, "--socket"];
+        let attach = host.start(&[&words[..], &[socket.to_str().unwrap()], arguments].concat());
+        attach.wait_for_line(socket.to_str().unwrap());
+        (attach, socket)
+    }
+}

@@ -1,0 +1,59 @@
+//! A USB device of a session, request by request.
+
+use std::time::Duration;
+
+use farbus::linked::{Dial, Linked};
+use farbus::model::{BufferPool, Completions, Device, Done, EpAddr, Payload, Setup, Status, Urb, UrbId};
+use farbus_io::link::Link;
+use farbus_session::native::RemoteUsb;
+use farbus_session::native::control::{Class, Mode, Open};
+
+/// A USB device of a session, driven by hand.
+pub struct Driver {
+    /// The session.
+    pub linked: Linked<RemoteUsb>,
+    done: Completions,
+    next: u64,
+}
+
+impl Driver {
+    pub fn new(address: &str, device: &str) -> Self {
+        let address = address.to_owned();
+        let time_max = Duration::from_secs(10);
+        let dial: Dial = Box::new(move || Link::connect(&address, time_max).map_err(|error| error.source));
+        let (class, mode) = (Class::USB, Mode::Exclusive);
+        let open = Open { class, mode, epoch: 0, name: device.into(), reason: String::new() };
+        let mut done = Completions::new(BufferPool::new(0));
+        let linked = Linked::open(dial, RemoteUsb::new(1, open), Duration::from_secs(60), &mut done).unwrap();
+        let mut driver = Self { linked, done, next: 0 };
+        let configured = driver.ask(|id| Urb::control(id, Setup::set_configuration(1), Payload::Empty));
+        assert_eq!(configured.status, Status::Ok);
+        driver
+    }
+
+    pub fn submit(&mut self, urb: impl FnOnce(UrbId) -> Urb) {
+        self.next += 1;
+        let now = self.linked.clock().now();
+        self.linked.submit(now, urb(UrbId(self.next)).launch(), &mut self.done);
+        self.linked.turn(&mut self.done);
+    }
+
+    pub fn wait(&mut self) -> Done {
+        loop {
+            self.linked.turn(&mut self.done);
+            if let Some(done) = self.done.pop() {
+                return done;
+            }
+            self.linked.wait(None).unwrap();
+        }
+    }
+
+    pub fn ask(&mut self, urb: impl FnOnce(UrbId) -> Urb) -> Done {
+        self.submit(urb);
+        self.wait()
+    }
+
+    pub fn read(&mut self, length: u32) -> Done {
+        self.ask(|id| Urb::data_in(id, EpAddr::from_byte(0x81), length))
+    }
+}

@@ -1,0 +1,264 @@
+//! A virtual machine's block disk goes with it to another host: the one who waits for it there reads at once what it will be, writes once
+//! it is his, and who had it before is fenced off.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::cluster::Cluster;
+use super::harness::{House, PATIENCE, wait_until};
+use super::restart::{Later, config};
+
+const SIZE: u64 = 8 << 20;
+const BLOCK: usize = 4096;
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+const EIO: u32 = 5;
+/// How long something is watched that is not to happen.
+const A_WHILE: Duration = Duration::from_millis(300);
+
+/// What QEMU's block driver is: it reads the disk's size when it connects.
+struct Client {
+    stream: UnixStream,
+    cookie: u64,
+}
+
+impl Client {
+    fn connect(socket: &Path) -> Self {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).unwrap();
+        // Fixed newstyle without zeros; the default export, by its empty name.
+        stream.write_all(&3u32.to_be_bytes()).unwrap();
+        stream.write_all(&[&b"IHAVEOPT"[..], &1u32.to_be_bytes(), &0u32.to_be_bytes()].concat()).unwrap();
+        let mut answer = [0; 10];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(u64::from_be_bytes(answer[..8].try_into().unwrap()), SIZE);
+        assert_eq!(answer[9] & 2, 0, "it can be written");
+        Self { stream, cookie: 0 }
+    }
+
+    fn ask(&mut self, command: u16, offset: usize, length: usize, data: &[u8]) -> u64 {
+        self.cookie += 1;
+        let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
+        bytes.extend([0, 0]);
+        bytes.extend(command.to_be_bytes());
+        bytes.extend(self.cookie.to_be_bytes());
+        bytes.extend((offset as u64).to_be_bytes());
+        bytes.extend((length as u32).to_be_bytes());
+        bytes.extend(data);
+        self.stream.write_all(&bytes).unwrap();
+        self.cookie
+    }
+
+    /// The next answer: to what, its error, and so many bytes if there is none.
+    fn hear(&mut self, length: usize) -> io::Result<(u64, u32, Vec<u8>)> {
+        let mut head = [0; 16];
+        self.stream.read_exact(&mut head)?;
+        assert_eq!(head[..4], 0x6744_6698u32.to_be_bytes());
+        let error = u32::from_be_bytes(head[4..8].try_into().unwrap());
+        let mut data = vec![0; if error == 0 { length } else { 0 }];
+        self.stream.read_exact(&mut data)?;
+        Ok((u64::from_be_bytes(head[8..].try_into().unwrap()), error, data))
+    }
+
+    fn write(&mut self, offset: usize, byte: u8) {
+        let asked = self.ask(WRITE, offset, BLOCK, &[byte; BLOCK]);
+        assert_eq!(self.hear(0).unwrap(), (asked, 0, Vec::new()));
+    }
+
+    fn flush(&mut self) {
+        let asked = self.ask(FLUSH, 0, 0, &[]);
+        assert_eq!(self.hear(0).unwrap(), (asked, 0, Vec::new()));
+    }
+
+    fn assert_reads(&mut self, offset: usize, byte: u8) {
+        let asked = self.ask(READ, offset, BLOCK, &[]);
+        assert!(self.hear(BLOCK).unwrap() == (asked, 0, vec![byte; BLOCK]), "{byte} at {offset}");
+    }
+
+    /// Nothing is answered for a while.
+    fn assert_silence(&mut self) {
+        self.stream.set_read_timeout(Some(A_WHILE)).unwrap();
+        let heard = self.hear(0).unwrap_err();
+        assert!(matches!(heard.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut), "{heard:?}");
+        self.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+}
+
+#[test]
+fn a_disk_goes_to_another_host_and_back_and_is_read_there_before() {
+    let house = House::new();
+    let image = house.image("image", SIZE);
+    let cluster = Cluster::new(&house, &[&format!("disk:{}", image.display())]);
+    let (mut attach, socket) = cluster.lend(0, "disk", "nbd", &[]);
+    let mut here = Client::connect(&socket);
+    here.write(0, 1);
+    for (round, to) in [1, 0, 1].into_iter().enumerate() {
+        let (from, byte) = (&cluster.hosts[1 - to], 10 * (round as u8 + 1));
+        let (heir, socket) = cluster.lend(to, "disk", "nbd", &["--inherit"]);
+        let mut there = Client::connect(&socket);
+        there.assert_reads(0, 1);
+        // What is written here is read there, and what is written there waits, with whatever comes behind it but reads.
+        here.write(BLOCK, byte);
+        there.assert_reads(BLOCK, byte);
+        let written = there.ask(WRITE, 2 * BLOCK, BLOCK, &[byte + 1; BLOCK]);
+        let flushed = there.ask(FLUSH, 0, 0, &[]);
+        there.assert_reads(BLOCK, byte);
+        there.assert_silence();
+        let onwards = cluster.hosts[to].run(&["migrate", "lab3/disk", "--to", from.name]);
+        assert!(onwards.code == Some(3) && onwards.stderr.contains("yet to be handed over"), "{onwards:?}");
+
+        let said = from.ok(&["migrate", "lab3/disk", "--to", cluster.hosts[to].name]);
+        assert!(said.contains("held still"), "{said}");
+        let twice = from.run(&["migrate", "lab3/disk", "--to", cluster.hosts[to].name]);
+        assert!(twice.code == Some(3) && twice.stderr.contains("handed over already"), "{twice:?}");
+        let late = here.ask(WRITE, 0, BLOCK, &[99; BLOCK]);
+        here.assert_silence();
+        assert_eq!(late, here.cookie);
+        there.assert_reads(0, 1);
+        there.assert_silence();
+        drop(here);
+        assert_eq!(there.hear(0).unwrap(), (written, 0, Vec::new()));
+        assert_eq!(there.hear(0).unwrap(), (flushed, 0, Vec::new()));
+        there.assert_reads(2 * BLOCK, byte + 1);
+        there.assert_reads(0, 1);
+        assert_eq!(fs::read(&image).unwrap()[2 * BLOCK], byte + 1);
+        assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+        attach.wait_for_line("handed over");
+        (here, attach) = (there, heir);
+    }
+    let history = cluster.exporter.json(&["status", "--json"])[0]["devices"][0]["history"].clone();
+    assert_eq!(
+        (&history[0]["ended"], &history[2]["ended"]),
+        (&"handed over".into(), &"handed over".into()),
+        "{history}"
+    );
+    here.flush();
+    drop(here);
+    cluster.hosts[1].ok(&["detach"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0));
+    let is_free = || cluster.exporter.json(&["status", "--json"])[0]["devices"][0]["state"] == "available";
+    wait_until(PATIENCE, "it is given back", is_free);
+}
+
+#[test]
+fn whoever_stays_or_whose_heir_does_not_come_goes_on_where_he_was() {
+    let house = House::new();
+    let image = house.image("image", SIZE);
+    let cluster = Cluster::new(&house, &[&format!("disk:{}", image.display())]);
+    let (attach, socket) = cluster.lend(0, "disk", "nbd", &[]);
+    let desk = &cluster.hosts[0];
+    let mut client = Client::connect(&socket);
+    // The migration failed before it left; what was asked meanwhile is answered.
+    desk.ok(&["migrate", "disk", "--to", "rack"]);
+    let asked = client.ask(WRITE, 0, BLOCK, &[7; BLOCK]);
+    client.assert_silence();
+    desk.ok(&["resume", "disk"]);
+    assert_eq!(client.hear(0).unwrap(), (asked, 0, Vec::new()));
+    // Held and let go again, for nobody.
+    desk.ok(&["hold", "disk"]);
+    let asked = client.ask(READ, 0, BLOCK, &[]);
+    client.assert_silence();
+    desk.ok(&["resume", "disk"]);
+    assert!(client.hear(BLOCK).unwrap() == (asked, 0, vec![7; BLOCK]));
+    // It left, and nobody comes there: whoever comes here in the meantime waits, and goes on.
+    desk.ok(&["migrate", "disk", "--to", "rack"]);
+    drop(client);
+    attach.assert_logged("goes to its heir");
+    let mut client = Client::connect(&socket);
+    client.assert_reads(0, 7);
+    attach.assert_logged("nobody came for the disk");
+    client.write(0, 8);
+    // And may go all the same.
+    let (_heir, there) = cluster.lend(1, "disk", "nbd", &["--inherit"]);
+    let mut there = Client::connect(&there);
+    desk.ok(&["migrate", "disk", "--to", "rack"]);
+    drop(client);
+    there.write(0, 9);
+    there.assert_reads(0, 9);
+}
+
+#[test]
+fn who_waits_in_vain_is_told_so_and_his_writes_fail() {
+    let house = House::new();
+    let image = house.image("image", SIZE);
+    let mut cluster = Cluster::new(&house, &[&format!("disk:{}", image.display())]);
+    let (_attach, socket) = cluster.lend(0, "disk", "nbd", &[]);
+    let mut here = Client::connect(&socket);
+    here.write(0, 1);
+    let (mut heir, socket) = cluster.lend(1, "disk", "nbd", &["--inherit"]);
+    let mut there = Client::connect(&socket);
+    let written = there.ask(WRITE, 0, BLOCK, &[2; BLOCK]);
+    there.assert_reads(0, 1);
+    // Who may not use it any more sees no more of it.
+    cluster.exporter.ok(&["forbid", "rack", "all"]);
+    assert_eq!(there.hear(0).unwrap(), (written, EIO, Vec::new()));
+    assert_eq!(heir.wait_for_end(PATIENCE), Some(3), "{}", heir.log());
+    heir.assert_logged("not shared with you any more");
+    here.assert_reads(0, 1);
+    // Nor who waits for an exporter that ends.
+    cluster.exporter.ok(&["allow", "rack", "all"]);
+    let (mut heir, _socket) = cluster.lend(1, "disk", "nbd", &["--inherit", "--grace", "1"]);
+    cluster.share.signal(Signal::TERM);
+    assert_eq!(cluster.share.wait_for_end(PATIENCE), Some(0));
+    let code = heir.wait_for_end(PATIENCE);
+    assert!(matches!(code, Some(3..=5)), "{code:?}: {}", heir.log());
+}
+
+#[test]
+fn what_cannot_be_inherited_is_said() {
+    let house = House::new();
+    let image = house.image("image", SIZE);
+    let scratch = format!("disk:{},scratch", image.display());
+    let cluster = Cluster::new(&house, &["keyboard", &scratch]);
+    let rack = &cluster.hosts[1];
+    let socket = house.path("x.sock");
+    let inherit = |device: &str, more: &[&str]| {
+        let target = format!("lab3/{device}");
+        let words = ["attach", &target, "--address", &cluster.address, "--via", "nbd", "--inherit", "--socket"];
+        rack.run(&[&words[..], &[socket.to_str().unwrap()], more].concat())
+    };
+    let outcome = inherit("keyboard", &[]);
+    assert!(outcome.code == Some(3) && outcome.stderr.contains("no block device"), "{outcome:?}");
+    let outcome = inherit("disk", &[]);
+    assert!(outcome.code == Some(3) && outcome.stderr.contains("nobody can hand it over"), "{outcome:?}");
+    let outcome = inherit("nothing", &[]);
+    assert_eq!(outcome.code, Some(4), "{outcome:?}");
+    let outcome = inherit("disk", &["--mode", "read"]);
+    assert!(outcome.code == Some(1) && outcome.stderr.contains("--mode read"), "{outcome:?}");
+    let outcome = inherit("disk", &["--grace", "0"]);
+    assert!(outcome.code == Some(1) && outcome.stderr.contains("paired host"), "{outcome:?}");
+}
+
+#[test]
+fn a_daemon_is_not_replaced_while_a_disk_is_on_its_way() {
+    let house = House::new();
+    let image = house.image("image", SIZE);
+    let cluster = Cluster::new(&house, &[&format!("disk:{}", image.display())]);
+    let desk = &cluster.hosts[0];
+    desk.ok(&["list", "lab3", "--address", &cluster.address]);
+    let socket = house.path("far.sock");
+    let attach = format!("[[attach]]\ntarget='lab3/disk'\nvia='nbd'\nsocket='{}'", socket.display());
+    let file = config(&house.path("tmp"), &format!("plain.listen = ['127.0.0.1:0']\n{attach}"));
+    let daemon = desk.start(&["daemon", "--config", &file]);
+    daemon.wait_for_line("listening on");
+    wait_until(PATIENCE, "it is attached", || socket.exists());
+    let mut client = Client::connect(&socket);
+    client.write(0, 5);
+    desk.ok(&["migrate", "disk", "--to", "rack"]);
+    let refused = desk.run(&["daemon", "restart"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("try again"), "{refused:?}");
+    let asked = client.ask(READ, 0, BLOCK, &[]);
+    client.assert_silence();
+    desk.ok(&["resume", "disk"]);
+    assert!(client.hear(BLOCK).unwrap() == (asked, 0, vec![5; BLOCK]), "and nothing was lost by that");
+    let _later = Later::of(&desk.json(&["daemon", "restart", "--json"]));
+    client.assert_reads(0, 5);
+}

@@ -1,0 +1,267 @@
+//! A sound card: a speaker that counts what it is sent, a microphone that hears a tone (USB Audio 1.0).
+//!
+//! 48 kHz, two channels of 16 bits. The speaker is adaptive: it takes what comes, at the rate at which it comes. The microphone
+//! keeps the bus's clock: 48 frames a millisecond. Both keep the bus's pace, so a host that is late is late: each time an
+//! endpoint in use has nothing queued is counted, and so are the intervals that passed. What was played is never answered
+//! for by ear: the speaker knows the microphone's [`tone`], and counts where it breaks.
+
+use std::time::Duration;
+
+use farbus_model::definition::{InterfaceDefinition, Synchronization};
+use farbus_model::descriptor::Selection;
+use farbus_model::{Definition, Direction, EpAddr, Payload, Speed, Tally};
+
+use crate::emulated::{Context, Emulated, Function, Received, Sent};
+use crate::saved::{Loader, Saver};
+use tone::{FRAME_BYTES, Heard, Listener, Tone};
+
+pub mod tone;
+
+#[cfg(test)]
+mod tests;
+
+/// Frames a second.
+pub const RATE_HZ: u32 = 48_000;
+const SPEAKER: EpAddr = EpAddr::from_byte(0x01);
+const MICROPHONE: EpAddr = EpAddr::from_byte(0x82);
+
+/// Class and subclasses (Audio 1.0 §A.1, §A.2).
+const CLASS_AUDIO: u8 = 1;
+const AUDIO_CONTROL: u8 = 1;
+const AUDIO_STREAMING: u8 = 2;
+/// Class-specific descriptors (Audio 1.0 §A.4 to §A.8).
+const CS_INTERFACE: u8 = 0x24;
+const CS_ENDPOINT: u8 = 0x25;
+const AC_HEADER: u8 = 1;
+const AC_INPUT_TERMINAL: u8 = 2;
+const AC_OUTPUT_TERMINAL: u8 = 3;
+const AS_GENERAL: u8 = 1;
+const AS_FORMAT_TYPE: u8 = 2;
+const EP_GENERAL: u8 = 1;
+/// Terminals' types (USB Audio Terminal Types 1.0), little-endian.
+const USB_STREAMING: [u8; 2] = [0x01, 0x01];
+const TERMINAL_MICROPHONE: [u8; 2] = [0x01, 0x02];
+const TERMINAL_SPEAKER: [u8; 2] = [0x01, 0x03];
+/// Terminals' ids: what the host plays goes from 1 to 2, what it records from 3 to 4.
+const PLAYED: u8 = 1;
+const RECORDED: u8 = 4;
+
+/// What it counts, in the order of [`Count`].
+const COUNTS: &[&str] = &[
+    "speaker_frames",
+    "speaker_tone_frames",
+    "speaker_tone_breaks",
+    "speaker_silent_frames",
+    "speaker_malformed_packets",
+    "speaker_late",
+    "speaker_missed_intervals",
+    "microphone_frames",
+    "microphone_late",
+    "microphone_missed_intervals",
+];
+
+/// A place among [`COUNTS`].
+#[derive(Clone, Copy, Debug)]
+enum Count {
+    /// Frames that came.
+    SpeakerFrames,
+    /// Of these, frames of the tone.
+    ToneFrames,
+    /// Of these, frames that were not the next.
+    ToneBreaks,
+    /// Frames that were zero.
+    SilentFrames,
+    /// Packets that were not whole frames.
+    Malformed,
+    /// Times that the speaker had nothing to play though the host plays, and for how long.
+    SpeakerLate,
+    SpeakerMissed,
+    /// Frames that were recorded.
+    MicrophoneFrames,
+    /// Times that nobody took what the microphone had though the host records, and for how long.
+    MicrophoneLate,
+    MicrophoneMissed,
+}
+
+/// A sound card.
+#[derive(Debug)]
+pub struct Audio {
+    /// What the microphone hears, and what it sends an interval.
+    tone: Tone,
+    packet_frames: usize,
+    listener: Listener,
+    is_playing: bool,
+    is_recording: bool,
+    tally: Tally,
+}
+
+impl Audio {
+    /// The device, ready to be shared: at full speed with a packet a millisecond, at high speed with one a microframe.
+    pub fn device(speed: Speed) -> Emulated<Self> {
+        let function = Self {
+            tone: Tone::default(),
+            packet_frames: packet_frames(speed),
+            listener: Listener::default(),
+            is_playing: false,
+            is_recording: false,
+            tally: Tally::new(COUNTS),
+        };
+        Emulated::new(&definition(speed), function)
+    }
+
+    fn count(&self, what: Count, more: u64) {
+        self.tally.count(what as usize, more);
+    }
+}
+
+fn interval(speed: Speed) -> Duration {
+    if speed.has_microframes() { Duration::from_micros(125) } else { Duration::from_millis(1) }
+}
+
+fn packet_frames(speed: Speed) -> usize {
+    (interval(speed).as_micros() as u32 * RATE_HZ / 1_000_000) as usize
+}
+
+fn definition(speed: Speed) -> Definition {
+    // A host whose clock is faster than the bus sends a frame more now and then (Audio Data Formats 1.0 §2.2.1).
+    let packet_bytes_max = ((packet_frames(speed) + 1) * FRAME_BYTES) as u16;
+    let streaming = || InterfaceDefinition::new(CLASS_AUDIO, AUDIO_STREAMING, 0);
+    let active = |terminal: u8, endpoint: EpAddr, synchronization: Synchronization| {
+        let [low, middle, high, _] = RATE_HZ.to_le_bytes();
+        // Linked to its terminal, one frame of delay, PCM.
+        let general = [7, CS_INTERFACE, AS_GENERAL, terminal, 1, 0x01, 0x00];
+        // Type I, two channels of 2 bytes with 16 bits, one rate.
+        let format = [11, CS_INTERFACE, AS_FORMAT_TYPE, 1, 2, 2, 16, 1, low, middle, high];
+        // No rate to set, no lock to wait for; refresh and synch address are none (§4.6.1.1).
+        let of_endpoint = [7, CS_ENDPOINT, EP_GENERAL, 0, 0, 0, 0];
+        streaming()
+            .alternate_of_previous()
+            .class_descriptors(&[&general[..], &format[..]].concat())
+            .isochronous(endpoint.number(), endpoint.direction(), packet_bytes_max, interval(speed))
+            .of_endpoint(synchronization, &[0, 0], &of_endpoint)
+    };
+    Definition::new(0x1d6b, 0x0101)
+        .speed(speed)
+        .names("farbus", "audio", "0")
+        .interface(InterfaceDefinition::new(CLASS_AUDIO, AUDIO_CONTROL, 0).class_descriptors(&control_descriptors()))
+        .interface(streaming())
+        .interface(active(PLAYED, SPEAKER, Synchronization::Adaptive))
+        .interface(streaming())
+        .interface(active(RECORDED, MICROPHONE, Synchronization::Synchronous))
+}
+
+/// Header and terminals of the control interface (Audio 1.0 §4.3.2): what is played, and what is recorded.
+fn control_descriptors() -> Vec<u8> {
+    let input = |id: u8, [low, high]: [u8; 2]| {
+        // Left front and right front.
+        [12, CS_INTERFACE, AC_INPUT_TERMINAL, id, low, high, 0, 2, 0x03, 0x00, 0, 0]
+    };
+    let output =
+        |id: u8, [low, high]: [u8; 2], source: u8| [9, CS_INTERFACE, AC_OUTPUT_TERMINAL, id, low, high, 0, source, 0];
+    let (speaker, heard) = (PLAYED + 1, RECORDED - 1);
+    let terminals = [
+        &input(PLAYED, USB_STREAMING)[..],
+        &output(speaker, TERMINAL_SPEAKER, PLAYED),
+        &input(heard, TERMINAL_MICROPHONE),
+        &output(RECORDED, USB_STREAMING, heard),
+    ]
+    .concat();
+    // Release 1.0; the streaming interfaces are 1 and 2.
+    let mut all = vec![10, CS_INTERFACE, AC_HEADER, 0x00, 0x01, 0, 0, 2, 1, 2];
+    all.extend(terminals);
+    let [low, high] = (all.len() as u16).to_le_bytes();
+    (all[5], all[6]) = (low, high);
+    all
+}
+
+impl Function for Audio {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, cx: &mut Context<'_>) -> Sent {
+        let frames = self.packet_frames.min(room / FRAME_BYTES);
+        let mut data = cx.pool.take(frames * FRAME_BYTES);
+        for frame in data.chunks_exact_mut(FRAME_BYTES) {
+            let [left, right] = self.tone.next_frame().map(i16::to_le_bytes);
+            frame.copy_from_slice(&[left, right].concat());
+        }
+        self.is_recording = true;
+        self.count(Count::MicrophoneFrames, frames as u64);
+        Sent::Data(data.into())
+    }
+
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+        let data = payload.contiguous();
+        let (frames, rest) = data.as_chunks::<FRAME_BYTES>();
+        let (mut tone, mut breaks, mut silent) = (0, 0, 0);
+        for &[a, b, c, d] in frames {
+            match self.listener.hear([i16::from_le_bytes([a, b]), i16::from_le_bytes([c, d])]) {
+                Heard::Tone => tone += 1,
+                Heard::Break => (tone, breaks) = (tone + 1, breaks + 1),
+                Heard::Silence => silent += 1,
+                Heard::Other => {}
+            }
+        }
+        self.is_playing = true;
+        self.count(Count::SpeakerFrames, frames.len() as u64);
+        self.count(Count::ToneFrames, tone);
+        self.count(Count::ToneBreaks, breaks);
+        self.count(Count::SilentFrames, silent);
+        self.count(Count::Malformed, u64::from(!rest.is_empty()));
+        Received::Accepted
+    }
+
+    fn starved(&mut self, endpoint: EpAddr, intervals: u64, _cx: &mut Context<'_>) {
+        let (is_used, late, missed) = match endpoint.direction() {
+            Direction::Out => (self.is_playing, Count::SpeakerLate, Count::SpeakerMissed),
+            Direction::In => (self.is_recording, Count::MicrophoneLate, Count::MicrophoneMissed),
+        };
+        // Before the first packet the host is not late: it has not begun.
+        if is_used {
+            self.count(late, 1);
+            self.count(missed, intervals);
+        }
+    }
+
+    fn selected(&mut self, selection: &Selection, _cx: &mut Context<'_>) {
+        // Whoever stops goes to the setting without an endpoint; whoever begins again begins anew, and so does the tone for him.
+        if selection.endpoint(SPEAKER).is_none() {
+            (self.is_playing, self.listener) = (false, Listener::default());
+        }
+        if selection.endpoint(MICROPHONE).is_none() {
+            self.is_recording = false;
+        }
+    }
+
+    fn reset(&mut self, _cx: &mut Context<'_>) {
+        (self.is_playing, self.is_recording, self.listener) = (false, false, Listener::default());
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        Some(self.tally.clone())
+    }
+
+    /// Where both tones are, and what was counted.
+    fn save(&self) -> Option<Vec<u8>> {
+        let mut state = Saver::default();
+        state.flag(self.is_playing);
+        state.flag(self.is_recording);
+        state.bytes(&self.tone.last().to_le_bytes());
+        state.bytes(&self.listener.last.map(i16::to_le_bytes).unwrap_or_default()[..]);
+        self.tally.read().for_each(|(_, count)| state.u64(count));
+        Some(state.into_bytes())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Option<()> {
+        let mut from = Loader(state);
+        let (is_playing, is_recording) = (from.flag()?, from.flag()?);
+        let tone = Tone::after(i16::from_le_bytes(from.bytes()?.try_into().ok()?))?;
+        let last = match from.bytes()? {
+            [] => None,
+            last => Some(Tone::after(i16::from_le_bytes(last.try_into().ok()?))?.last()),
+        };
+        let counts: Vec<u64> = COUNTS.iter().map(|_| from.u64()).collect::<Option<_>>()?;
+        from.end()?;
+        counts.into_iter().enumerate().for_each(|(at, count)| self.tally.count(at, count));
+        (self.is_playing, self.is_recording) = (is_playing, is_recording);
+        (self.tone, self.listener) = (tone, Listener { last });
+        Some(())
+    }
+}

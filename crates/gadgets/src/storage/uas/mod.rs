@@ -1,0 +1,265 @@
+//! A block device as a USB Attached SCSI disk at high speed: many commands at a time, each ended when its time comes, so that a disk far
+//! away is as quick as its line.
+//!
+//! ```text
+//! command pipe ─► unit ─► block device ─► unit ─┬► read ready ─► data-in pipe ─┐
+//!                   │                           └──────────────────────────────┴► status pipe
+//!                   └► write ready ─► data-out pipe ─► unit ─► block device ─► unit ─► status
+//! ```
+//!
+//! At high speed there are no streams: data moves in the order in which the status pipe said that it would (UAS §5.3). Read data is there before
+//! it is announced, so nothing that was announced fails.
+
+mod iu;
+#[cfg(test)]
+mod tests;
+mod unit;
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use farbus_model::definition::{InterfaceDefinition, Synchronization};
+use farbus_model::descriptor::Selection;
+use farbus_model::{BlockDevice, Definition, EpAddr, Instant, Payload, Readiness, Setup, Speed};
+
+use self::iu::{Request, Response, function};
+use self::unit::{Event, Unit};
+use super::options::{OptionError, Options};
+use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
+
+/// Mass storage, SCSI transparent command set, USB Attached SCSI (§4.3).
+const INTERFACE_CLASS: (u8, u8, u8) = (0x08, 0x06, 0x62);
+/// The pipes, by `bPipeID` (§4.5.2).
+const COMMAND: EpAddr = EpAddr::from_byte(0x01);
+const STATUS: EpAddr = EpAddr::from_byte(0x81);
+const DATA_IN: EpAddr = EpAddr::from_byte(0x82);
+const DATA_OUT: EpAddr = EpAddr::from_byte(0x02);
+const PIPES: [(EpAddr, u8); 4] = [(COMMAND, 1), (STATUS, 2), (DATA_IN, 3), (DATA_OUT, 4)];
+/// The product id of a disk of ours, next to the Bulk-Only one's.
+const VENDOR: u16 = 0x0525;
+const PRODUCT: u16 = 0xa4a6;
+
+/// A block device as a disk.
+pub struct AttachedScsi {
+    unit: Unit,
+    /// For the status pipe.
+    statuses: VecDeque<Vec<u8>>,
+    /// Announced, for the data-in pipe.
+    outbound: VecDeque<(u16, Payload)>,
+    /// Announced, from the data-out pipe.
+    inbound: VecDeque<Inbound>,
+}
+
+/// Data that the host is to send.
+struct Inbound {
+    tag: u16,
+    left: u32,
+    came: Vec<Payload>,
+}
+
+impl AttachedScsi {
+    /// The device over `device`, ready to be attached.
+    ///
+    /// # Errors
+    /// [`OptionError`] when the options make no disk, or the device holds less than a sector, or has larger blocks.
+    pub fn device(device: Box<dyn BlockDevice>, options: Options) -> Result<Emulated<Self>, OptionError> {
+        let info = *device.info();
+        let options = Options {
+            sector_bytes: options.sector_bytes.max(info.block_bytes),
+            removable: false,
+            // Above, UAS has streams, which a virtual host controller has not.
+            speed: Speed::High,
+            ..options
+        };
+        let options = options.check(info.size_bytes)?;
+        let (class, subclass, protocol) = INTERFACE_CLASS;
+        let bulk = |interface: InterfaceDefinition, (endpoint, pipe): (EpAddr, u8)| {
+            let usage = [4, 0x24, pipe, 0];
+            let (number, direction) = (endpoint.number(), endpoint.direction());
+            interface.bulk(number, direction).of_endpoint(Synchronization::default(), &[], &usage)
+        };
+        let interface = PIPES.into_iter().fold(InterfaceDefinition::new(class, subclass, protocol), bulk);
+        let definition = Definition::new(VENDOR, PRODUCT)
+            .speed(options.speed)
+            .names("farbus", &options.product, &options.serial)
+            .interface(interface);
+        let unit = Unit::new(device, &options);
+        let disk = Self { unit, statuses: VecDeque::new(), outbound: VecDeque::new(), inbound: VecDeque::new() };
+        Ok(Emulated::new(&definition, disk))
+    }
+
+    /// Takes over what the unit has to say.
+    fn follow(&mut self) {
+        while let Some(event) = self.unit.poll_event() {
+            match event {
+                Event::Send(tag, data) => {
+                    self.statuses.push_back(iu::read_ready(tag));
+                    self.outbound.push_back((tag, data));
+                }
+                Event::Take(tag, bytes) => {
+                    self.statuses.push_back(iu::write_ready(tag));
+                    self.inbound.push_back(Inbound { tag, left: bytes, came: Vec::new() });
+                }
+                Event::Ended(tag, result) => self.statuses.push_back(iu::status(tag, result)),
+            }
+        }
+    }
+
+    fn receive_command(&mut self, payload: &Payload, now: Instant) -> Received {
+        if !self.unit.has_room() {
+            return Received::Nak;
+        }
+        let answer = match iu::parse(payload) {
+            Request::Command { tag, .. } if self.unit.knows(tag) => iu::response(tag, Response::OverlappedTag),
+            Request::Command { tag, lun, cdb } => {
+                self.unit.begin(now, tag, lun, &cdb);
+                self.follow();
+                return Received::Accepted;
+            }
+            Request::TaskManagement { tag, lun, .. } if lun != 0 => iu::response(tag, Response::IncorrectLun),
+            Request::TaskManagement { tag, function, task, .. } => iu::response(tag, self.manage(function, task)),
+            Request::Invalid { tag } => iu::response(tag, Response::InvalidUnit),
+        };
+        self.statuses.push_back(answer);
+        Received::Accepted
+    }
+
+    /// Task management (SAM-5 §7). What is given up has ended when the next command begins.
+    fn manage(&mut self, function: u8, task: u16) -> Response {
+        match function {
+            function::ABORT_TASK => self.forsake(task),
+            function::ABORT_TASK_SET | function::CLEAR_TASK_SET => self.forsake_all(),
+            function::LOGICAL_UNIT_RESET | function::I_T_NEXUS_RESET => {
+                self.forsake_all();
+                self.unit.reset();
+            }
+            function::QUERY_TASK if self.unit.knows(task) => return Response::Succeeded,
+            function::QUERY_TASK => {}
+            _ => return Response::NotSupported,
+        }
+        Response::Complete
+    }
+
+    fn forsake(&mut self, tag: u16) {
+        if self.unit.forsake(tag) {
+            self.outbound.retain(|(of, _)| *of != tag);
+            self.inbound.retain(|inbound| inbound.tag != tag);
+            self.statuses.retain(|unit| unit[2..4] != tag.to_be_bytes());
+        }
+    }
+
+    fn forsake_all(&mut self) {
+        self.unit.forsake_all();
+        self.outbound.clear();
+        self.inbound.clear();
+        self.statuses.clear();
+    }
+
+    fn receive_data(&mut self, payload: &Payload, now: Instant) -> Received {
+        let Some(inbound) = self.inbound.front_mut() else { return Received::Nak };
+        let tag = inbound.tag;
+        let Some(left) = u32::try_from(payload.len()).ok().and_then(|len| inbound.left.checked_sub(len)) else {
+            // More than it was told to send: none of it can be trusted.
+            self.inbound.pop_front();
+            self.unit.refuse(now, tag);
+            self.follow();
+            return Received::Stall;
+        };
+        inbound.left = left;
+        inbound.came.push(payload.clone());
+        if left > 0 {
+            // It lies where the next bytes may be received.
+            inbound.came.iter_mut().for_each(Payload::own);
+            return Received::Accepted;
+        }
+        let data = Payload::joined(std::mem::take(&mut inbound.came));
+        self.inbound.pop_front();
+        self.unit.take(now, tag, data);
+        self.follow();
+        Received::Accepted
+    }
+
+    fn send_status(&mut self, room: usize) -> Sent {
+        match self.statuses.pop_front() {
+            // With less room it would be babble on a bus.
+            Some(unit) if unit.len() > room => Sent::Stall,
+            Some(unit) => Sent::Data(unit.into()),
+            None => Sent::Nak,
+        }
+    }
+
+    fn send_data(&mut self, room: usize) -> Sent {
+        let Some((tag, data)) = self.outbound.front_mut() else { return Sent::Nak };
+        if room < data.len() {
+            return Sent::Data(data.split_front(room));
+        }
+        let (tag, data) = (*tag, std::mem::take(data));
+        self.outbound.pop_front();
+        self.unit.sent(tag);
+        self.follow();
+        Sent::Data(data)
+    }
+}
+
+impl fmt::Debug for AttachedScsi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttachedScsi").field("statuses", &self.statuses.len()).finish_non_exhaustive()
+    }
+}
+
+impl Function for AttachedScsi {
+    fn send(&mut self, endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
+        match endpoint {
+            STATUS => self.send_status(room),
+            _ => self.send_data(room),
+        }
+    }
+
+    fn receive(&mut self, endpoint: EpAddr, payload: &Payload, cx: &mut Context<'_>) -> Received {
+        match endpoint {
+            COMMAND => self.receive_command(payload, cx.now),
+            _ => self.receive_data(payload, cx.now),
+        }
+    }
+
+    fn control(&mut self, _setup: Setup, _data: &[u8], _cx: &mut Context<'_>) -> Control {
+        Control::Stall
+    }
+
+    fn selected(&mut self, _selection: &Selection, _cx: &mut Context<'_>) {
+        self.forsake_all();
+    }
+
+    fn reset(&mut self, _cx: &mut Context<'_>) {
+        self.forsake_all();
+        self.unit.reset();
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.unit.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+        self.unit.with_device(cx.now, |device, done| device.handle_timeout(cx.now, done));
+        self.follow();
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.unit.readiness()
+    }
+
+    fn handle_ready(&mut self, cx: &mut Context<'_>) {
+        self.unit.with_device(cx.now, |device, done| device.handle_ready(cx.now, done));
+        self.follow();
+    }
+
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> bool {
+        let is_news = self.unit.with_device(cx.now, |device, done| device.end_turn(cx.now, done));
+        self.follow();
+        is_news
+    }
+
+    fn is_gone(&self) -> bool {
+        self.unit.is_gone()
+    }
+}

@@ -1,0 +1,550 @@
+//! The logical unit over a block device that answers later: commands begun, many at a time, each ended once.
+//!
+//! | a command | becomes |
+//! |---|---|
+//! | READ | reads of at most what the device takes; its data is told when all of it is there |
+//! | WRITE | the host is told to send; then writes |
+//! | SYNCHRONIZE CACHE, stop | a flush |
+//! | UNMAP, WRITE SAME of zeros | requests that write zeros or give space back |
+//! | WRITE SAME, VERIFY | writes, reads, a piece after the other |
+//! | the rest | an answer at once |
+//!
+//! **Order.** Commands that are in flight together may be carried out in any order, as the host's simple task attribute says (SAM-5).
+//! What was given up, by a reset or an abort, may still be on its way to the medium: nothing new is begun before it has arrived there.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Payload, Readiness,
+    StoreError,
+};
+
+use crate::storage::medium::{Extent, Geometry, Span, sense_of};
+use crate::storage::options::Options;
+use crate::storage::scsi::command::{self, Command, Demand, List, Power, Report};
+use crate::storage::scsi::{inquiry, mode, provisioning, reports};
+use crate::storage::sense::Sense;
+
+/// Commands at a time: twice what Linux's `uas` has.
+pub const TASKS_MAX: usize = 64;
+/// Data of all commands, bytes, from which on no other begins: 64 of the megabyte that hosts ask for at most. One may have 32 MiB.
+pub const DATA_BYTES_MAX: u64 = 64 << 20;
+/// The pieces in which a medium is verified, or written with one pattern, bytes.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Idle buffers that are kept, bytes.
+const POOL_BYTES: usize = 4 << 20;
+
+/// What the transport is told.
+#[derive(Debug)]
+pub enum Event {
+    /// The host is to be sent this.
+    Send(u16, Payload),
+    /// The host is to send so many bytes: never zero.
+    Take(u16, u32),
+    /// It is over: well, or not.
+    Ended(u16, Result<(), Sense>),
+}
+
+/// Logical unit 0, the only one.
+pub struct Unit {
+    device: Box<dyn BlockDevice>,
+    identity: inquiry::Identity,
+    geometry: Geometry,
+    is_stopped: bool,
+    /// WCE. Off, every write is durable before its status.
+    write_cache: bool,
+    /// An event that the host has to be told of once.
+    attention: Option<Sense>,
+    tasks: BTreeMap<u16, Task>,
+    /// Whose each request of the device is; none: of a command that was given up.
+    parts: BTreeMap<BlockId, Option<Part>>,
+    next_part: u64,
+    /// Requests whose command was given up.
+    forsaken: usize,
+    done: Completions<BlockDone>,
+    events: VecDeque<Event>,
+}
+
+/// A command.
+#[derive(Debug)]
+struct Task {
+    /// What it moves, bytes.
+    data_bytes: u64,
+    parts_left: usize,
+    /// The first trouble.
+    trouble: Option<Sense>,
+    stage: Stage,
+}
+
+/// What comes when all that was asked of the device is answered.
+#[derive(Debug)]
+enum Stage {
+    End,
+    /// The host's data, and what it is for.
+    Gather(Intent),
+    /// Pieces of what was read, in their order.
+    Read(Vec<Payload>),
+    /// The medium holds what it has to; now it is read.
+    ReadAfterFlush(Span),
+    /// The rest is read and forgotten.
+    Verify(Span),
+    /// The rest is written so.
+    Fill {
+        rest: Span,
+        pattern: Vec<u8>,
+    },
+    SetCache(bool),
+    Stop,
+}
+
+/// What the host's data is for.
+#[derive(Clone, Copy, Debug)]
+enum Intent {
+    Write { span: Span, is_durable: bool },
+    Apply(List),
+    WriteSame { span: Span, unmap: bool },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    tag: u16,
+    /// Which piece of what is read.
+    piece: usize,
+}
+
+impl Unit {
+    /// Over a device whose blocks fit the sectors.
+    pub fn new(device: Box<dyn BlockDevice>, options: &Options) -> Self {
+        let info = *device.info();
+        Self {
+            device,
+            identity: inquiry::Identity::new(options),
+            geometry: Geometry::new(info.size_bytes, options.sector_bytes, options.read_only || info.is_read_only),
+            is_stopped: false,
+            write_cache: true,
+            attention: Some(Sense::RESET_OCCURRED),
+            tasks: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            next_part: 0,
+            forsaken: 0,
+            done: Completions::new(BufferPool::new(POOL_BYTES)),
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Whether another command may begin.
+    pub fn has_room(&self) -> bool {
+        self.forsaken == 0 && self.tasks.len() < TASKS_MAX && self.data_bytes() < DATA_BYTES_MAX
+    }
+
+    fn data_bytes(&self) -> u64 {
+        self.tasks.values().map(|task| task.data_bytes).sum()
+    }
+
+    /// Whether a command of this name is under way.
+    pub fn knows(&self, tag: u16) -> bool {
+        self.tasks.contains_key(&tag)
+    }
+
+    /// What happened since this was asked last.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Begins a command for unit `lun`.
+    pub fn begin(&mut self, now: Instant, tag: u16, lun: u64, cdb: &[u8]) {
+        let task = Task { data_bytes: 0, parts_left: 0, trouble: None, stage: Stage::End };
+        self.tasks.insert(tag, task);
+        let begun = command::decode(cdb).and_then(|command| {
+            if lun != 0 {
+                return Err(Sense::UNIT_NOT_SUPPORTED);
+            }
+            self.admit(command.demand())?;
+            self.execute(now, tag, command)
+        });
+        if let Err(sense) = begun {
+            self.note_trouble(tag, sense);
+        }
+        self.go_on(now, tag);
+        self.settle(now);
+    }
+
+    fn admit(&mut self, demand: Demand) -> Result<(), Sense> {
+        if demand >= Demand::Attention
+            && let Some(news) = self.attention.take()
+        {
+            return Err(news);
+        }
+        if demand >= Demand::Ready && self.is_stopped {
+            return Err(Sense::STOPPED);
+        }
+        if demand >= Demand::Writable && self.geometry.is_read_only { Err(Sense::WRITE_PROTECTED) } else { Ok(()) }
+    }
+
+    fn execute(&mut self, now: Instant, tag: u16, command: Command) -> Result<(), Sense> {
+        match command {
+            Command::TestUnitReady | Command::PreventRemoval(_) | Command::Parameters(_, 0) => Ok(()),
+            Command::Report(report, allocation) => self.report(tag, report, allocation),
+            Command::Read { extent, fua } => {
+                let span = self.span(tag, extent)?;
+                if fua {
+                    // What is read must be what the medium holds (SBC-3): newer data goes there first.
+                    self.set_stage(tag, Stage::ReadAfterFlush(span));
+                    self.flush(now, tag);
+                } else {
+                    self.read(now, tag, span);
+                }
+                Ok(())
+            }
+            Command::Write { extent, fua } => {
+                let span = self.span(tag, extent)?;
+                self.gather(tag, span.len, Intent::Write { span, is_durable: fua });
+                Ok(())
+            }
+            Command::Verify { compare: true, .. } => Err(Sense::INVALID_FIELD_IN_CDB),
+            Command::Verify { extent, compare: false } => {
+                let rest = self.geometry.span(extent)?;
+                self.set_stage(tag, Stage::Verify(rest));
+                Ok(())
+            }
+            Command::SynchronizeCache(extent) => {
+                self.geometry.span(extent)?;
+                self.flush(now, tag);
+                Ok(())
+            }
+            Command::Parameters(list, bytes) => {
+                self.gather(tag, bytes as u64, Intent::Apply(list));
+                Ok(())
+            }
+            Command::WriteSame { extent, unmap, has_data } => {
+                let span = self.geometry.span(extent)?;
+                if has_data {
+                    self.gather(tag, self.geometry.sector_bytes.into(), Intent::WriteSame { span, unmap });
+                } else {
+                    self.write_zeros(now, tag, span, unmap);
+                }
+                Ok(())
+            }
+            Command::Power(power) => self.power(now, tag, power),
+        }
+    }
+
+    /// Where a command's data lies; from here on it is held in memory.
+    fn span(&mut self, tag: u16, extent: Extent) -> Result<Span, Sense> {
+        let span = self.geometry.span(extent)?;
+        if let Some(task) = self.tasks.get_mut(&tag) {
+            task.data_bytes = span.len;
+        }
+        Ok(span)
+    }
+
+    fn report(&mut self, tag: u16, report: Report, allocation: usize) -> Result<(), Sense> {
+        let mut bytes = Vec::new();
+        match report {
+            // Sense data went with the status of its command.
+            Report::Sense { descriptors } => {
+                let news = self.attention.take().unwrap_or(Sense::NONE);
+                if descriptors { news.write_descriptors(&mut bytes) } else { news.write_fixed(&mut bytes) }
+            }
+            Report::Inquiry => self.identity.write_standard(&mut bytes),
+            Report::VitalProductData { page } => self.identity.write_page(page, &mut bytes)?,
+            Report::Modes(ask) => self.mode_state().write(ask, &mut bytes),
+            Report::Capacity10 => reports::write_capacity_10(self.geometry, &mut bytes),
+            Report::Capacity16 => reports::write_capacity_16(self.geometry, &mut bytes),
+            Report::FormatCapacities => reports::write_format_capacities(self.geometry, true, &mut bytes),
+            Report::Luns { select } => reports::write_luns(select, &mut bytes),
+        }
+        // A host that has room for less gets the front of it (SPC-4, allocation length).
+        bytes.truncate(allocation);
+        if !bytes.is_empty() {
+            self.set_stage(tag, Stage::Read(vec![bytes.into()]));
+        }
+        Ok(())
+    }
+
+    fn mode_state(&self) -> mode::State {
+        mode::State {
+            write_cache: self.write_cache,
+            read_only: self.geometry.is_read_only,
+            sectors: self.geometry.sectors,
+            sector_bytes: self.geometry.sector_bytes,
+        }
+    }
+
+    /// START STOP UNIT: whatever rests has its data safe first (SBC-3).
+    fn power(&mut self, now: Instant, tag: u16, power: Power) -> Result<(), Sense> {
+        match power {
+            Power::Start => self.is_stopped = false,
+            Power::Stop => {
+                self.set_stage(tag, Stage::Stop);
+                self.flush(now, tag);
+            }
+            Power::Rest => self.flush(now, tag),
+            // Nothing here is removable.
+            Power::Load | Power::Eject => return Err(Sense::INVALID_FIELD_IN_CDB),
+        }
+        Ok(())
+    }
+
+    fn set_stage(&mut self, tag: u16, stage: Stage) {
+        if let Some(task) = self.tasks.get_mut(&tag) {
+            task.stage = stage;
+        }
+    }
+
+    fn note_trouble(&mut self, tag: u16, sense: Sense) {
+        if let Some(task) = self.tasks.get_mut(&tag) {
+            task.trouble.get_or_insert(sense);
+        }
+    }
+
+    fn gather(&mut self, tag: u16, bytes: u64, intent: Intent) {
+        let Ok(bytes) = u32::try_from(bytes) else { return self.note_trouble(tag, Sense::INVALID_FIELD_IN_CDB) };
+        if bytes > 0 {
+            self.set_stage(tag, Stage::Gather(intent));
+            self.events.push_back(Event::Take(tag, bytes));
+        }
+    }
+
+    /// The host sent all that it was told to.
+    pub fn take(&mut self, now: Instant, tag: u16, data: Payload) {
+        let Some(task) = self.tasks.get_mut(&tag) else { return };
+        let Stage::Gather(intent) = std::mem::replace(&mut task.stage, Stage::End) else { return };
+        if let Err(sense) = self.use_data(now, tag, intent, data) {
+            self.note_trouble(tag, sense);
+        }
+        self.go_on(now, tag);
+        self.settle(now);
+    }
+
+    /// The host sent what it should not; it is not used.
+    pub fn refuse(&mut self, now: Instant, tag: u16) {
+        self.set_stage(tag, Stage::End);
+        self.note_trouble(tag, Sense::INVALID_FIELD_IN_PARAMETERS);
+        self.go_on(now, tag);
+    }
+
+    fn use_data(&mut self, now: Instant, tag: u16, intent: Intent, data: Payload) -> Result<(), Sense> {
+        match intent {
+            Intent::Write { span, is_durable } => self.write(now, tag, span, data, is_durable),
+            Intent::Apply(List::ModeSelect { long }) => {
+                let write_cache = self.mode_state().parse(long, &data.contiguous())?;
+                self.set_stage(tag, Stage::SetCache(write_cache));
+                if !write_cache {
+                    // What the cache holds when it is turned off would never be asked to be durable.
+                    self.flush(now, tag);
+                }
+            }
+            Intent::Apply(List::Unmap) => {
+                for span in provisioning::unmapped(self.geometry, &data.contiguous())? {
+                    self.write_zeros(now, tag, span, true);
+                }
+            }
+            Intent::WriteSame { span, unmap } if data.runs().flatten().all(|byte| *byte == 0) => {
+                self.write_zeros(now, tag, span, unmap);
+            }
+            Intent::WriteSame { span, .. } => self.set_stage(tag, Stage::Fill { rest: span, pattern: data.into_vec() }),
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, now: Instant, tag: u16, span: Span) {
+        let pieces = self.pieces(span);
+        self.set_stage(tag, Stage::Read(pieces.clone().map(|_| Payload::Empty).collect()));
+        for (piece, at) in pieces.enumerate() {
+            self.ask(now, tag, piece, |id| BlockRequest::read(id, at.offset, at.len as u32));
+        }
+    }
+
+    fn write(&mut self, now: Instant, tag: u16, span: Span, mut data: Payload, is_durable: bool) {
+        let is_durable = is_durable || !self.write_cache;
+        for at in self.pieces(span) {
+            let piece = data.split_front(at.len as usize);
+            self.ask(now, tag, 0, |id| BlockRequest { is_durable, ..BlockRequest::write(id, at.offset, piece) });
+        }
+    }
+
+    fn write_zeros(&mut self, now: Instant, tag: u16, span: Span, unmap: bool) {
+        let op = if unmap { BlockOp::Discard } else { BlockOp::WriteZeroes };
+        let is_durable = !self.write_cache;
+        // WRITE SAME and UNMAP are limited to less than 32 bits.
+        self.ask(now, tag, 0, |id| BlockRequest {
+            is_durable,
+            ..BlockRequest::zero(id, op, span.offset, span.len as u32)
+        });
+    }
+
+    fn flush(&mut self, now: Instant, tag: u16) {
+        self.ask(now, tag, 0, BlockRequest::flush);
+    }
+
+    /// In pieces that the device takes.
+    fn pieces(&self, span: Span) -> impl Iterator<Item = Span> + Clone + use<> {
+        // A multiple of every size of a sector.
+        let most = u64::from(self.device.info().request_bytes_max.max(4096) & !4095);
+        let count = span.len.div_ceil(most);
+        (0..count).map(move |n| Span { offset: span.offset + n * most, len: most.min(span.len - n * most) })
+    }
+
+    fn ask(&mut self, now: Instant, tag: u16, piece: usize, request: impl FnOnce(BlockId) -> BlockRequest) {
+        let Some(task) = self.tasks.get_mut(&tag) else { return };
+        let id = BlockId(self.next_part);
+        self.next_part += 1;
+        task.parts_left += 1;
+        self.parts.insert(id, Some(Part { tag, piece }));
+        self.device.submit(now, request(id).launch(), &mut self.done);
+    }
+
+    /// Takes in what the device has answered.
+    fn settle(&mut self, now: Instant) {
+        while let Some(answer) = self.done.pop() {
+            self.done.pool.recycle(answer.spent);
+            match self.parts.remove(&answer.id).flatten() {
+                None => {
+                    self.done.pool.recycle(answer.payload);
+                    self.forsaken -= 1;
+                }
+                Some(part) => {
+                    let error = answer.result.err().map(|error| self.sense(error, answer.op, answer.offset));
+                    let task = self.tasks.get_mut(&part.tag).expect("what is given up has no parts");
+                    task.parts_left -= 1;
+                    match (error, &mut task.stage) {
+                        (Some(sense), _) => _ = task.trouble.get_or_insert(sense),
+                        (None, Stage::Read(pieces)) => pieces[part.piece] = answer.payload,
+                        (None, _) => self.done.pool.recycle(answer.payload),
+                    }
+                    self.go_on(now, part.tag);
+                }
+            }
+        }
+    }
+
+    fn sense(&self, error: StoreError, op: BlockOp, offset: u64) -> Sense {
+        match op {
+            BlockOp::Read => self.geometry.sense(error, Sense::READ_ERROR, offset),
+            // No block to name: it may be any of those written.
+            BlockOp::Flush => sense_of(error, Sense::WRITE_ERROR),
+            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes => {
+                self.geometry.sense(error, Sense::WRITE_ERROR, offset)
+            }
+        }
+    }
+
+    /// The command's next step, if the device has answered all that it was asked for.
+    fn go_on(&mut self, now: Instant, tag: u16) {
+        let Some(task) = self.tasks.get_mut(&tag).filter(|task| task.parts_left == 0) else { return };
+        if let Some(sense) = task.trouble {
+            return self.end(tag, Err(sense));
+        }
+        match std::mem::replace(&mut task.stage, Stage::End) {
+            Stage::End => self.end(tag, Ok(())),
+            waits @ Stage::Gather(_) => task.stage = waits,
+            Stage::Read(pieces) => {
+                let data = Payload::joined(pieces);
+                if data.is_empty() {
+                    return self.end(tag, Ok(()));
+                }
+                self.events.push_back(Event::Send(tag, data));
+            }
+            Stage::ReadAfterFlush(span) => {
+                self.read(now, tag, span);
+                if span.len == 0 {
+                    self.end(tag, Ok(()));
+                }
+            }
+            Stage::Verify(rest) if rest.len == 0 => self.end(tag, Ok(())),
+            Stage::Verify(rest) => {
+                let (piece, rest) = cut(rest);
+                self.set_stage(tag, Stage::Verify(rest));
+                for at in self.pieces(piece) {
+                    self.ask(now, tag, 0, |id| BlockRequest::read(id, at.offset, at.len as u32));
+                }
+            }
+            Stage::Fill { rest, .. } if rest.len == 0 => self.end(tag, Ok(())),
+            Stage::Fill { rest, pattern } => {
+                let (piece, rest) = cut(rest);
+                let data = pattern.repeat(piece.len as usize / pattern.len());
+                self.set_stage(tag, Stage::Fill { rest, pattern });
+                self.write(now, tag, piece, data.into(), false);
+            }
+            Stage::SetCache(write_cache) => {
+                self.write_cache = write_cache;
+                self.end(tag, Ok(()));
+            }
+            Stage::Stop => {
+                self.is_stopped = true;
+                self.end(tag, Ok(()));
+            }
+        }
+    }
+
+    /// The host has been sent all that it was to be sent.
+    pub fn sent(&mut self, tag: u16) {
+        self.end(tag, Ok(()));
+    }
+
+    fn end(&mut self, tag: u16, result: Result<(), Sense>) {
+        if self.tasks.remove(&tag).is_some() {
+            self.events.push_back(Event::Ended(tag, result));
+        }
+    }
+
+    /// Gives a command up: nothing is said of it any more. Says whether there was one.
+    pub fn forsake(&mut self, tag: u16) -> bool {
+        let Some(_) = self.tasks.remove(&tag) else { return false };
+        for part in self.parts.values_mut().filter(|part| part.is_some_and(|part| part.tag == tag)) {
+            *part = None;
+            self.forsaken += 1;
+        }
+        self.events.retain(|event| {
+            let (Event::Send(of, _) | Event::Take(of, _) | Event::Ended(of, _)) = event;
+            *of != tag
+        });
+        true
+    }
+
+    /// Gives all commands up.
+    pub fn forsake_all(&mut self) {
+        while let Some(tag) = self.tasks.first_key_value().map(|(tag, _)| *tag) {
+            self.forsake(tag);
+        }
+        self.events.clear();
+    }
+
+    /// The bus was reset: what the host told the disk to do with itself is forgotten, but for the write cache: a host that turned it off
+    /// counts on that.
+    pub fn reset(&mut self) {
+        self.forsake_all();
+        self.is_stopped = false;
+    }
+
+    pub fn readiness(&self) -> Option<&Readiness> {
+        self.device.readiness()
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.device.is_gone()
+    }
+
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.device.poll_timeout()
+    }
+
+    /// Lets the device do what it has to, and takes in what came of it; says whether anything did.
+    pub fn with_device(
+        &mut self,
+        now: Instant,
+        act: impl FnOnce(&mut dyn BlockDevice, &mut Completions<BlockDone>),
+    ) -> bool {
+        act(&mut *self.device, &mut self.done);
+        let is_news = !self.done.is_empty();
+        self.settle(now);
+        is_news
+    }
+}
+
+/// The first piece, and the rest.
+fn cut(span: Span) -> (Span, Span) {
+    let len = span.len.min(PIECE_BYTES);
+    (Span { offset: span.offset, len }, Span { offset: span.offset + len, len: span.len - len })
+}

@@ -1,0 +1,45 @@
+//! What a device counts of itself: written where it is served, read by its owner meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Named counts that only grow. Its copies are one.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    names: &'static [&'static str],
+    counts: Arc<[AtomicU64]>,
+}
+
+impl Tally {
+    /// All at zero.
+    pub fn new(names: &'static [&'static str]) -> Self {
+        Self { names, counts: names.iter().map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Counts `more` of the one that stands at this place among the names.
+    ///
+    /// # Panics
+    /// If there is none: an author's mistake.
+    pub fn count(&self, at: usize, more: u64) {
+        // Counts are read by people; nothing is ordered by them.
+        self.counts[at].fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// Each name with its count, in their order.
+    pub fn read(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.names.iter().copied().zip(self.counts.iter().map(|count| count.load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_count_together() {
+        let tally = Tally::new(&["frames", "late"]);
+        tally.clone().count(1, 2);
+        tally.count(1, 1);
+        assert_eq!(tally.read().collect::<Vec<_>>(), [("frames", 0), ("late", 3)]);
+    }
+}
