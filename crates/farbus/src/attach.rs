@@ -181,7 +181,8 @@ impl KernelAttachment {
 
     /// What makes it ready for another process; none for a plain connection, which ends with its link.
     pub fn parter(&self) -> Option<Parter<Saved>> {
-        matches!(self.relay, Between::Session(_)).then(|| self.parter.clone())
+        let is_movable = matches!(&self.relay, Between::Session(relay) if relay.is_movable());
+        is_movable.then(|| self.parter.clone())
     }
 
     /// The port it is plugged into.
@@ -454,7 +455,7 @@ pub fn report_of(end: &End) -> FailureReport {
         Cause::Device => Attribute::Device,
         Cause::Network => Attribute::Network,
         Cause::Gone => Attribute::Gone,
-        Cause::Refused | Cause::Busy | Cause::Stale | Cause::Asked | Cause::Class => Attribute::Refused,
+        Cause::Refused | Cause::Busy | Cause::Stale | Cause::Asked | Cause::Class | Cause::Module => Attribute::Refused,
     };
     FailureReport { attribute, message: end.message.clone() }
 }
@@ -587,7 +588,7 @@ impl FileAttachment {
     pub fn run(mut self) -> Ended {
         let ended = match &self.way {
             Way::Link(link) => self.watch(Some(link)),
-            Way::Device => self.watch(None),
+            Way::Device { .. } => self.watch(None),
             Way::Port(port) => self.watch_session(port),
         };
         let has_ended = matches!(ended, Ended::Lost(_) | Ended::Over(_) | Ended::Moved);

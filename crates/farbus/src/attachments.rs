@@ -10,7 +10,7 @@ use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
 use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
 use farbus_session::leases::{Key, Worth};
-use farbus_session::native::{Bequest, Left, control as native};
+use farbus_session::native::{Allowed, Bequest, Left, control as native};
 use farbus_session::registry::{ClaimedBlock, FaceRefusal};
 use farbus_session::stream::{Policy, Stage};
 use farbus_session::{DeviceRecord, Ending, Offers, OpStatus, Registry};
@@ -18,6 +18,7 @@ use tracing::{info, warn};
 
 use crate::crowd::Visitor;
 use crate::legacies::{Credentials, Owner};
+use crate::modules::allowed;
 use crate::sessions::{Face, Fate, House, Opened};
 use crate::shared::{Legacy, Offer, STACK_BYTES, Session, Shared};
 
@@ -34,6 +35,14 @@ impl House for Shared {
 
     fn limits(&self) -> Limits {
         self.limits
+    }
+
+    fn modules(&self) -> Option<Arc<Allowed>> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if modules.is_none() {
+            *modules = allowed(&[]).ok();
+        }
+        modules.clone()
     }
 
     fn open(self: &Arc<Self>, caller: &Session, peer: &str, open: &native::Open) -> Result<Opened, native::End> {

@@ -12,9 +12,10 @@ use farbus_host::{DiskError, Enumerate, IdSource, Options, Port, PortError, Remo
 use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::{HandshakeError, Protocol};
 use farbus_model::{BufferPool, Completions, Device, Limits};
+use farbus_modules::Recipe;
 use farbus_session::importer::Greeting;
 use farbus_session::native::{
-    Attached, RemoteBlock, RemoteObserver, RemoteStream, RemoteUsb, control as native, stream::Frame, usb::Event,
+    Attached, Piped, RemoteBlock, RemoteObserver, RemoteStream, RemoteUsb, control as native, stream::Frame, usb::Event,
 };
 use farbus_session::registry::{InUse, in_use};
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
@@ -27,6 +28,7 @@ pub use crate::failure::{Attribute, FailureReport};
 use crate::known_host::{KnownHost, KnownHostError};
 use crate::linked::{Dial, Linked};
 use crate::listed::Listed;
+use crate::modules::through;
 use crate::over::Over;
 use crate::port::{LOST, RemotePort};
 use crate::questions::{Answer, Lines, Question};
@@ -222,6 +224,8 @@ pub struct Client {
     /// As somebody said it.
     grace: Option<Duration>,
     over: Over,
+    /// What its devices go through.
+    recipe: Recipe,
     /// Who a host is, found out while the files that say so could be read.
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
 }
@@ -243,7 +247,7 @@ impl Default for Client {
 impl Client {
     /// One that connects, plugs in and mounts through `hands`.
     pub fn through(hands: Hands) -> Self {
-        Self { hands, grace: None, over: Over::default(), pinned: None }
+        Self { hands, grace: None, over: Over::default(), recipe: Recipe::default(), pinned: None }
     }
 
     /// One for a single host (`HOST:PORT`), which needs no files any more.
@@ -463,6 +467,7 @@ impl Client {
         let (dial, described) = self.dial(target)?;
         let remote =
             RemoteUsb::heir(ATTACHMENT, asked_for(target, native::Class::USB, native::Mode::Exclusive), luggage);
+        let remote = Piped::new(remote, through(&self.recipe));
         Linked::begin(dial, remote, grace).map_err(|source| lost(&described, source))
     }
 
@@ -519,11 +524,14 @@ impl Client {
         if let Some(grace) = self.grace {
             return match grace.is_zero() && self.over == Over::Quic {
                 true => Err(ClientError::Local("QUIC carries sessions: give it a --grace of more than 0".into())),
+                false if grace.is_zero() && !self.recipe.is_empty() => {
+                    Err(ClientError::Local("modules go with sessions: give it a --grace of more than 0".into()))
+                }
                 false => Ok(grace),
             };
         }
-        // Whoever shares at a socket is a farbus.
-        let has_sessions = address.starts_with(LOCAL) || self.known(address)?.is_some();
+        // Whoever shares at a socket is a farbus; and who asks for modules asks for a session.
+        let has_sessions = address.starts_with(LOCAL) || !self.recipe.is_empty() || self.known(address)?.is_some();
         Ok(if has_sessions { usual } else { Duration::ZERO })
     }
 
@@ -538,6 +546,7 @@ impl Client {
     ) -> Result<Linked<A>, ClientError> {
         let (dial, described) = self.dial(target)?;
         let attached = attached(ATTACHMENT, asked_for(target, class, mode));
+        let attached = Piped::new(attached, through(&self.recipe));
         Linked::open(dial, attached, grace, done).map_err(|source| lost(&described, source))
     }
 
@@ -605,15 +614,22 @@ impl Client {
             }
             native::Cause::Device => ClientError::Device { target, what },
             native::Cause::Network => lost(&target.address, io::Error::other(what)),
-            native::Cause::Refused | native::Cause::Stale | native::Cause::Asked | native::Cause::Class => {
-                ClientError::Untrusted { address: target.to_string(), what }
-            }
+            native::Cause::Refused
+            | native::Cause::Stale
+            | native::Cause::Asked
+            | native::Cause::Class
+            | native::Cause::Module => ClientError::Untrusted { address: target.to_string(), what },
         }
     }
 
     /// How long a session is to outlive its link; not at all takes devices by plain USB/IP, over an encrypted link all the same.
     pub fn outlive(&mut self, grace: Duration) {
         self.grace = Some(grace);
+    }
+
+    /// What the devices that it takes go through.
+    pub fn go_through(&mut self, recipe: Recipe) {
+        self.recipe = recipe;
     }
 
     /// Over what sessions reach their hosts.

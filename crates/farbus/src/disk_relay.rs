@@ -35,7 +35,7 @@ impl DiskRelay {
     pub fn new(kernel: Link, disk: OpenedDisk, target: &Target) -> Result<Self, ClientError> {
         let mode = disk.mode();
         let OpenedDisk { device, clock, way, cutter, standing } = disk;
-        if !matches!(way, Way::Device) {
+        if !matches!(way, Way::Device { .. }) {
             return Err(ClientError::Local(format!(
                 "{target} can be had as a USB disk alone, which takes one command at a time whatever it is shown as: --via uas wants a \
                  disk that a farbus shares ('disk:PATH' or 'block:PATH'), with a session (a paired host, or --grace SECONDS)\n  \

@@ -46,6 +46,8 @@ pub mod linked;
 pub mod listed;
 pub mod listening;
 pub mod meters;
+mod module_program;
+pub mod modules;
 pub mod nbd;
 mod nearby;
 pub mod neighbours;

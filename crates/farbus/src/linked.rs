@@ -17,7 +17,9 @@ use farbus_model::{
 };
 use farbus_session::native::control::{Cause, End};
 use farbus_session::native::hello::{Hello, Welcome};
-use farbus_session::native::{Attached, ImporterSession, LaneLimits, Movable, Progress, RemoteBlock, RemoteUsb, State};
+use farbus_session::native::{
+    Attached, ImporterSession, LaneLimits, Movable, Piped, Progress, RemoteBlock, RemoteUsb, State,
+};
 use farbus_session::snapshot::{Reader, Writer};
 use tracing::{info, warn};
 
@@ -46,7 +48,7 @@ pub type Dial = Box<dyn FnMut() -> io::Result<Link> + Send>;
 /// A device of a session of its own.
 pub struct Linked<A: Attached> {
     session: ImporterSession,
-    remote: A,
+    remote: Piped<A>,
     cable: Cable,
     dialer: Dialer,
     readiness: Readiness,
@@ -67,7 +69,7 @@ impl<A: Attached> Linked<A> {
     ///
     /// # Errors
     /// The link was lost, or the exporter will have no session.
-    pub fn open(dial: Dial, remote: A, grace: Duration, done: &mut A::Done) -> io::Result<Self> {
+    pub fn open(dial: Dial, remote: impl Into<Piped<A>>, grace: Duration, done: &mut A::Done) -> io::Result<Self> {
         let mut linked = Self::begin(dial, remote, grace)?;
         let until = linked.clock.now() + GREETING_TIME_MAX;
         loop {
@@ -86,7 +88,8 @@ impl<A: Attached> Linked<A> {
     ///
     /// # Errors
     /// The link was lost, or the exporter will have no session.
-    pub fn begin(mut dial: Dial, remote: A, grace: Duration) -> io::Result<Self> {
+    pub fn begin(mut dial: Dial, remote: impl Into<Piped<A>>, grace: Duration) -> io::Result<Self> {
+        let remote = remote.into();
         let clock = Clock::start();
         let mut incarnation = [0; 8];
         farbus_io::trust::fill_random(&mut incarnation);
@@ -126,12 +129,17 @@ impl<A: Attached> Linked<A> {
 
     /// The device itself.
     pub fn remote(&self) -> &A {
-        &self.remote
+        self.remote.inner()
     }
 
     /// The same, to be asked something.
     pub fn remote_mut(&mut self) -> &mut A {
-        &mut self.remote
+        self.remote.inner_mut()
+    }
+
+    /// Whether it can go on in another process: modules do not.
+    pub fn is_movable(&self) -> bool {
+        !self.remote.has_modules()
     }
 
     /// Its clock.
@@ -181,7 +189,7 @@ impl<A: Attached> Linked<A> {
     /// What the system says.
     pub fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
         self.send();
-        let at = [until, self.session.poll_timeout()].into_iter().flatten().min();
+        let at = [until, self.session.poll_timeout(), self.remote.poll_timeout()].into_iter().flatten().min();
         let span = at.map(|at| span_until(at, self.clock.now()));
         self.cable.wait(self.session.lane_mut(), span, true)
     }
@@ -195,7 +203,10 @@ impl<A: Attached> Linked<A> {
             return Some(Instant::ZERO);
         }
         // What an encrypted link has decrypted already makes no socket readable.
-        if self.cable.has_received() { Some(Instant::ZERO) } else { self.session.poll_timeout() }
+        if self.cable.has_received() {
+            return Some(Instant::ZERO);
+        }
+        [self.session.poll_timeout(), self.remote.poll_timeout()].into_iter().flatten().min()
     }
 
     /// What to wait on.
@@ -210,6 +221,7 @@ impl<A: Attached> Linked<A> {
         }
         self.take_new_link(done);
         self.receive(done);
+        self.see_to_modules(done);
         self.send();
         if let Some(timed) = self.remote.poll_timed() {
             self.standing.note_timed(timed);
@@ -236,6 +248,16 @@ impl<A: Attached> Linked<A> {
         }
         if let Some(end) = self.end() {
             self.standing.note_end(end);
+        }
+    }
+
+    /// Modules have moments of their own.
+    fn see_to_modules(&mut self, done: &mut A::Done) {
+        if let Some(due) = self.remote.poll_timeout() {
+            let now = self.clock.now();
+            if due <= now {
+                self.remote.handle_timeout(now, done);
+            }
         }
     }
 
@@ -375,6 +397,8 @@ impl<A: Attached> Linked<A> {
 
     /// Sends what waits, as far as the link takes it.
     pub fn send(&mut self) {
+        let clock = self.clock;
+        self.remote.tell_time(|| clock.now());
         while let Some(message) = self.remote.poll_message() {
             self.session.send(message);
         }
@@ -477,27 +501,27 @@ fn dial_until(dial: &mut Dial, mut hello: Hello, asked: &Receiver<Hello>) -> Opt
 
 impl Device for Linked<RemoteUsb> {
     fn descriptors(&self) -> &Descriptors {
-        self.remote.descriptors()
+        self.remote.inner().descriptors()
     }
 
     fn speed(&self) -> Speed {
-        self.remote.speed()
+        self.remote.inner().speed()
     }
 
     fn selection(&self) -> &Selection {
-        self.remote.selection()
+        self.remote.inner().selection()
     }
 
     fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
-        self.remote.submit(now, urb, done);
+        self.remote.inner_mut().submit(now, urb, done);
     }
 
     fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
-        self.remote.cancel(now, id, done);
+        self.remote.inner_mut().cancel(now, id, done);
     }
 
     fn reset(&mut self, now: Instant, done: &mut Completions) {
-        self.remote.reset(now, done);
+        self.remote.inner_mut().reset(now, done);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -521,7 +545,7 @@ impl Device for Linked<RemoteUsb> {
     }
 
     fn is_gone(&self) -> bool {
-        self.remote.is_gone()
+        self.remote.inner().is_gone()
     }
 
     fn command(&mut self, _now: Instant, command: &Command, _done: &mut Completions) -> Result<(), CommandError> {
@@ -532,11 +556,11 @@ impl Device for Linked<RemoteUsb> {
 
 impl BlockDevice for Linked<RemoteBlock> {
     fn info(&self) -> &BlockInfo {
-        self.remote.info()
+        self.remote.inner().info()
     }
 
     fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
-        self.remote.submit(now, request, done);
+        self.remote.inner_mut().submit(now, request, done);
     }
 
     fn end_turn(&mut self, _now: Instant, _done: &mut Completions<BlockDone>) {
@@ -560,12 +584,12 @@ impl BlockDevice for Linked<RemoteBlock> {
     }
 
     fn is_gone(&self) -> bool {
-        self.remote.is_gone()
+        self.remote.inner().is_gone()
     }
 
     fn save(&mut self, _now: Instant) -> Option<Vec<u8>> {
-        // What is over ends here, and is begun anew.
-        self.end().is_none().then(|| {
+        // What is over ends here, and what goes through modules, and is begun anew.
+        (self.end().is_none() && self.is_movable()).then(|| {
             let mut to = Writer::new(BLOCK_KIND);
             Linked::save(self, &mut to);
             to.into_bytes()

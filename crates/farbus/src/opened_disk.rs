@@ -64,7 +64,10 @@ pub enum Way {
     /// A session that somebody has to look after while nobody asks anything of the disk.
     Port(SessionPort),
     /// A session that its device looks after.
-    Device,
+    Device {
+        /// Whether another process can go on with it: not through modules.
+        is_movable: bool,
+    },
 }
 
 /// A disk, for whichever front end shows it.
@@ -134,13 +137,8 @@ impl OpenedDisk {
     /// A block device of a session.
     pub fn block(linked: Linked<RemoteBlock>) -> Self {
         let (clock, standing, cutter) = (linked.clock(), linked.standing(), Cutter::of(linked.quitter()));
-        Self {
-            device: Box::new(SessionDisk { linked, is_left: false }),
-            clock,
-            way: Way::Device,
-            cutter,
-            standing: Some(standing),
-        }
+        let way = Way::Device { is_movable: linked.is_movable() };
+        Self { device: Box::new(SessionDisk { linked, is_left: false }), clock, way, cutter, standing: Some(standing) }
     }
 
     /// As another process saved its device; with it what that was asked. Nothing happens before its first turn.
@@ -181,7 +179,7 @@ impl OpenedDisk {
 
     /// Whether another process can go on with it.
     pub fn is_movable(&self) -> bool {
-        matches!(self.way, Way::Device)
+        matches!(self.way, Way::Device { is_movable: true })
     }
 
     /// The same, asked for any byte, as a file's users do.

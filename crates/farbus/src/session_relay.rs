@@ -35,6 +35,11 @@ impl SessionRelay {
         Self(KernelSide::new(kernel, exporter, clock))
     }
 
+    /// Whether it can go on in another process.
+    pub fn is_movable(&self) -> bool {
+        self.0.device().is_movable()
+    }
+
     /// How its session stands.
     pub fn standing(&self) -> Standing {
         self.0.device().standing()

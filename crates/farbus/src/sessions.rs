@@ -16,8 +16,8 @@ use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
 use farbus_session::native::served_observer::Shown;
 use farbus_session::native::{
-    Bequest, ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, ServedBlock, ServedObserver, ServedUsb,
-    Services, exporter,
+    Allowed, Bequest, ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, ServedBlock, ServedObserver,
+    ServedUsb, Services, exporter,
 };
 use farbus_session::snapshot::Reader;
 use farbus_session::{DeviceRecord, Ending, Reject};
@@ -189,6 +189,11 @@ pub trait House: Send + Sync + 'static {
     /// Whose a caller's session is; none where nobody knows who it is.
     fn owner(caller: &Self::Caller) -> Option<Visitor>;
 
+    /// Which modules may be asked for.
+    fn modules(&self) -> Option<Arc<Allowed>> {
+        None
+    }
+
     /// Opens a device for `caller`, who is called `peer` now.
     ///
     /// # Errors
@@ -291,10 +296,11 @@ impl Sessions {
         let id = SessionId(random());
         let limits = LaneLimits::DEFAULT;
         let begun = ExporterSession::begin(&hello, id, self.incarnation, GRACE_MAX, limits);
-        let (session, welcome) = match begun {
+        let (mut session, welcome) = match begun {
             Ok(begun) => begun,
             Err(refusal) => return greeting::welcome(&link, &refusal, GREETING_TIME_MAX),
         };
+        allow(&mut session, house);
         let inbox = Inbox::new(H::owner(caller))?;
         self.table().insert(id, Arc::clone(&inbox));
         let greeted = greeting::welcome(&link, &welcome, GREETING_TIME_MAX);
@@ -333,7 +339,8 @@ impl Sessions {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn go_on<H: House>(&self, house: &Arc<H>, pending: Pending<H>) -> io::Result<()> {
-        let Pending { caller, inbox, session, left } = pending;
+        let Pending { caller, inbox, mut session, left } = pending;
+        allow(&mut session, house);
         let (id, peer) = (session.id(), H::identity(&caller).peer);
         let served = Engine::new(house, session, None, &caller, peer, &inbox).and_then(|mut engine| {
             engine.take_up(left)?;
@@ -693,6 +700,12 @@ impl<'a, H: House> Engine<'a, H> {
         for (number, end) in ended {
             self.session.close(now, number, &end);
         }
+    }
+}
+
+fn allow<H: House>(session: &mut ExporterSession, house: &Arc<H>) {
+    if let Some(modules) = house.modules() {
+        session.allow(modules);
     }
 }
 

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use farbus_io::link::Listener;
 use farbus_model::{Command, Device, Limits};
 use farbus_session::DeviceRecord;
 use farbus_session::block::BlockExport;
+use farbus_session::native::Allowed;
 use farbus_session::registry::{BlockFace, Entry, StreamFace};
 use farbus_session::stream::Stage;
 
@@ -175,6 +176,11 @@ impl Share {
         spawn("listen-secure").spawn(move || door.accept_all(&listening))?;
         self.shared.listeners.add(for_shutdown);
         Ok(())
+    }
+
+    /// Importers may ask for these modules; else for those that need nothing of this host.
+    pub fn allow_modules(&self, modules: Arc<Allowed>) {
+        *self.shared.modules.lock().unwrap_or_else(PoisonError::into_inner) = Some(modules);
     }
 
     /// Whether who may use a device may look on at what it sends while another uses it; else nobody may.

@@ -14,7 +14,7 @@ use farbus_io::trust::Protocol;
 use farbus_model::{BufferPool, Command, Completions, Device, Instant, Limits};
 use farbus_session::claims::Mode;
 use farbus_session::leases::Leases;
-use farbus_session::native::{control as native, hello};
+use farbus_session::native::{Allowed, control as native, hello};
 use farbus_session::registry::name_of;
 use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
 use tracing::{error, info, warn};
@@ -71,6 +71,8 @@ pub struct Shared {
     pub listeners: Addresses,
     /// Whether who may use a device may look on while another does.
     pub is_observable: AtomicBool,
+    /// Which modules may be asked for; none were named: those that need nothing of this host.
+    pub modules: Mutex<Option<Arc<Allowed>>>,
     is_stopping: AtomicBool,
     pub clock: Clock,
     pub limits: Limits,
@@ -232,6 +234,7 @@ impl Shared {
             crowd: Complaint::default(),
             listeners: Addresses::default(),
             is_observable: AtomicBool::new(false),
+            modules: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             clock: Clock::start(),
             limits,

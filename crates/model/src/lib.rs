@@ -2,7 +2,7 @@
 //!
 //! **This room is** the vocabulary that every other room speaks: ids, speeds, descriptors, setup
 //! packets, URBs and their completions, payload buffers, limits, our own [`Instant`], and the
-//! traits by which rooms meet ([`Device`], [`BlockDevice`], [`BlockStore`]).
+//! traits by which rooms meet ([`Device`], [`BlockDevice`], [`BlockStore`], [`Module`]).
 //!
 //! **It may touch** nothing: no socket, no file, no thread, no clock.
 //!
@@ -20,6 +20,8 @@ pub mod definition;
 pub mod descriptor;
 pub mod device;
 pub mod limits;
+pub mod module;
+pub mod module_abi;
 pub mod payload;
 pub mod store_device;
 pub mod tally;
@@ -34,6 +36,7 @@ pub use definition::Definition;
 pub use descriptor::{Descriptors, Endpoint, Selection};
 pub use device::{Command, CommandError, Completions, Device, Exchange, ExchangeReport, Readiness, Twin};
 pub use limits::Limits;
+pub use module::Module;
 pub use payload::{BufferPool, Payload};
 pub use store_device::StoreDevice;
 pub use tally::Tally;

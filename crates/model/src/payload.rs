@@ -257,6 +257,25 @@ impl Payload {
                 p.len -= n;
                 Payload::pattern(p.unit, n)
             }
+            Payload::Parts(parts) => {
+                let mut left = n;
+                let whole =
+                    parts.iter().take_while(|part| left.checked_sub(part.len).map(|rest| left = rest).is_some());
+                let whole = whole.count();
+                let mut front: Vec<Shared> = parts.drain(..whole).collect();
+                if left > 0
+                    && let Some(part) = parts.first_mut()
+                {
+                    front.push(Shared { chunk: Arc::clone(&part.chunk), start: part.start, len: left });
+                    part.start += left;
+                    part.len -= left;
+                }
+                match <[Shared; 1]>::try_from(front) {
+                    Ok([one]) => Payload::Shared(one),
+                    Err(front) if front.is_empty() => Payload::Empty,
+                    Err(front) => Payload::Parts(front),
+                }
+            }
             other => {
                 let all: Arc<[u8]> = other.contiguous().into_owned().into();
                 *other = Payload::shared(&all, n..all.len());

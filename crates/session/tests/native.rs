@@ -9,6 +9,8 @@
 mod disk;
 #[path = "native/kernel.rs"]
 mod kernel;
+#[path = "native/modules.rs"]
+mod modules;
 #[path = "native/random.rs"]
 mod random;
 #[path = "native/stream.rs"]
@@ -21,6 +23,7 @@ mod world;
 use std::time::Duration;
 
 use farbus_model::Instant;
+use farbus_session::native::Piped;
 use random::Random;
 
 fn seeds() -> std::ops::Range<u64> {
@@ -51,7 +54,7 @@ fn every_seed(name: &str, mut play: impl FnMut(&mut Random) -> u32) {
 #[test]
 fn a_disk_keeps_its_promises_through_cuts_and_crashes() {
     every_seed("the disk", |random| {
-        let mut world = disk::DiskWorld::new(random);
+        let mut world = disk::DiskWorld::new(random, None);
         for _ in 0..400 {
             world.step(random);
         }
@@ -74,7 +77,32 @@ fn an_heir_reads_a_disk_before_it_is_his_and_writes_when_it_is() {
 #[test]
 fn a_usb_device_answers_once_through_cuts_and_crashes() {
     every_seed("the USB device", |random| {
-        let mut world = usb::UsbWorld::new(random, |remote| remote);
+        let mut world = usb::UsbWorld::new(random, None, |remote| remote);
+        for _ in 0..400 {
+            world.step(random);
+        }
+        world.settle(random)
+    });
+}
+
+#[test]
+fn a_disk_keeps_its_promises_through_modules() {
+    every_seed("the disk through modules", |random| {
+        let modules = modules::Modules::any(random);
+        let mut world = disk::DiskWorld::new(random, Some(modules));
+        for _ in 0..400 {
+            world.step(random);
+        }
+        world.settle(random)
+    });
+}
+
+#[test]
+fn a_usb_device_answers_once_through_modules() {
+    every_seed("the USB device through modules", |random| {
+        let modules::Modules { through, allowed } = modules::Modules::any(random);
+        let seat = |remote| Piped::new(remote, Some(through));
+        let mut world = usb::UsbWorld::new(random, Some(allowed), seat);
         for _ in 0..400 {
             world.step(random);
         }
@@ -86,7 +114,7 @@ fn a_usb_device_answers_once_through_cuts_and_crashes() {
 fn a_kernel_is_answered_once_through_cuts_crashes_and_restarts() {
     every_seed("the kernel", |random| {
         let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
-        let mut world = usb::UsbWorld::new(random, |remote| kernel::Kernel::new(now, remote, seed));
+        let mut world = usb::UsbWorld::new(random, None, |remote| kernel::Kernel::new(now, remote, seed));
         for _ in 0..200 {
             world.step(random);
         }
@@ -110,7 +138,7 @@ fn a_spoilt_snapshot_is_refused_or_does_no_harm() {
     let (mut refused, mut taken) = (0, 0);
     every_seed("the spoilt snapshot", |random| {
         let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
-        let mut world = usb::UsbWorld::new(random, |remote| kernel::Kernel::new(now, remote, seed));
+        let mut world = usb::UsbWorld::new(random, None, |remote| kernel::Kernel::new(now, remote, seed));
         for _ in 0..60 {
             world.step(random);
             match world.spoil(random) {
@@ -128,7 +156,7 @@ fn a_spoilt_snapshot_is_refused_or_does_no_harm() {
 fn a_disk_s_spoilt_snapshot_is_refused_or_does_no_harm() {
     let (mut refused, mut taken) = (0, 0);
     every_seed("the disk's spoilt snapshot", |random| {
-        let mut world = disk::DiskWorld::new(random);
+        let mut world = disk::DiskWorld::new(random, None);
         for _ in 0..60 {
             world.step(random);
             match world.spoil(random) {

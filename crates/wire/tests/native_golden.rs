@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use farbus_model::module::Offer;
 use farbus_model::{
     BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Done, EpAddr, Instant, IsoPacket, Payload, Setup, Speed,
     Status, StoreError, TransferType, Urb, UrbFlags, UrbId,
@@ -14,6 +15,9 @@ use farbus_model::{
 use farbus_wire::native::block;
 use farbus_wire::native::control::{Cause, Class, Close, Credit, End, Inherit, Mode, Open, Opened};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES, RESIDENCE_BYTES, Residence};
+use farbus_wire::native::modules::{
+    decode_answers, decode_offers, encode_answers, encode_offers, put_head, split_head,
+};
 use farbus_wire::native::stream::{self, Format, Frame, PixelFormat};
 use farbus_wire::native::usb::{self, Request};
 use farbus_wire::native::{
@@ -55,6 +59,10 @@ enum Said {
     Open(Open),
     Inherit(Inherit),
     Close(Close),
+    Offers(Vec<Offer>),
+    Answers(Vec<Vec<u8>>),
+    /// What went through modules: head and payload.
+    Piped(Kind, u16, &'static [u8], &'static [u8]),
     /// What nobody on the way looks at.
     Luggage(&'static [u8]),
     Opened(u16, Opened, Description),
@@ -106,6 +114,13 @@ impl Said {
             Said::Bare(kind, attachment, tag) => Message::control(*kind, *attachment, *tag, Part::empty()),
             Said::Open(open) => Message::control(Kind::Open, DISK, 0, open.encode().into()),
             Said::Inherit(inherit) => Message::control(Kind::Inherit, STICK, 0, inherit.encode().into()),
+            Said::Offers(offers) => Message::control(Kind::Modules, DISK, 0, encode_offers(offers).into()),
+            Said::Answers(answers) => Message::control(Kind::Modules, DISK, 0, encode_answers(answers).into()),
+            Said::Piped(kind, tag, head, payload) => {
+                let (mut part, payload) = (Part::empty(), Payload::from(*payload));
+                put_head(&mut part, &Payload::from(*head), &payload);
+                message(*kind, DISK, *tag, part, payload)
+            }
             Said::Luggage(luggage) => Message::control(Kind::Luggage, STICK, 0, luggage.to_vec().into()),
             Said::Opened(attachment, opened, _) => {
                 Message::control(Kind::Opened, *attachment, 0, opened.encode().into())
@@ -175,6 +190,17 @@ impl Said {
             Said::Inherit(inherit) => {
                 assert_eq!(Inherit::decode(&body).as_ref(), Ok(inherit));
                 refused_short(&body, |bytes| Inherit::decode(bytes).is_err());
+            }
+            Said::Offers(offers) => {
+                assert_eq!(decode_offers(&body).as_ref(), Ok(offers));
+                refused_short(&body, |bytes| decode_offers(bytes).is_err());
+            }
+            Said::Answers(answers) => {
+                assert_eq!(decode_answers(&body).as_ref(), Ok(answers));
+                refused_short(&body, |bytes| decode_answers(bytes).is_err());
+            }
+            Said::Piped(_, _, head, payload) => {
+                assert_eq!(split_head(body.into()), Ok(((*head).into(), (*payload).into())));
             }
             Said::Luggage(luggage) => assert_eq!(body, *luggage),
             Said::Opened(_, opened, device) => {
@@ -406,8 +432,19 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("luggage", Said::Luggage(FROZEN)),
         ("closed", Said::End(Kind::Closed, unplugged)),
         ("grant", Said::Grant(256)),
+        ("modules", Said::Offers(vec![offer("zstd", "level=3", &[]), offer("seal", "", &[0x5a; 64])])),
+        ("modules_answer", Said::Answers(vec![Vec::new(), vec![0xa5; 64]])),
+        (
+            "modules_request",
+            Said::Piped(Kind::Request, 3, &[1, 0, 16, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], b"zstd's"),
+        ),
+        ("aside", Said::Piped(Kind::Aside, 1, &[], b"rekey")),
         ("cancel", Said::Bare(Kind::Cancel, STICK, 8)),
     ]
+}
+
+fn offer(name: &str, parameters: &str, opening: &[u8]) -> Offer {
+    Offer { name: name.to_owned(), version: 1, parameters: parameters.to_owned(), opening: opening.to_vec() }
 }
 
 fn transfers() -> Vec<(&'static str, Said)> {

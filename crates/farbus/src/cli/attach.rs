@@ -21,6 +21,7 @@ use crate::client::{Attribute, Client, ClientError, FailureReport, Target, remem
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::gate::{Gate, Granted};
 use crate::meters::Meters;
+use crate::modules::recipe;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::{DiskMode, OpenedDisk};
 use crate::over::Over;
@@ -30,6 +31,7 @@ use crate::standing::Standing;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
 use farbus_io::trust::Fingerprint;
+use farbus_modules::Asked;
 use farbus_session::{OpStatus, Reject};
 
 /// Use a device of another machine here, until detached or interrupted.
@@ -49,7 +51,8 @@ use farbus_session::{OpStatus, Reject};
     -device usb-redir,chardev=disk\n  \
     farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n  \
     farbus attach lab3/disk --via nbd --mode read &\n  \
-    farbus attach lab3/disk --via uas\n\n\
+    farbus attach lab3/disk --via uas\n  \
+    farbus attach lab3/disk --module zstd --module seal:key-file=seal.key\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
     /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host; DEVICE is a name or bus id that 'farbus list HOST' shows.
@@ -84,6 +87,10 @@ pub struct AttachArgs {
     /// Over what links of its session are made: 'quic' for networks that lose much or change their address; with paired hosts.
     #[arg(long, value_name = "WAY", default_value = Over::Tcp.as_str())]
     over: Over,
+    /// What everything goes through, the device's user first: compression, sealing, faults; see 'farbus module'. May be given more than
+    /// once; undone at the exporter in reverse order.
+    #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
+    module: Vec<Asked>,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
@@ -169,6 +176,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let target = &args.target;
     let way = Way::of(&args)?;
+    let recipe = recipe(&args.module).map_err(Failure::local)?;
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     // From here on whatever a stranger says is read without rights.
     let mandate = Mandate {
@@ -182,6 +190,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
     let mut client = Client::for_host(&target.address, hands)?;
     client.travel(args.over);
+    client.go_through(recipe);
     if let Some(seconds) = args.grace {
         client.outlive(Duration::from_secs(seconds));
     }

@@ -9,6 +9,7 @@ mod inventory;
 mod list;
 mod listen;
 mod migrate;
+mod module;
 mod nbd;
 mod observe;
 mod output;
@@ -59,6 +60,7 @@ enum Verb {
     /// Let a device that is held go on: the machine was not migrated.
     Resume(attach::MovingArgs),
     Migrate(migrate::Args),
+    Module(module::Args),
     Observe(observe::Args),
     Stream(stream::Args),
     Daemon(daemon::Args),
@@ -83,6 +85,18 @@ enum Verb {
     /// The half of a confined process that kept its rights; started by it alone.
     #[command(hide = true)]
     Broker,
+    /// The process that ends a module's program when nobody uses it any more; started by others alone.
+    #[command(hide = true, name = crate::module_program::HOST_VERB)]
+    ModuleHost {
+        /// The program.
+        program: std::path::PathBuf,
+    },
+    /// The process that becomes a module's program, without rights; started by others alone.
+    #[command(hide = true, name = crate::module_program::PROGRAM_VERB)]
+    ModuleProgram {
+        /// The program.
+        program: std::path::PathBuf,
+    },
     /// The process that speaks multicast DNS; started by others alone.
     #[command(hide = true)]
     Nearby,
@@ -94,6 +108,7 @@ impl Cli {
         match &self.verb {
             Verb::List(args) => args.json,
             Verb::Attach(args) => args.json,
+            Verb::Module(args) => args.is_for_programs(),
             Verb::Nbd(args) => args.json,
             Verb::Observe(args) => args.json,
             Verb::Stream(args) => args.is_for_programs(),
@@ -122,6 +137,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Hold(args) => attach::hold(args),
         Verb::Resume(args) => attach::resume(args),
         Verb::Migrate(args) => migrate::run(args),
+        Verb::Module(args) => module::run(&args),
         Verb::Observe(args) => observe::run(&args),
         Verb::Stream(args) => stream::run(args),
         Verb::Daemon(args) => daemon::run(args),
@@ -143,6 +159,11 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Completions(args) => docs::completions(&args, Cli::command()),
         Verb::Broker => crate::broker::run(daemon::read_config).map_err(Failure::local),
         Verb::Man(args) => docs::man(&args, Cli::command()),
+        Verb::ModuleHost { program } => match crate::module_program::host(&program).map_err(Failure::local)? {
+            0 => Ok(()),
+            code => Err(Failure::local(format!("{} ended with exit code {code}", program.display()))),
+        },
+        Verb::ModuleProgram { program } => Err(Failure::local(crate::module_program::become_program(&program))),
         Verb::Nearby => crate::nearby::run().map_err(Failure::local),
     }
 }

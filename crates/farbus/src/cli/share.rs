@@ -15,6 +15,7 @@ use farbus_io::link::Listener;
 use farbus_io::sys::confine::Needs;
 use farbus_io::usb::{Hotplug, Selector};
 use farbus_model::{Command, Speed};
+use farbus_modules::Asked;
 use farbus_session::DeviceRecord;
 use farbus_session::block::BlockExport;
 use farbus_session::native::control::Mode;
@@ -33,6 +34,7 @@ use crate::block::BlockSpec;
 use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
+use crate::modules::allowed;
 use crate::place::{Entrance, Place, SocketMode};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
 use crate::streams::StreamSpec;
@@ -87,6 +89,10 @@ pub struct Args {
     /// Whoever may use a device may look on at what it sends while another uses it ('farbus observe'): what somebody types, too.
     #[arg(long)]
     observable: bool,
+    /// A module that importers may ask for besides those that need nothing of this host: see 'farbus module'. May be given more than
+    /// once.
+    #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
+    allow_module: Vec<Asked>,
     /// Write each session's last requests, stage by stage, to this file (JSON lines).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -227,6 +233,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         );
     }
     share.show(args.observable);
+    share.allow_modules(allowed(&args.allow_module).map_err(Failure::local)?);
     if let Some(path) = &args.trace {
         let file = File::create(path);
         share.trace_to(file.map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))?);

@@ -181,7 +181,7 @@ impl Shown {
         let watched = match way {
             Way::Link(link) => Some(link),
             // A session waits for its next link by itself, and its disk with it.
-            Way::Port(_) | Way::Device => None,
+            Way::Port(_) | Way::Device { .. } => None,
         };
         // Over the network: a clear of its own is never known to be the faster way.
         let offer = Offer { name: String::new(), description: target.to_string(), device, zeroes_fast: false };

@@ -21,6 +21,7 @@ mod harness;
 mod hostile;
 mod lines;
 mod migrate;
+mod modules;
 mod nbd;
 mod nbd_migrate;
 mod network;

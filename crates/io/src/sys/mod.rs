@@ -2,6 +2,7 @@
 
 pub mod activation;
 pub mod confine;
+pub mod confine_program;
 pub mod errno;
 pub mod lease;
 pub mod passing;

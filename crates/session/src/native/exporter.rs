@@ -1,17 +1,24 @@
 //! The exporter's end of a session.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_model::module::{Offer, Role};
 use farbus_model::{BufferPool, Command, CommandError, Instant, Payload, Readiness};
-use farbus_wire::native::control::{Cause, Close, Credit, End, HANDED_OVER, Inherit, LUGGAGE_BYTES_MAX, Open, Opened};
+use farbus_modules::{Allowance, Pipeline};
+use farbus_wire::native::control::{Cause, Close, End, HANDED_OVER, Inherit, LUGGAGE_BYTES_MAX, Mode, Open, Opened};
 use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
+use farbus_wire::native::modules::{decode_offers, encode_answers};
 use farbus_wire::native::{
     Arrived, Flow, Hello, Kind, Lane, LaneLimits, Message, Options, Outcome, Part, SessionId, Standing, Urgency,
     Welcome,
 };
 
+use super::pipe::place_of;
+use super::piped_served::PipedServed;
+pub use super::served::{Bequest, Recalled, Served, Unmovable};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
@@ -27,139 +34,6 @@ const NOT_YET: u64 = 0;
 /// How long an importer is waited for that ended its link itself.
 const CLOSED_GRACE_MAX: Duration = Duration::from_secs(4);
 
-/// A device of ours that an attachment serves: the class's own half of an exporter (requirement N1: connect, receive, transmit,
-/// disconnect). A new class is one more of these; nothing else changes.
-pub trait Served: Send {
-    /// What may be in flight.
-    fn credit(&self) -> Credit;
-
-    /// What the device is, in its class's words.
-    fn description(&self) -> Vec<u8>;
-
-    /// A request, more of its data, or its withdrawal arrived. What is to be said goes to `lane`.
-    ///
-    /// # Errors
-    /// [`Reject`]: the importer broke the protocol; the session is over.
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject>;
-
-    /// Something may have happened to what [`Served::readiness`] stands for, or the moment of [`Served::poll_timeout`] come.
-    fn handle_ready(&mut self, now: Instant, lane: &mut Lane);
-
-    /// When [`Served::handle_ready`] wants to be called, if at all.
-    fn poll_timeout(&self) -> Option<Instant>;
-
-    /// What to wait on besides the link.
-    fn readiness(&self) -> Option<&Readiness>;
-
-    /// Whether it has nothing to say before it is asked something, or its moment comes.
-    fn is_idle(&self) -> bool {
-        false
-    }
-
-    /// The owner asks something of the device.
-    ///
-    /// # Errors
-    /// [`CommandError`] when the device does not know it or refuses.
-    fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
-        let _ = (now, lane);
-        Err(CommandError::unknown(command))
-    }
-
-    /// Where it takes buffers from, if it does. The session lends it its own, to which what was sent comes back.
-    fn pool_mut(&mut self) -> Option<&mut BufferPool> {
-        None
-    }
-
-    /// Why it is of no use any more, if it is.
-    fn poll_end(&mut self) -> Option<End>;
-
-    /// The importer hands the device over as it is: nothing is reset. What is in flight is withdrawn; its importer has waited for
-    /// what it wants answered. Says whether it waits for its heir now. A class that knows no such thing ends.
-    fn hand_over(self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
-        let _ = bequest;
-        self.finish(now);
-        false
-    }
-
-    /// The attachment is over: everything in flight is withdrawn, and the device given back.
-    fn finish(self: Box<Self>, now: Instant);
-
-    /// Another process is to go on with it: what would wait for ever is taken back from the device, as if it had not got there yet.
-    fn come_to_rest(&mut self, now: Instant, lane: &mut Lane) {
-        let _ = (now, lane);
-    }
-
-    /// Whether the device has nothing of the importer's.
-    fn is_at_rest(&self) -> bool {
-        true
-    }
-
-    /// Writes down, at rest, what another process needs to go on. A class that knows no such thing ends there.
-    ///
-    /// # Errors
-    /// [`Unmovable`].
-    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
-        let _ = to;
-        Err(Unmovable)
-    }
-
-    /// It is as another process wrote it down, over a device that is new here; [`Served::go_on`] begins. One that cannot be is of no
-    /// more use than to be finished.
-    ///
-    /// # Errors
-    /// [`Reject`]: none can have stood so.
-    fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
-        let _ = (now, from);
-        Err(Reject::new("class", 0, "it is one that can go on in another process"))
-    }
-
-    /// It begins in another process, or stays here after all: what was taken back goes to the device again.
-    fn go_on(&mut self, now: Instant, lane: &mut Lane) {
-        let _ = (now, lane);
-    }
-
-    /// Another process has it: the device is let go of, and nothing is done to it.
-    fn leave(self: Box<Self>, now: Instant) {
-        self.finish(now);
-    }
-}
-
-/// To whom a device is handed over.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bequest {
-    /// The key of the host that goes on with it; zeros for one without.
-    pub heir: [u8; 32],
-    /// What that host is given along with it.
-    pub luggage: Vec<u8>,
-    /// How long it waits for that host; none: as long as is usual there.
-    pub left: Option<Duration>,
-}
-
-/// A device that was handed over and that nobody has fetched, in its importer's hands again: another process is to wait for its heir.
-pub struct Recalled {
-    /// The lease under which it was handed over.
-    pub lease: u64,
-    /// It.
-    pub served: Box<dyn Served>,
-    /// To whom it goes.
-    pub bequest: Bequest,
-}
-
-impl Bequest {
-    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
-        let heir = from.take(32, "heir")?.try_into().expect("32 bytes");
-        let (luggage, ms) = (from.bytes("luggage")?.to_vec(), from.u64("time left")?);
-        if luggage.len() > LUGGAGE_BYTES_MAX || ms > u32::MAX.into() {
-            return Err(Reject::new(
-                "luggage",
-                luggage.len() as u64,
-                "luggage has 16 MiB at most, and waits some seconds",
-            ));
-        }
-        Ok(Self { heir, luggage, left: Some(Duration::from_millis(ms)) })
-    }
-}
-
 /// A device that was handed over, in its heir's hands.
 pub struct Inherited {
     /// The heir's lease.
@@ -169,9 +43,6 @@ pub struct Inherited {
     /// What came along.
     pub luggage: Vec<u8>,
 }
-/// A device that no other process can go on with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unmovable;
 
 /// What an exporter offers to sessions.
 pub trait Services {
@@ -228,7 +99,24 @@ pub struct ExporterSession {
     closing: BTreeMap<u16, Payload>,
     is_ended: bool,
     pool: BufferPool,
+    modules: Option<Arc<Allowed>>,
+    /// What attachments go through, by number: asked for before they are opened.
+    offers: BTreeMap<u16, Vec<Offer>>,
 }
+
+/// The modules that an importer may ask for, and where they get randomness from.
+pub struct Allowed {
+    /// Which.
+    pub modules: Allowance,
+    /// Fills bytes that nobody can guess.
+    pub random: FillShared,
+}
+
+/// Fills bytes that nobody can guess, for all sessions at once.
+pub type FillShared = Box<dyn Fn(&mut [u8]) + Send + Sync>;
+
+/// Halves of modules, and what they answer to their other halves.
+type Agreed = (Pipeline, Vec<Vec<u8>>);
 
 /// A device that is served, and how it was asked for.
 struct Attached {
@@ -300,10 +188,17 @@ impl ExporterSession {
             closing: BTreeMap::new(),
             is_ended: false,
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
+            modules: None,
+            offers: BTreeMap::new(),
         };
         begun.lane.handle_linked(0, &mut begun.pool).expect("a new lane has sent nothing, and nothing arrived");
         let welcome = begun.welcome(Outcome::Begun);
         Ok((begun, welcome))
+    }
+
+    /// The importer may ask for these modules; without it for none.
+    pub fn allow(&mut self, modules: Arc<Allowed>) {
+        self.modules = Some(modules);
     }
 
     /// The importer of this session has a new link; what to answer there. Unless it says [`Outcome::Resumed`] the link is none
@@ -452,7 +347,7 @@ impl ExporterSession {
         let Head { kind, attachment, .. } = arrived.head;
         match kind {
             Kind::Data if self.closing.contains_key(&attachment) => self.hear_close(now, attachment, arrived),
-            Kind::Request | Kind::Data | Kind::Cancel | Kind::Grant => {
+            Kind::Request | Kind::Data | Kind::Cancel | Kind::Grant | Kind::Aside => {
                 let served = match self.attachments.get_mut(&attachment) {
                     Some(attached) => Some(&mut attached.served),
                     None => self.heirs.get_mut(&attachment).and_then(|heir| heir.shown.as_mut()),
@@ -461,6 +356,7 @@ impl ExporterSession {
                 let Some(served) = served else { return Ok(()) };
                 with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lane))
             }
+            Kind::Modules => self.hear_offers(attachment, &arrived),
             Kind::Open => self.open(now, attachment, &arrived, services),
             Kind::Inherit => self.open_for_heir(now, attachment, &arrived, services),
             Kind::Close => self.hear_close(now, attachment, arrived),
@@ -504,6 +400,31 @@ impl ExporterSession {
         Ok(())
     }
 
+    fn hear_offers(&mut self, number: u16, arrived: &Arrived) -> Result<(), Reject> {
+        let offers = decode_offers(&arrived.body.contiguous())?;
+        let is_used = number == 0 || self.is_attached(number) || self.heirs.contains_key(&number);
+        if is_used || self.offers.len() >= ATTACHMENTS_MAX || self.offers.contains_key(&number) {
+            return Err(Reject::new("attachment", number.into(), "modules are for a device that is opened next"));
+        }
+        self.offers.insert(number, offers);
+        Ok(())
+    }
+
+    /// The modules that this attachment is to go through, if any.
+    fn agree(&self, number: u16, open: &Open) -> Result<Option<Agreed>, End> {
+        let Some(offers) = self.offers.get(&number) else { return Ok(None) };
+        let refused = |message: String| End { cause: Cause::Module, message };
+        let Some(Allowed { modules, random }) = self.modules.as_deref() else {
+            return Err(refused("nothing goes through modules here".to_owned()));
+        };
+        if open.mode == Mode::Observe {
+            return Err(refused("what is only looked at goes through no modules".to_owned()));
+        }
+        let place = place_of(Role::Exporter, open.class);
+        let agreed = modules.answer(offers, &place, &mut |bytes| random(bytes));
+        agreed.map(Some).map_err(|refusal| refused(refusal.to_string()))
+    }
+
     /// Whether an attachment of this number may begin.
     fn may_begin(&mut self, number: u16) -> Result<bool, Reject> {
         if number == 0 || self.is_attached(number) || self.heirs.contains_key(&number) {
@@ -526,8 +447,12 @@ impl ExporterSession {
     ) -> Result<(), Reject> {
         let open = Open::decode(&arrived.body.contiguous())?;
         if self.may_begin(number)? {
-            match services.open(now, number, &open) {
-                Ok((lease, served)) => self.say_opened(number, Attached { open, lease, served, bequest: None }),
+            // A device that would not be used is not taken from anybody.
+            let opened = self.agree(number, &open).and_then(|agreed| Ok((agreed, services.open(now, number, &open)?)));
+            match opened {
+                Ok((agreed, (lease, served))) => {
+                    self.say_opened(number, Attached { open, lease, served, bequest: None }, agreed);
+                }
                 Err(end) => self.say_end(Kind::Refused, number, &end),
             }
         }
@@ -547,7 +472,9 @@ impl ExporterSession {
         }
         self.heirs.insert(number, Heir { inherit, shown: None, left: None });
         self.look_for_legacies(now, services);
-        let Some(heir) = self.heirs.get_mut(&number) else { return Ok(()) };
+        // What goes through modules is seen once it is his.
+        let has_modules = self.offers.contains_key(&number);
+        let Some(heir) = self.heirs.get_mut(&number).filter(|_| !has_modules) else { return Ok(()) };
         match services.show(now, number, &heir.inherit) {
             None => {}
             Some(Ok(served)) => {
@@ -591,7 +518,8 @@ impl ExporterSession {
                     if !luggage.is_empty() {
                         self.say_at_length(Kind::Luggage, number, luggage);
                     }
-                    self.say_opened(number, Attached { open: heir.inherit.open, lease, served, bequest: None });
+                    let open = heir.inherit.open;
+                    self.agree_and_say_opened(now, number, Attached { open, lease, served, bequest: None });
                 }
                 Err(end) => self.say_end(Kind::Refused, number, &end),
             }
@@ -608,12 +536,26 @@ impl ExporterSession {
     /// Nobody came for what was handed over: its importer goes on with it, if that still waits.
     pub fn take_back(&mut self, now: Instant, number: u16, lease: u64, served: Box<dyn Served>) {
         match self.moving.remove(&number) {
-            Some(open) => self.say_opened(number, Attached { open, lease, served, bequest: None }),
+            Some(open) => self.agree_and_say_opened(now, number, Attached { open, lease, served, bequest: None }),
             None => served.finish(now),
         }
     }
 
-    fn say_opened(&mut self, number: u16, attached: Attached) {
+    fn agree_and_say_opened(&mut self, now: Instant, number: u16, attached: Attached) {
+        match self.agree(number, &attached.open) {
+            Ok(agreed) => self.say_opened(number, attached, agreed),
+            Err(end) => {
+                attached.served.finish(now);
+                self.say_end(Kind::Closed, number, &end);
+            }
+        }
+    }
+
+    fn say_opened(&mut self, number: u16, mut attached: Attached, agreed: Option<Agreed>) {
+        if let Some((pipeline, answers)) = agreed {
+            attached.served = Box::new(PipedServed::new(number, attached.served, pipeline));
+            self.lane.send(Message::control(Kind::Modules, number, 0, encode_answers(&answers).into()));
+        }
         let Attached { lease, served, .. } = &attached;
         let opened = Opened { epoch: *lease, credit: served.credit(), info: served.description() };
         self.attachments.insert(number, attached);
@@ -627,6 +569,7 @@ impl ExporterSession {
     }
 
     fn say_end(&mut self, kind: Kind, attachment: u16, end: &End) {
+        self.offers.remove(&attachment);
         self.lane.send(Message::control(kind, attachment, 0, end.encode().into()));
     }
 
@@ -820,6 +763,8 @@ impl ExporterSession {
             closing: BTreeMap::new(),
             is_ended: false,
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
+            modules: None,
+            offers: BTreeMap::new(),
         };
         Ok((session, all))
     }

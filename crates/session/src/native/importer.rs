@@ -60,6 +60,16 @@ pub trait Attached {
     /// Where it stands.
     fn state(&self) -> &State;
 
+    /// When [`Attached::handle_timeout`] wants to be called, if at all.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The moment of [`Attached::poll_timeout`] has come.
+    fn handle_timeout(&mut self, now: Instant, done: &mut Self::Done) {
+        let _ = (now, done);
+    }
+
     /// Where the time of the latest request went that was timed and has not been told yet. A class that times none has none.
     fn poll_timed(&mut self) -> Option<Timed> {
         None

@@ -5,10 +5,12 @@
 //! | [`importer`] | the importer's end of a session: greetings, and how long it waits for the next link |
 //! | [`exporter`] | the exporter's end: the same, and the attachments it serves |
 //! | [`attachment`] | what every class's importing end does alike |
+//! | [`served`] | what every class's half of an exporter does |
 //! | [`served_block`], [`served_usb`] | a device of ours that a session serves |
 //! | [`remote_block`], [`remote_usb`] | a device of theirs that a session brings |
 //! | [`served_observer`], [`remote_observer`] | what is looked at: copies of what a USB device sends to its user; a stream's frames |
 //! | [`timing`] | which requests are timed, and where their time went |
+//! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, at either end |
 //! | `slots` | requests in flight, by their tag |
 //!
 //! A device of another class is one more [`Served`] and one more [`Attached`], and nothing else changes: `examples/third_class.rs` is one.
@@ -29,9 +31,13 @@
 pub mod attachment;
 pub mod exporter;
 pub mod importer;
+mod pipe;
+pub mod piped;
+pub mod piped_served;
 pub mod remote_block;
 pub mod remote_observer;
 pub mod remote_usb;
+pub mod served;
 pub mod served_block;
 pub mod served_observer;
 pub mod served_usb;
@@ -40,12 +46,14 @@ pub mod timing;
 
 /// The bytes of it: what a greeting and a device's own class have to say.
 pub use farbus_wire::native::{
-    Arrived, Flow, Head, Kind, Lane, LaneLimits, Message, Part, Urgency, control, frame, hello, stream, usb,
+    Arrived, Flow, Head, Kind, Lane, LaneLimits, Message, Part, Urgency, control, frame, hello, modules, stream, usb,
 };
 
 pub use attachment::{Attachment, Heard};
-pub use exporter::{Bequest, ExporterSession, Inherited, Left, Recalled, Served, Services, Unmovable};
+pub use exporter::{Allowed, Bequest, ExporterSession, Inherited, Left, Recalled, Served, Services, Unmovable};
 pub use importer::{Attached, ImporterSession, Movable, Progress, State};
+pub use piped::{Piped, Through};
+pub use piped_served::PipedServed;
 pub use remote_block::RemoteBlock;
 pub use remote_observer::{RemoteObserver, RemoteStream};
 pub use remote_usb::RemoteUsb;

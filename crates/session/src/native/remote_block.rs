@@ -376,7 +376,7 @@ impl RemoteBlock {
 fn error_of(cause: Cause) -> StoreError {
     match cause {
         Cause::Network => StoreError::Lost,
-        Cause::Device => StoreError::Medium,
+        Cause::Device | Cause::Module => StoreError::Medium,
         Cause::Asked | Cause::Refused | Cause::Gone | Cause::Busy | Cause::Stale | Cause::Class => StoreError::Gone,
     }
 }

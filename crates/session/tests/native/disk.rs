@@ -9,10 +9,11 @@ use farbus_model::{
     Payload, StoreError,
 };
 use farbus_session::block::ReadOnly;
-use farbus_session::native::{Attached, Inherited, Left, RemoteBlock, Served, ServedBlock, Services, State};
+use farbus_session::native::{Attached, Inherited, Left, Piped, RemoteBlock, Served, ServedBlock, Services, State};
 use farbus_session::snapshot::Reader;
 use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
 
+use crate::modules::Modules;
 use crate::random::Random;
 use crate::world::World;
 
@@ -157,7 +158,8 @@ enum Known {
 }
 
 pub struct DiskWorld {
-    world: World<RemoteBlock>,
+    world: World<Piped<RemoteBlock>>,
+    has_modules: bool,
     desk: Desk,
     done: Completions<BlockDone>,
     asked: BTreeMap<u64, (BlockOp, u64, u64, u8)>,
@@ -175,16 +177,16 @@ pub struct DiskWorld {
 }
 
 impl DiskWorld {
-    pub fn new(random: &mut Random) -> Self {
-        Self::with(random, RemoteBlock::new)
+    pub fn new(random: &mut Random, modules: Option<Modules>) -> Self {
+        Self::with(random, modules, RemoteBlock::new)
     }
 
     /// One that somebody else uses, until he hands it over.
     pub fn of_an_heir(random: &mut Random) -> Self {
-        Self::with(random, RemoteBlock::heir)
+        Self::with(random, None, RemoteBlock::heir)
     }
 
-    fn with(random: &mut Random, remote: fn(u16, Open) -> RemoteBlock) -> Self {
+    fn with(random: &mut Random, modules: Option<Modules>, remote: fn(u16, Open) -> RemoteBlock) -> Self {
         let open =
             Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: "".into() };
         let bytes = vec![0; INFO.size_bytes as usize];
@@ -192,8 +194,13 @@ impl DiskWorld {
         let is_elsewhere = remote.is_expected();
         let medium = Medium { cached: bytes.clone(), durable: bytes, boot: 1, is_taken: is_elsewhere };
         let medium = Arc::new(Mutex::new(medium));
+        let (through, allowed) = modules.map(|modules| (modules.through, modules.allowed)).unzip();
+        let has_modules = allowed.is_some();
+        let mut world = World::new(Piped::new(remote, through));
+        world.allowed = allowed;
         let mut this = Self {
-            world: World::new(remote),
+            world,
+            has_modules,
             desk: Desk { medium, seed: random.next() >> 1, epoch: 0, is_elsewhere },
             done: Completions::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
@@ -222,7 +229,8 @@ impl DiskWorld {
             10 if random.once_in(4) => self.world.cut(),
             11 if random.once_in(16) => self.crash(random),
             12 | 13 if !self.world.is_linked() => self.world.link(random, &mut self.done),
-            19 if random.once_in(4) => {
+            // What goes through modules ends with its process.
+            19 if random.once_in(4) && !self.has_modules => {
                 let desk = &mut self.desk;
                 let serve = |now, left: &Left| desk.serve_again(now, left);
                 self.world.exporter_moves_on(!random.once_in(4), serve);
@@ -232,7 +240,7 @@ impl DiskWorld {
             }
             21..=23 if self.desk.is_elsewhere => self.changes_elsewhere(random),
             24 if self.desk.is_elsewhere && random.once_in(8) => self.handed_over(),
-            20 if random.once_in(4) => self.world.move_on(!random.once_in(4)),
+            20 if random.once_in(4) && !self.has_modules => self.world.move_on(!random.once_in(4)),
             14..=18 => {
                 if let Some(session) = &mut self.world.exporter {
                     session.handle_ready(self.world.now);
@@ -257,7 +265,7 @@ impl DiskWorld {
     }
 
     fn handed_over(&mut self) {
-        assert!(self.asked.values().all(|asked| asked.0 == BlockOp::Read) || self.world.remote.is_expected());
+        assert!(self.asked.values().all(|asked| asked.0 == BlockOp::Read) || self.world.remote.inner().is_expected());
         self.desk.is_elsewhere = false;
         self.desk.medium.lock().unwrap().is_taken = false;
         self.look_for_legacies();
@@ -276,7 +284,7 @@ impl DiskWorld {
             remote.handle_renewed(now, &mut done);
             remote.handle_over(Cause::Gone, "enough", &mut done);
             while done.pop().is_some() {}
-            assert_eq!(remote.in_flight(), 0, "everything was answered");
+            assert_eq!(remote.inner().in_flight(), 0, "everything was answered");
         })
     }
 
@@ -327,7 +335,7 @@ impl DiskWorld {
             BlockOp::Discard | BlockOp::WriteZeroes => BlockRequest::zero(id, op, offset, length),
         };
         self.asked.insert(id.0, (op, first, count, byte));
-        self.world.remote.submit(self.world.now, request.launch(), &mut self.done);
+        self.world.remote.inner_mut().submit(self.world.now, request.launch(), &mut self.done);
     }
 
     /// The exporter is killed; sometimes its machine is, and what was not durable is lost in part.
@@ -357,7 +365,7 @@ impl DiskWorld {
         while let Some(done) = self.done.pop() {
             let (op, first, count, byte) = self.asked.remove(&done.id.0).expect("answered once");
             self.answered += 1;
-            assert!(op == BlockOp::Read || self.is_over || !self.world.remote.is_expected(), "{op:?} waits");
+            assert!(op == BlockOp::Read || self.is_over || !self.world.remote.inner().is_expected(), "{op:?} waits");
             let blocks = first as usize..(first + count) as usize;
             self.busy[blocks.clone()].fill(false);
             if self.is_over {
@@ -411,9 +419,9 @@ impl DiskWorld {
             self.look_for_legacies();
             self.check();
         }
-        assert!(!self.world.remote.is_expected());
+        assert!(!self.world.remote.inner().is_expected());
         assert!(self.asked.is_empty(), "nothing hangs: {:?}", self.asked);
-        assert_eq!(self.world.remote.in_flight(), 0);
+        assert_eq!(self.world.remote.inner().in_flight(), 0);
         let cached = self.desk.medium.lock().unwrap().cached.clone();
         self.compare(0, &cached);
         self.answered

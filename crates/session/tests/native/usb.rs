@@ -11,7 +11,7 @@ use farbus_model::{
     Setup, Speed, Status, Urb, UrbId,
 };
 use farbus_session::DeviceRecord;
-use farbus_session::native::{Attached, Left, RemoteUsb, Served, ServedUsb, Services, State};
+use farbus_session::native::{Allowed, Attached, Left, Piped, RemoteUsb, Served, ServedUsb, Services, State};
 use farbus_session::snapshot::Reader;
 use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 
@@ -216,6 +216,34 @@ impl Seat for RemoteUsb {
     }
 }
 
+impl Seat for Piped<RemoteUsb> {
+    const RESETS_AT_ONCE: bool = true;
+
+    fn remote(&self) -> &RemoteUsb {
+        self.inner()
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        Device::submit(self.inner_mut(), now, urb, done);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        Device::cancel(self.inner_mut(), now, id, done);
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        Device::reset(self.inner_mut(), now, done);
+    }
+
+    fn pump(&mut self, _now: Instant, _is_all: bool, _done: &mut Completions) {}
+
+    fn move_on(world: &mut World<Self>, is_meant: bool) {
+        if !world.remote.has_modules() {
+            world.move_on(is_meant);
+        }
+    }
+}
+
 struct Asked {
     endpoint: EpAddr,
     /// A configuration is set by it.
@@ -225,6 +253,7 @@ struct Asked {
 
 pub struct UsbWorld<S: Seat = RemoteUsb> {
     world: World<S>,
+    has_modules: bool,
     desk: Desk,
     done: Completions,
     asked: BTreeMap<u64, Asked>,
@@ -246,10 +275,14 @@ impl UsbWorld<Kernel> {
 }
 
 impl<S: Seat> UsbWorld<S> {
-    pub fn new(random: &mut Random, seat: impl FnOnce(RemoteUsb) -> S) -> Self {
+    pub fn new(random: &mut Random, allowed: Option<Arc<Allowed>>, seat: impl FnOnce(RemoteUsb) -> S) -> Self {
         let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: "zero".into(), reason: "".into() };
+        let mut world = World::new(seat(RemoteUsb::new(1, open)));
+        let has_modules = allowed.is_some();
+        world.allowed = allowed;
         let mut this = Self {
-            world: World::new(seat(RemoteUsb::new(1, open))),
+            world,
+            has_modules,
             desk: Desk { silicon: Arc::default(), seed: random.next() >> 1 },
             done: Completions::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
@@ -303,7 +336,8 @@ impl<S: Seat> UsbWorld<S> {
                 // Now and then the other process does not come up, and this one goes on.
                 S::move_on(&mut self.world, !random.once_in(4));
             }
-            22 if random.once_in(4) => {
+            // What goes through modules ends with its process.
+            22 if random.once_in(4) && !self.has_modules => {
                 let resets = self.desk.silicon.lock().unwrap().resets;
                 let desk = &mut self.desk;
                 self.world.exporter_moves_on(!random.once_in(4), |now, left| desk.serve_again(now, left));

@@ -1,9 +1,12 @@
 //! Two ends of a session and what lies between them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_session::native::{Attached, ExporterSession, ImporterSession, Left, Movable, Progress, Served, Services};
+use farbus_session::native::{
+    Allowed, Attached, ExporterSession, ImporterSession, Left, Movable, Progress, Served, Services,
+};
 use farbus_wire::native::control::Cause;
 use farbus_wire::native::{LaneLimits, Outcome, SessionId, Welcome};
 
@@ -28,6 +31,8 @@ pub struct World<A: Attached> {
     /// How often which way was taken.
     pub links: u32,
     pub renewals: u32,
+    /// What the exporter lets its importer's device go through.
+    pub allowed: Option<Arc<Allowed>>,
 }
 
 impl<A: Attached> World<A> {
@@ -43,6 +48,7 @@ impl<A: Attached> World<A> {
             to_importer: Vec::new(),
             links: 0,
             renewals: 0,
+            allowed: None,
         }
     }
 
@@ -86,7 +92,10 @@ impl<A: Attached> World<A> {
         }
         let id = SessionId(std::array::from_fn(|_| random.next() as u8 | 1));
         match ExporterSession::begin(hello, id, self.incarnation, GRACE, LIMITS) {
-            Ok((session, welcome)) => {
+            Ok((mut session, welcome)) => {
+                if let Some(allowed) = &self.allowed {
+                    session.allow(Arc::clone(allowed));
+                }
                 if let Some(old) = self.exporter.replace(session) {
                     old.finish(self.now);
                 }
@@ -211,6 +220,7 @@ impl<A: Attached> World<A> {
     /// One of the things that can happen to bytes.
     pub fn shuffle(&mut self, random: &mut Random, services: &mut impl Services, done: &mut A::Done) {
         let most = random.pick(&[1, 7, 8, 100, 5000, 70_000, usize::MAX, usize::MAX]);
+        self.remote.handle_timeout(self.now, done);
         match random.below(4) {
             0 => self.importer_sends(most),
             1 => self.exporter_sends(most),
@@ -222,6 +232,10 @@ impl<A: Attached> World<A> {
     /// Everything that is on its way arrives, and what it brings about.
     pub fn exchange(&mut self, services: &mut impl Services, done: &mut A::Done) {
         for _ in 0..64 {
+            if self.remote.poll_timeout().is_some() || self.allowed.is_some() {
+                self.now = self.now + Duration::from_micros(200);
+                self.remote.handle_timeout(self.now, done);
+            }
             self.importer_sends(usize::MAX);
             self.exporter_hears(usize::MAX, services);
             if let Some(session) = &mut self.exporter {

@@ -181,11 +181,22 @@ pub enum Cause {
     Stale,
     /// It is there, but not of the class that was asked for: another may be asked for.
     Class,
+    /// The modules that it is used through do not fit, or cannot go on.
+    Module,
 }
 
 impl Cause {
-    const ALL: [Cause; 8] =
-        [Self::Asked, Self::Device, Self::Network, Self::Refused, Self::Gone, Self::Busy, Self::Stale, Self::Class];
+    const ALL: [Cause; 9] = [
+        Self::Asked,
+        Self::Device,
+        Self::Network,
+        Self::Refused,
+        Self::Gone,
+        Self::Busy,
+        Self::Stale,
+        Self::Class,
+        Self::Module,
+    ];
 }
 
 /// What [`End::message`] says of a device that its importer handed over.
@@ -296,7 +307,7 @@ mod tests {
             let end = End { cause, message: "because".into() };
             assert_eq!(End::decode(&end.encode()), Ok(end));
         }
-        assert_eq!(End::decode(&[8, 0, 0]).unwrap_err().field, "cause");
+        assert_eq!(End::decode(&[9, 0, 0]).unwrap_err().field, "cause");
         assert_eq!(End::decode(&[0, 1, 0, 0xff]).unwrap_err().rule, "a text is UTF-8");
     }
 

@@ -48,6 +48,8 @@ pub enum Kind {
     Inherit,
     /// Exporter: what came along with the device that is opened next.
     Luggage,
+    /// Importer: the device that is opened next is used through these modules. Exporter: their other halves are there.
+    Modules,
     /// Importer: do this.
     Request,
     /// Exporter: it ended so.
@@ -59,6 +61,8 @@ pub enum Kind {
     Cancel,
     /// Exporter: something happened that nobody asked for.
     Event,
+    /// A module's half to its other half.
+    Aside,
     /// A counted kind that a later version knows; to be passed over.
     Later(u8),
 }
@@ -82,11 +86,13 @@ impl Kind {
             Kind::Grant => 21,
             Kind::Inherit => 22,
             Kind::Luggage => 23,
+            Kind::Modules => 24,
             Kind::Request => 32,
             Kind::Reply => 33,
             Kind::Data => 34,
             Kind::Cancel => 35,
             Kind::Event => 36,
+            Kind::Aside => 37,
             Kind::Later(code) => code,
         }
     }
@@ -109,11 +115,13 @@ impl Kind {
             21 => Kind::Grant,
             22 => Kind::Inherit,
             23 => Kind::Luggage,
+            24 => Kind::Modules,
             32 => Kind::Request,
             33 => Kind::Reply,
             34 => Kind::Data,
             35 => Kind::Cancel,
             36 => Kind::Event,
+            37 => Kind::Aside,
             LATER_FIRST.. => Kind::Later(code),
             _ => return Err(Reject::new("kind", code as u64, "no frame is of that kind")),
         })
@@ -275,7 +283,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(understood, (17 + 128) * 8);
+        assert_eq!(understood, (19 + 128) * 8);
         assert!(Head::from_bytes([0, 0, 0, 0, 0, 0, 0xf8, 0xff]).is_ok());
         assert_eq!(Head::from_bytes([0, 0, 0, 0, 0, 0, 0xf9, 0xff]).unwrap_err().field, "body length");
     }

@@ -261,6 +261,11 @@ impl Lane {
         self.waiting.push(message);
     }
 
+    /// What waits, message by message, for whoever passes it on another way than a link.
+    pub fn poll_message(&mut self) -> Option<Message> {
+        self.waiting.pop()
+    }
+
     /// Takes a request back that no frame was cut of; its data, if there was one.
     pub fn recall(&mut self, attachment: u16, tag: u16) -> Option<Payload> {
         self.waiting.recall(attachment, tag)

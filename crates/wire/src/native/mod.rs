@@ -8,6 +8,7 @@
 //! | `queue` | who may send the next frame |
 //! | [`lane`] | an ordered stream of frames that outlives its links |
 //! | [`control`] | what opens and closes an attachment |
+//! | [`modules`] | how two ends agree on modules, and what goes through them |
 //! | [`usb`], [`block`], [`stream`] | what is asked of devices of these classes, and answered |
 //!
 //! `docs/protocol.md` says it byte by byte.
@@ -18,6 +19,7 @@ pub mod frame;
 pub mod hello;
 pub mod lane;
 pub mod message;
+pub mod modules;
 mod queue;
 pub mod stream;
 pub mod usb;

@@ -135,6 +135,20 @@ impl Queue {
         Some(cut)
     }
 
+    /// The next message, whole, of the most urgent flow whose turn it is; none that was begun to be cut.
+    pub fn pop(&mut self) -> Option<Message> {
+        let (index, line) = self.lines.iter_mut().enumerate().find(|(_, line)| !line.flows.is_empty())?;
+        let (flow, mut queue) = line.flows.pop_front().expect("a line with a flow");
+        let Waiting { head, part, data, done_at } = queue.pop_front().expect("no flow is empty");
+        if !queue.is_empty() {
+            line.flows.push_back((flow, queue));
+        }
+        let Data::Whole(payload) = data else { unreachable!("who takes messages whole cuts none") };
+        self.bytes -= part.len() + payload.len();
+        let urgency = if index == Urgency::High as usize { Urgency::High } else { Urgency::Low };
+        Some(Message { head, part, payload, urgency, flow, done_at })
+    }
+
     /// Removes a request that was not begun to be sent; whether there was one.
     pub fn recall(&mut self, attachment: u16, tag: u16) -> Option<Payload> {
         for line in &mut self.lines {
@@ -207,6 +221,19 @@ mod tests {
             flow: Flow(flow),
             done_at: None,
         }
+    }
+
+    #[test]
+    fn messages_are_taken_whole_in_their_flows_order() {
+        let mut queue = Queue::default();
+        queue.push(message(Urgency::Low, 1, 1, 200 << 10));
+        queue.push(message(Urgency::Low, 1, 2, 10));
+        queue.push(message(Urgency::High, 2, 3, 8));
+        let taken: Vec<Message> = std::iter::from_fn(|| queue.pop()).collect();
+        let told: Vec<_> = taken.iter().map(|taken| (taken.head.tag, taken.urgency, taken.flow.0)).collect();
+        assert_eq!(told, [(3, Urgency::High, 2), (1, Urgency::Low, 1), (2, Urgency::Low, 1)]);
+        assert_eq!((taken[1].payload.len(), taken[1].part.len(), queue.bytes()), (200 << 10, 12, 0));
+        assert!(queue.is_empty());
     }
 
     fn tags(queue: &mut Queue) -> Vec<(u16, bool)> {

@@ -15,6 +15,7 @@ use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::gate::Gate;
 use crate::meters::Meters;
+use crate::modules::recipe;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::DiskMode;
 use crate::parting::{Parter, Saved};
@@ -179,6 +180,7 @@ impl Kept {
         // Whoever waits for one host does not keep the others waiting.
         let mut client = Client::through(hands.apart()?);
         client.travel(spec.over);
+        client.go_through(recipe(&spec.modules).map_err(std::io::Error::other)?);
         if let Some(grace) = spec.grace {
             client.outlive(grace);
         }

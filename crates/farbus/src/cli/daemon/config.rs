@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use farbus_modules::{Asked, Catalogue, Recipe};
 use farbus_session::rules::{Pattern, Rule, id_from};
 use serde::Deserialize;
 use toml::Spanned;
@@ -78,6 +79,8 @@ pub struct Attach {
     pub grace: Option<Duration>,
     /// Over what its links are made.
     pub over: Over,
+    /// What it goes through.
+    pub modules: Vec<Asked>,
     /// What for.
     pub reason: Option<String>,
 }
@@ -185,6 +188,8 @@ struct AttachTable {
     mode: Option<Spanned<String>>,
     grace: Option<Spanned<u64>>,
     over: Option<Spanned<String>>,
+    #[serde(default)]
+    modules: Vec<Spanned<String>>,
     reason: Option<String>,
 }
 
@@ -425,8 +430,19 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
     }
     let grace = table.grace.map(grace_from).transpose()?;
     let over = table.over.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    let modules = table.modules.iter().map(module_from).collect::<Result<_, _>>()?;
     let at = table.at.map(Spanned::into_inner);
-    Ok(Attach { target, via, at, place, mode, grace, over, reason: table.reason })
+    Ok(Attach { target, via, at, place, mode, grace, over, modules, reason: table.reason })
+}
+
+/// A module that needs nothing of this host: a daemon that reads its file again has given its rights away.
+fn module_from(word: &Spanned<String>) -> Result<Asked, Wrong> {
+    let wrong = |message: String| (Some(word.span()), message);
+    let asked: Asked = word.get_ref().parse().map_err(wrong)?;
+    let mut no_file = |_: &str| Err("modules that read files go with 'farbus attach --module'".to_owned());
+    Recipe::new(&Catalogue::builtin(), std::slice::from_ref(&asked), &mut no_file)
+        .map_err(|refusal| wrong(refusal.to_string()))?;
+    Ok(asked)
 }
 
 fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
@@ -603,6 +619,8 @@ mod tests {
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nmode = \"write\"", "4:8", "exclusive (one who may write)"),
             ("[[attach]]\ntarget = \"a/b\"\nmode = \"read\"", "3:8", "via = \"fuse\" and via = \"nbd\""),
             ("[[attach]]\ntarget = \"a/b\"\nover = \"udp\"", "3:8", "tcp and quic"),
+            ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"zip\"]", "3:12", "there are lz4, zstd"),
+            ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"seal:key-file=k\"]", "3:12", "'farbus attach --module'"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = 121", "3:9", "wait 120 s"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = \"long\"", "3:9", "expected u64"),
             ("[[attach]]\ntarget = \"a/b\"\nsocket = \"/s\"", "3:10", "via = \"redir\""),

@@ -1,0 +1,97 @@
+//! `farbus module`: which modules there are, and their manuals.
+
+use farbus_modules::Catalogue;
+use farbus_modules::module::{Manifest, Parameter};
+use serde_json::{Value, json};
+
+use super::Failure;
+use super::output::say;
+use crate::client::Attribute;
+
+/// Show the modules that devices can be used through.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "A module is a pair: one half where a device is used, the other where it is; what the one does the other\n\
+    undoes. Several are undone in reverse order.\n\n\
+    Examples:\n  farbus module list\n  farbus module show seal\n  \
+    farbus attach lab/disk --module zstd --module seal:key-file=seal.key\n  \
+    farbus share disk:img --allow-module seal:key-file=seal.key"
+)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Which modules there are.
+    #[command(after_help = "Examples:\n  farbus module list\n  farbus module list --json")]
+    List {
+        /// For programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// A module's manual.
+    #[command(after_help = "Examples:\n  farbus module show zstd\n  farbus module show zstd --json")]
+    Show {
+        /// Which.
+        name: String,
+        /// For programs.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+impl Args {
+    /// Whether it is for programs.
+    pub fn is_for_programs(&self) -> bool {
+        matches!(self.verb, Verb::List { json: true } | Verb::Show { json: true, .. })
+    }
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let catalogue = Catalogue::builtin();
+    match &args.verb {
+        Verb::List { json: true } => say(json!({ "modules": catalogue.manifests().map(in_json).collect::<Vec<_>>() })),
+        Verb::List { json: false } => {
+            for Manifest { name, summary, .. } in catalogue.manifests() {
+                say(format!("{name:<9} {summary}"));
+            }
+            say("\n'farbus module show NAME' tells more");
+        }
+        Verb::Show { name, json } => {
+            let maker = catalogue.find(name).map_err(|refusal| {
+                Failure::new(Attribute::Gone, format!("{refusal}\n  'farbus module list' shows what they do"))
+            })?;
+            let manifest = maker.manifest();
+            match json {
+                true => say(in_json(manifest)),
+                false => say(format!("{}\nCosts {}.", manifest.manual, manifest.cost)),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn in_json(manifest: &'static Manifest) -> Value {
+    let parameter = |parameter: &Parameter| {
+        json!({
+            "name": parameter.name,
+            "form": parameter.form.to_string(),
+            "default": parameter.default,
+            "what": parameter.what,
+            "own": parameter.is_own,
+        })
+    };
+    json!({
+        "name": manifest.name,
+        "version": manifest.version,
+        "summary": manifest.summary,
+        "classes": manifest.classes.iter().map(|class| class.as_str()).collect::<Vec<_>>(),
+        "parameters": manifest.parameters.iter().map(parameter).collect::<Vec<_>>(),
+        "fault": manifest.effects.is_fault,
+        "movable": manifest.effects.is_movable,
+        "cost": manifest.cost,
+        "manual": manifest.manual,
+    })
+}

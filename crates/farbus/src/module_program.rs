@@ -1,0 +1,129 @@
+//! Modules that are programs: started before rights are given away, in a process that has none; one use at a time.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_io::module_process::{ModuleProcess, Use, supervise};
+use farbus_io::sys::confine_program::confine_for;
+use farbus_modules::module::{Class, Effects, Form, Manifest, Module, Parameter};
+use farbus_modules::{Asked, Begun, Fill, Maker, Mismatch, Place, Refusal, Settings};
+
+/// How long a program may take for one turn: far longer than one takes that works, and a driver waits 5 s and more.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The verbs of the two processes behind a module: the one that ends the other, and the one that becomes the program.
+pub const HOST_VERB: &str = "module-host";
+/// See [`HOST_VERB`].
+pub const PROGRAM_VERB: &str = "module-program";
+/// Where a program's language is looked for.
+const PATH: &str = "/usr/bin:/bin:/usr/local/bin";
+
+/// What a program may be told.
+const PARAMETERS: &[Parameter] = &[Parameter {
+    name: "options",
+    form: Form::Text(256),
+    default: Some(""),
+    what: "what the program is told at both ends",
+    is_own: false,
+}];
+
+/// A program that somebody named as a module.
+pub struct Program {
+    manifest: &'static Manifest,
+    process: Arc<ModuleProcess>,
+}
+
+impl Program {
+    /// Whether these words mean a program: the path of one has a slash.
+    pub fn is_meant(asked: &Asked) -> bool {
+        asked.name.contains('/')
+    }
+
+    /// Starts it. It is called like its file, without what is behind a dot: both ends call it the same.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn start(path: &str) -> Result<Self, Refusal> {
+        let refused = |what: String| Refusal::new(path, Mismatch::Parameter(what));
+        let full = Path::new(path).canonicalize().map_err(|error| refused(error.to_string()))?;
+        let name = full.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        let mut host = Command::new("/proc/self/exe");
+        host.arg(HOST_VERB).arg(&full).env_clear().env("PATH", PATH).current_dir("/").process_group(0);
+        let process = ModuleProcess::start(&mut host, PATIENCE).map_err(|error| refused(error.to_string()))?;
+        // As many as the command line names, for as long as the process lives.
+        let manifest = Box::leak(Box::new(Manifest {
+            name: Box::leak(name.into_boxed_str()),
+            version: 1,
+            summary: "a program of this host",
+            classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+            parameters: PARAMETERS,
+            effects: Effects { is_fault: false, is_movable: false },
+            cost: "two changes of process a message, and two copies",
+            manual: "",
+        }));
+        Ok(Self { manifest, process: Arc::new(process) })
+    }
+}
+
+fn half(process: &ModuleProcess, name: &str, settings: &Settings, place: &Place) -> Result<Box<dyn Module>, Refusal> {
+    let failed = place.failed.contiguous();
+    let used = Use { role: place.role, class: place.class, failed: &failed, options: settings.text("options") };
+    process.half(&used).map_err(|why| Refusal::new(name, Mismatch::Halves(why)))
+}
+
+impl Maker for Program {
+    fn manifest(&self) -> &'static Manifest {
+        self.manifest
+    }
+
+    fn begin(&self, settings: &Settings, place: &Place, _random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal> {
+        let (process, name) = (Arc::clone(&self.process), self.manifest.name);
+        Ok(Box::new(Asking { process, name, settings: settings.clone(), place: place.clone() }))
+    }
+
+    fn answer(
+        &self,
+        settings: &Settings,
+        place: &Place,
+        _opening: &[u8],
+        _random: Fill<'_>,
+    ) -> Result<(Box<dyn Module>, Vec<u8>), Refusal> {
+        Ok((half(&self.process, self.manifest.name, settings, place)?, Vec::new()))
+    }
+}
+
+struct Asking {
+    process: Arc<ModuleProcess>,
+    name: &'static str,
+    settings: Settings,
+    place: Place,
+}
+
+impl Begun for Asking {
+    fn opening(&self) -> &[u8] {
+        &[]
+    }
+
+    fn finish(&self, _answer: &[u8]) -> Result<Box<dyn Module>, Refusal> {
+        half(&self.process, self.name, &self.settings, &self.place)
+    }
+}
+
+/// The process that ends a program when nobody holds it any more.
+///
+/// # Errors
+/// What the system says.
+pub fn host(program: &PathBuf) -> io::Result<i32> {
+    supervise(Command::new("/proc/self/exe").arg(PROGRAM_VERB).arg(program))
+}
+
+/// Becomes a program without rights.
+pub fn become_program(program: &Path) -> io::Error {
+    match confine_for(program) {
+        Ok(()) => Command::new(program).exec(),
+        Err(error) => io::Error::other(error.to_string()),
+    }
+}

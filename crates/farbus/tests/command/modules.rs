@@ -1,0 +1,293 @@
+//! Devices that are used through modules: what travels, what arrives, who is refused.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use farbus::client::Client;
+use farbus::model::{BlockStore, EpAddr};
+use farbus::modules::recipe;
+use rustix::process::Signal;
+
+use super::harness::{House, PATIENCE, Running, Share, has, has_fuse, has_program};
+
+const MIB: u64 = 1 << 20;
+
+/// A way to a share on which bytes are counted, both ways together.
+struct Counted {
+    address: String,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Counted {
+    fn to(share: &Share) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (to, bytes) = (share.address.clone(), Arc::<AtomicU64>::default());
+        let counter = Arc::clone(&bytes);
+        thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                let far = TcpStream::connect(&to).unwrap();
+                for (from, to) in [(near.try_clone(), far.try_clone()), (Ok(far), Ok(near))] {
+                    let counter = Arc::clone(&counter);
+                    thread::spawn(move || count(from.unwrap(), to.unwrap(), &counter));
+                }
+            }
+        });
+        Self { address, bytes }
+    }
+
+    fn target(&self, device: &str) -> String {
+        format!("{}/{device}", self.address)
+    }
+
+    fn take(&self) -> u64 {
+        self.bytes.swap(0, Ordering::Relaxed)
+    }
+}
+
+fn count(mut from: TcpStream, mut to: TcpStream, counter: &AtomicU64) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(count) = from.read(&mut buffer)
+        && count > 0
+        && to.write_all(&buffer[..count]).is_ok()
+    {
+        counter.fetch_add(count as u64, Ordering::Relaxed);
+    }
+    let _ = to.shutdown(std::net::Shutdown::Write);
+}
+
+fn key(house: &House, name: &str, byte: u8) -> String {
+    let path = house.path(name);
+    fs::write(&path, [byte; 32]).unwrap();
+    format!("seal:key-file={}", path.display())
+}
+
+/// Text, which shrinks.
+fn text() -> Vec<u8> {
+    "a device lives on one machine, its user on another; between them a request\n".repeat(4000).into_bytes()
+}
+
+fn share(house: &House, what: &[&str], more: &[&str]) -> Share {
+    let arguments = [&["share"], what, &["--listen", "127.0.0.1:0"], more].concat();
+    Share::follow(Running::start(house.command(&arguments)))
+}
+
+fn client(modules: &[&str]) -> Client {
+    let asked: Vec<_> = modules.iter().map(|module| module.parse().unwrap()).collect();
+    let mut client = Client::default();
+    client.go_through(recipe(&asked).unwrap());
+    client
+}
+
+#[test]
+fn a_usb_disk_and_a_keyboard_are_compressed_and_sealed() {
+    let house = House::new();
+    let seal = key(&house, "key", 7);
+    let images: Vec<_> = (0..5).map(|at| house.path(&format!("image{at}"))).collect();
+    let content = [text(), vec![0; 4 * MIB as usize - text().len()]].concat();
+    images.iter().for_each(|image| fs::write(image, &content).unwrap());
+    let disks: Vec<String> = images.iter().map(|image| format!("disk:{}", image.display())).collect();
+    let what: Vec<&str> = disks.iter().map(String::as_str).chain(["keyboard"]).collect();
+    let share = share(&house, &what, &["--allow-module", &seal]);
+    let way = Counted::to(&share);
+    // Each has a disk of its own: what was let go of without a word is waited for.
+    let mut fresh = ["disk", "disk2", "disk3", "disk4", "disk5"].iter().zip(&images);
+    let mut bytes = |modules: &[&str]| {
+        let (name, image) = fresh.next().unwrap();
+        let mut disk = client(modules).open_disk(&way.target(name).parse().unwrap()).unwrap();
+        way.take();
+        let mut found = vec![0; MIB as usize];
+        (0..4).for_each(|_| disk.read_at(0, &mut found).unwrap());
+        assert!(found.starts_with(&text()), "what is in the image arrives");
+        disk.write_at(2 * MIB, &text()[..64 << 10]).unwrap();
+        disk.flush().unwrap();
+        drop(disk);
+        let told = fs::read(image).unwrap();
+        assert!(told[2 * MIB as usize..].starts_with(&text()[..64 << 10]), "what is written is in the image");
+        way.take()
+    };
+    let plain = bytes(&["null"]);
+    assert!(plain > 4 * MIB, "{plain}");
+    for compressed in [bytes(&["lz4"]), bytes(&["zstd"]), bytes(&["zstd", &seal])] {
+        assert!(compressed < plain / 8, "{compressed} of {plain} bytes");
+    }
+    assert!(bytes(&[&seal]) > plain);
+
+    let mut keyboard = client(&["zstd", &seal]).open(&way.target("keyboard").parse().unwrap()).unwrap();
+    assert_eq!(house.run(&["type", "keyboard", "ab"]).code, Some(0));
+    let mut read = || keyboard.data_in(EpAddr::from_byte(0x81), 8).unwrap().into_vec()[2];
+    assert_eq!([read(), read(), read(), read()], [4, 0, 5, 0]);
+}
+
+#[test]
+fn a_block_device_s_file_goes_through_them_both_ways() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let (image, seal, at) = (house.image("image", 4 * MIB), key(&house, "key", 7), house.path("at"));
+    let share = share(&house, &[&format!("block:{}", image.display())], &["--allow-module", &seal]);
+    let way = Counted::to(&share);
+    let target = way.target("block");
+    let words = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap(), "--module", "delay:time=1ms"];
+    let mut attach = Running::start(house.command(&[&words[..], &["--module", "zstd", "--module", &seal]].concat()));
+    attach.wait_for_line("attached as ");
+    let file = fs::File::options().read(true).write(true).open(at.join("disk.img")).unwrap();
+    way.take();
+    file.write_all_at(&text(), 4096).unwrap();
+    file.sync_all().unwrap();
+    let written = way.take();
+    assert!(written < text().len() as u64 / 4, "{written} bytes travelled for {}", text().len());
+    assert!(fs::read(&image).unwrap()[4096..].starts_with(&text()));
+    let mut found = vec![0; 4096];
+    file.read_exact_at(&mut found, MIB).unwrap();
+    assert!(found.iter().all(|byte| *byte == 0));
+    drop(file);
+    attach.signal(Signal::TERM);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+}
+
+#[test]
+fn who_does_not_fit_is_told_which_module_and_why() {
+    let house = House::new();
+    let (ours, theirs) = (key(&house, "ours", 1), key(&house, "theirs", 2));
+    let sealing = share(&house, &["memory:1M"], &["--allow-module", &theirs]);
+    let attach = |share: &Share, module: &str| {
+        let target = share.target("memory");
+        house.run(&["attach", &target, "--via", "nbd", "--socket", "none.sock", "--module", module])
+    };
+    let refused = attach(&sealing, &ours);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.stderr.contains("module 'seal': the two hosts have different keys"), "{refused:?}");
+    let open = share(&house, &["memory:1M"], &[]);
+    let refused = attach(&open, &ours);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.stderr.contains("--allow-module seal"), "{refused:?}");
+    for (module, word) in [
+        ("zip", "there is none of that name; there are lz4, zstd"),
+        ("zstd:level=20", "level=20: it is a number from 1 to 19"),
+        ("seal", "it has to be told key-file: seal:key-file="),
+        ("seal:key-file=/nonexistent", "it cannot be read"),
+    ] {
+        let refused = attach(&open, module);
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.stderr.contains(word), "{refused:?}");
+    }
+    let refused = house.run(&["share", "zero", "--allow-module", "zip"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+}
+
+#[test]
+fn modules_are_listed_and_explained() {
+    let house = House::new();
+    let listed = house.run(&["module", "list"]).stdout;
+    let modules = house.json(&["module", "list", "--json"])["modules"].clone();
+    for module in modules.as_array().unwrap() {
+        let name = module["name"].as_str().unwrap();
+        assert!(listed.contains(&format!("{name} ")), "{name}: {listed}");
+        let shown = house.run(&["module", "show", name]);
+        assert!(shown.code == Some(0) && shown.stdout.starts_with(&format!("# {name}")), "{shown:?}");
+        assert_eq!(house.json(&["module", "show", name, "--json"]), *module);
+    }
+    assert!(modules.as_array().unwrap().len() >= 9);
+    let unknown = house.run(&["module", "show", "zip"]);
+    assert_eq!(unknown.code, Some(4), "{unknown:?}");
+    assert!(unknown.stderr.contains("there are lz4, zstd, seal"), "{unknown:?}");
+}
+
+/// A program in `docs/modules`, in a place of the house's own.
+fn example(house: &House, name: &str, source: &str) -> PathBuf {
+    let path = house.path(name);
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/modules").join(source), &path).unwrap();
+    path
+}
+
+fn read_through(house: &House, share: &Share, module: &str) -> (Vec<u8>, u64) {
+    let (way, at) = (Counted::to(share), house.path("at"));
+    let words = ["attach", &way.target("block"), "--via", "fuse", "--at", at.to_str().unwrap(), "--module", module];
+    let mut attach = Running::start(house.command(&words));
+    attach.wait_for_line("attached as ");
+    let mut found = vec![0; 8192];
+    File::open(at.join("disk.img")).unwrap().read_exact_at(&mut found, 0).unwrap();
+    attach.signal(Signal::TERM);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+    (found, way.take())
+}
+
+#[test]
+fn a_program_in_any_language_is_a_module() {
+    if !has_fuse() || !has("python3", has_program("python3")) || !has("cc", has_program("cc")) {
+        return;
+    }
+    let house = House::new();
+    let image = house.image("image", MIB);
+    fs::write(&image, [text(), vec![0; MIB as usize - text().len()]].concat()).unwrap();
+    let disk = format!("block:{}", image.display());
+    let python = example(&house, "xor.py", "xor.py");
+    let source = example(&house, "xor.c", "xor.c");
+    let built = house.path("xor");
+    let compile = Command::new("cc").args(["-O1", "-o"]).args([&built, &source]).status().unwrap();
+    assert!(compile.success());
+    // Either end may have it in its own language.
+    for (there, here) in [(&python, &python), (&built, &python), (&python, &built)] {
+        let share = share(&house, &[&disk], &["--allow-module", there.to_str().unwrap()]);
+        let (found, _) = read_through(&house, &share, &format!("{}:options=77", here.display()));
+        assert!(text().starts_with(&found), "{there:?}, {here:?}");
+    }
+    // Whoever has no such program has no such module.
+    let share = share(&house, &[&disk], &[]);
+    let refused = house.run(&["attach", &share.target("block"), "--via", "fuse", "--module", built.to_str().unwrap()]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.stderr.contains("module 'xor': there is none of that name"), "{refused:?}");
+}
+
+/// Looks around, and says what it could do.
+const NOSY: &str = r#"#!/usr/bin/env python3
+import os, socket, struct, sys
+def tried(what, act):
+    try:
+        act()
+        return what
+    except OSError:
+        return ""
+could = [
+    tried("passwd", lambda: open("/etc/passwd").read()),
+    tried("proc", lambda: open("/proc/1/status").read()),
+    tried("home", lambda: os.listdir("/")),
+    tried("write", lambda: open(sys.argv[0] + ".new", "w")),
+    tried("tmp", lambda: open("/tmp/farbus-nosy", "w")),
+    tried("tcp", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM)),
+    tried("unix", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)),
+    tried("kill", lambda: os.kill(os.getppid(), 0)),
+    tried("mount", lambda: os.chroot("/usr")),
+    tried("environment", lambda: os.environ["FARBUS_STATE"]) if "FARBUS_STATE" in os.environ else "",
+]
+why = ("it could: " + " ".join(filter(None, could))).encode()
+sys.stdout.buffer.write(struct.pack("<IB", 1 + len(why), 5) + why)
+"#;
+
+#[test]
+fn a_program_sees_its_pipes_and_nothing_else() {
+    if !has("python3", has_program("python3")) {
+        return;
+    }
+    let house = House::new();
+    let nosy = house.path("nosy");
+    fs::write(&nosy, NOSY).unwrap();
+    fs::set_permissions(&nosy, fs::Permissions::from_mode(0o755)).unwrap();
+    let share =
+        share(&house, &["memory:1M"], &["--allow-module", example(&house, "nosy.py", "xor.py").to_str().unwrap()]);
+    let target = share.target("memory");
+    let attach = ["attach", &target, "--via", "nbd", "--socket", "nosy.sock", "--module", nosy.to_str().unwrap()];
+    let refused = house.run(&attach);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    let (_, could) = refused.stderr.split_once("module 'nosy': it could: ").unwrap_or_else(|| panic!("{refused:?}"));
+    assert_eq!(could.lines().next().unwrap_or_default().trim(), "", "{refused:?}");
+}

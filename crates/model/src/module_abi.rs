@@ -1,0 +1,193 @@
+//! What a module that is a process of its own hears and says: frames, one after the other (requirement I3). `docs/modules.md` says the
+//! same to whoever writes one.
+//!
+//! ```text
+//!   every frame   0 bytes that follow 4   4 what 1   5 …        little-endian
+//!   start   1     5 version 1  6 role 1  7 class 1  8 failed: length 2, bytes  … options, to the end
+//!   message 2     5 from or to 1  6 kind 1  7 pair 1  8 now 8 (to the host: zeros)  16 id 8  24 head length 2, head, payload
+//!   time    3     5 now 8
+//!   done    4     5 due 8, all ones: no moment
+//!   fail    5     5 a sentence, to the end
+//! ```
+//!
+//! The host says *start* once and again for every new use, then *message* and *time*; the module answers each with any number of
+//! *messages*, and *done* (or *fail*) in the end.
+
+use crate::module::{Class, Kind, Message, Role, Side};
+use crate::payload::Payload;
+use crate::time::Instant;
+
+/// The version that is spoken.
+pub const VERSION: u8 = 1;
+/// Bytes before a frame's own words.
+pub const FRAME_HEAD_BYTES: usize = 5;
+/// Bytes of a message before its head.
+const MESSAGE_BYTES: usize = 26;
+
+const START: u8 = 1;
+const MESSAGE: u8 = 2;
+const TIME: u8 = 3;
+const DONE: u8 = 4;
+const FAIL: u8 = 5;
+
+/// What the host says at the beginning of a use.
+pub fn start(role: Role, class: Class, failed: &[u8], options: &str) -> Vec<u8> {
+    let class = match class {
+        Class::Usb => 1,
+        Class::Block => 2,
+        Class::Stream => 3,
+        Class::Private => 128,
+    };
+    let mut bytes = vec![0, 0, 0, 0, START, VERSION, role as u8, class];
+    bytes.extend((failed.len() as u16).to_le_bytes());
+    bytes.extend(failed);
+    bytes.extend(options.as_bytes());
+    measured(bytes, 0)
+}
+
+/// What the host says before a message's payload.
+pub fn message(now: Instant, from: Side, message: &Message) -> Vec<u8> {
+    let pair = if let Kind::Aside(pair) = message.kind { pair } else { 0 };
+    let from = match from {
+        Side::Above => 0,
+        Side::Below => 1,
+        Side::Peer => 2,
+    };
+    let mut bytes = vec![0, 0, 0, 0, MESSAGE, from, message.kind.code(), pair];
+    bytes.extend(now.as_nanos().to_le_bytes());
+    bytes.extend(message.id.to_le_bytes());
+    bytes.extend((message.head.len() as u16).to_le_bytes());
+    message.head.runs().for_each(|run| bytes.extend_from_slice(run));
+    measured(bytes, message.payload.len())
+}
+
+/// What the host says when a moment has come.
+pub fn time(now: Instant) -> Vec<u8> {
+    let mut bytes = vec![0, 0, 0, 0, TIME];
+    bytes.extend(now.as_nanos().to_le_bytes());
+    measured(bytes, 0)
+}
+
+fn measured(mut bytes: Vec<u8>, behind: usize) -> Vec<u8> {
+    let length = (bytes.len() - 4 + behind) as u32;
+    bytes[..4].copy_from_slice(&length.to_le_bytes());
+    bytes
+}
+
+/// What a module says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Said {
+    /// This goes there.
+    Message(Side, Message),
+    /// That was all, and when it wants to be called.
+    Done(Option<Instant>),
+    /// It cannot go on.
+    Fail(String),
+}
+
+/// Why a module's bytes are none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wrong(pub &'static str);
+
+/// Bytes of the frame at the front, once its length has arrived.
+///
+/// # Errors
+/// [`Wrong`]: it is longer than a frame may be.
+pub fn frame_bytes(bytes: &[u8], bytes_max: usize) -> Result<Option<usize>, Wrong> {
+    let Some(length) = bytes.first_chunk().map(|length| u32::from_le_bytes(*length) as usize) else { return Ok(None) };
+    match length {
+        0 => Err(Wrong("a frame of no bytes")),
+        _ if length > bytes_max => Err(Wrong("a frame that is longer than any message")),
+        _ => Ok(Some(4 + length)),
+    }
+}
+
+/// What a whole frame of a module says.
+///
+/// # Errors
+/// [`Wrong`]: no module says that.
+pub fn decode(frame: &[u8]) -> Result<Said, Wrong> {
+    let (words, rest) = frame.split_at_checked(FRAME_HEAD_BYTES).ok_or(Wrong("a frame without its kind"))?;
+    match words[4] {
+        MESSAGE => decode_message(frame),
+        DONE => {
+            let due = rest.try_into().map(u64::from_le_bytes).map_err(|_| Wrong("a done of another length"))?;
+            Ok(Said::Done((due != u64::MAX).then(|| Instant::from_nanos(due))))
+        }
+        FAIL => Ok(Said::Fail(String::from_utf8_lossy(&rest[..rest.len().min(512)]).into_owned())),
+        _ => Err(Wrong("a frame of another kind")),
+    }
+}
+
+fn decode_message(frame: &[u8]) -> Result<Said, Wrong> {
+    let short = Wrong("a message without all its fields");
+    let (words, rest) = frame.split_at_checked(MESSAGE_BYTES).ok_or(short)?;
+    let to = match words[5] {
+        0 => Side::Above,
+        1 => Side::Below,
+        2 => Side::Peer,
+        _ => return Err(Wrong("a message to nobody")),
+    };
+    let kind = match words[6] {
+        0 => Kind::Request,
+        1 => Kind::Completion,
+        2 => Kind::Cancel,
+        3 => Kind::Cancelled,
+        4 => Kind::Event,
+        5 => Kind::Aside(words[7]),
+        _ => return Err(Wrong("a message of another kind")),
+    };
+    let id = u64::from_le_bytes(words[16..24].try_into().map_err(|_| short)?);
+    let head_bytes = u16::from_le_bytes(words[24..].try_into().map_err(|_| short)?);
+    let (head, payload) =
+        rest.split_at_checked(head_bytes.into()).ok_or(Wrong("a head that is longer than its message"))?;
+    Ok(Said::Message(to, Message { kind, id, head: Payload::from(head), payload: Payload::from(payload) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(kind: Kind) -> Message {
+        Message { kind, id: 0x0102_0304, head: vec![1, 2, 3].into(), payload: vec![4; 10].into() }
+    }
+
+    #[test]
+    fn a_message_that_is_said_back_is_the_same() {
+        let kinds = [Kind::Request, Kind::Completion, Kind::Cancel, Kind::Cancelled, Kind::Event, Kind::Aside(3)];
+        for kind in kinds {
+            for side in [Side::Above, Side::Below, Side::Peer] {
+                let sample = sample(kind);
+                let mut frame = message(Instant::from_nanos(7), side, &sample);
+                frame.extend(sample.payload.contiguous().iter());
+                assert_eq!(frame_bytes(&frame, 1000), Ok(Some(frame.len())));
+                assert_eq!(decode(&frame), Ok(Said::Message(side, sample)));
+                for end in 5..MESSAGE_BYTES + 3 {
+                    assert!(decode(&frame[..end]).is_err(), "{end} bytes");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_module_says_is_refused() {
+        assert_eq!(frame_bytes(&[1, 0, 0], 10), Ok(None));
+        assert!(frame_bytes(&[0; 4], 10).is_err() && frame_bytes(&[11, 0, 0, 0], 10).is_err());
+        let done = |due: u64| [&[9, 0, 0, 0, DONE][..], &due.to_le_bytes()].concat();
+        assert_eq!(decode(&done(u64::MAX)), Ok(Said::Done(None)));
+        assert_eq!(decode(&done(5)), Ok(Said::Done(Some(Instant::from_nanos(5)))));
+        assert!(decode(&done(5)[..12]).is_err());
+        assert_eq!(decode(b"\x03\0\0\0\x05no"), Ok(Said::Fail("no".to_owned())));
+        for what in [0, START, TIME, 6, 255] {
+            assert!(decode(&[1, 0, 0, 0, what]).is_err(), "{what}");
+        }
+        let mut frame = message(Instant::ZERO, Side::Above, &sample(Kind::Request));
+        for (at, byte) in [(5, 3), (6, 6), (25, 1)] {
+            let before = std::mem::replace(&mut frame[at], byte);
+            assert!(decode(&frame).is_err(), "byte {at}");
+            frame[at] = before;
+        }
+        assert_eq!(start(Role::Exporter, Class::Block, &[9], "x=1"), b"\x0a\0\0\0\x01\x01\x01\x02\x01\0\x09x=1");
+        assert_eq!(time(Instant::from_nanos(1)), b"\x09\0\0\0\x03\x01\0\0\0\0\0\0\0");
+    }
+}

@@ -1,0 +1,211 @@
+//! What every compression has in common: what does not shrink stays as it is, and is soon not tried any more.
+//!
+//! ```text
+//!   head   nothing, of a message without head and data; else
+//!          0 how 1: 0 as it is, 1 compressed   1 length before 4, if compressed   then the head as it was
+//! ```
+
+use farbus_model::limits::URB_BYTES_MAX;
+use farbus_model::module::{GROWTH_BYTES_MAX, Message, Module, Side, Trouble, Turn};
+use farbus_model::{Instant, Payload};
+
+/// A compression of whole payloads.
+pub trait Codec: Send {
+    /// The bytes, compressed, if that is possible.
+    fn compress(&mut self, bytes: &[u8]) -> Option<Vec<u8>>;
+
+    /// What was compressed to these bytes, which has exactly this length; none if it has another, or they are no compressed ones.
+    fn expand(&mut self, bytes: &[u8], length: usize) -> Option<Vec<u8>>;
+}
+
+/// Messages that are not tried after so many failures in a row: twice as many each time, up to these.
+const SKIPS_MAX: u32 = 64;
+/// The longest payload: the largest transfer, and what other halves add.
+const LENGTH_MAX: usize = URB_BYTES_MAX as usize + GROWTH_BYTES_MAX;
+
+const AS_IT_IS: u8 = 0;
+const COMPRESSED: u8 = 1;
+
+/// One half of a compression.
+pub struct Compress<C> {
+    codec: C,
+    /// Shorter payloads are left alone.
+    bytes_min: usize,
+    /// Messages that are left alone, because those before did not shrink.
+    skip: u32,
+    /// How many are next time.
+    skip_next: u32,
+}
+
+impl<C: Codec> Compress<C> {
+    /// One that leaves payloads alone that are shorter.
+    pub fn new(codec: C, bytes_min: usize) -> Self {
+        Self { codec, bytes_min, skip: 0, skip_next: 1 }
+    }
+
+    fn shrink(&mut self, payload: &Payload) -> Option<Vec<u8>> {
+        if payload.len() < self.bytes_min.max(1) {
+            return None;
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            return None;
+        }
+        let shrunk = self.codec.compress(&payload.contiguous());
+        // A sixteenth less is worth the other end's work.
+        let worth = shrunk.filter(|shrunk| shrunk.len() + payload.len() / 16 < payload.len());
+        if worth.is_some() {
+            self.skip_next = 1;
+        } else {
+            self.skip = self.skip_next;
+            self.skip_next = (self.skip_next * 2).min(SKIPS_MAX);
+        }
+        worth
+    }
+
+    fn down(&mut self, mut message: Message, out: &mut Turn) {
+        if message.is_empty() {
+            return out.below(message);
+        }
+        let shrunk = self.shrink(&message.payload);
+        let mut head = Vec::with_capacity(5 + message.head.len());
+        match shrunk {
+            Some(shrunk) => {
+                head.push(COMPRESSED);
+                head.extend((message.payload.len() as u32).to_le_bytes());
+                message.payload = shrunk.into();
+            }
+            None => head.push(AS_IT_IS),
+        }
+        message.head.runs().for_each(|run| head.extend_from_slice(run));
+        message.head = head.into();
+        out.below(message);
+    }
+
+    fn up(&mut self, mut message: Message, out: &mut Turn) {
+        if message.is_empty() {
+            return out.above(message);
+        }
+        let wrong = |out: &mut Turn, what: &str| out.fail(Trouble::Peer, format!("its other half sent {what}"));
+        match message.head.split_front(1).contiguous().as_ref() {
+            [AS_IT_IS] => {}
+            [COMPRESSED] => {
+                let Ok(length) = <[u8; 4]>::try_from(message.head.split_front(4).contiguous().as_ref()) else {
+                    return wrong(out, "a head that is too short");
+                };
+                let length = u32::from_le_bytes(length) as usize;
+                if length > LENGTH_MAX {
+                    return wrong(out, "more than a transfer has");
+                }
+                let Some(bytes) = self.codec.expand(&message.payload.contiguous(), length) else {
+                    return wrong(out, "bytes that are no compressed ones");
+                };
+                message.payload = bytes.into();
+            }
+            _ => return wrong(out, "a head of another kind"),
+        }
+        out.above(message);
+    }
+}
+
+impl<C: Codec> Module for Compress<C> {
+    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+        match from {
+            Side::Above => self.down(message, out),
+            Side::Below => self.up(message, out),
+            Side::Peer => out.fail(Trouble::Peer, "its other half has nothing to say to it"),
+        }
+    }
+
+    /// What it has learned of the data it learns again.
+    fn save(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> bool {
+        state.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_model::module::Kind;
+
+    use super::*;
+    use crate::lz4::Lz4;
+    use crate::zstd::Zstd;
+
+    fn sent(half: &mut dyn Module, from: Side, message: Message) -> Result<Message, String> {
+        let mut turn = Turn::default();
+        half.handle(Instant::ZERO, from, message, &mut turn);
+        match turn.failure() {
+            Some(failure) => Err(failure.why),
+            None => Ok(turn.pop().expect("it passes").1),
+        }
+    }
+
+    fn noise(len: usize) -> Vec<u8> {
+        let mut dice = crate::dice::Dice::new(3);
+        (0..len).map(|_| dice.below(256) as u8).collect()
+    }
+
+    fn message(payload: Vec<u8>) -> Message {
+        Message { kind: Kind::Request, id: 1, head: vec![9; 14].into(), payload: payload.into() }
+    }
+
+    fn halves() -> [(&'static str, [Box<dyn Module>; 2]); 2] {
+        let lz4 = || Box::new(Compress::new(Lz4, 64)) as Box<dyn Module>;
+        let zstd = || Box::new(Compress::new(Zstd::new(1), 64)) as Box<dyn Module>;
+        [("lz4", [lz4(), lz4()]), ("zstd", [zstd(), zstd()])]
+    }
+
+    #[test]
+    fn what_shrinks_is_short_on_the_link_and_whole_behind_it() {
+        for (name, [mut here, mut there]) in halves() {
+            let original = message(vec![7; 100_000]);
+            let travelling = sent(&mut *here, Side::Above, original.clone()).unwrap();
+            assert!(travelling.len() < 1000, "{name}: {} bytes", travelling.len());
+            assert_eq!(sent(&mut *there, Side::Below, travelling), Ok(original), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_shrink_is_left_alone_and_soon_not_tried() {
+        for (name, [mut here, mut there]) in halves() {
+            for _ in 0..3 {
+                let original = message(noise(5000));
+                let travelling = sent(&mut *here, Side::Above, original.clone()).unwrap();
+                assert_eq!((travelling.head.len(), travelling.payload.len()), (15, 5000), "{name}");
+                assert_eq!(sent(&mut *there, Side::Below, travelling), Ok(original), "{name}");
+            }
+            // One failed, one was skipped, one failed: the next two are skipped, too.
+            let lengths: Vec<usize> =
+                (0..3).map(|_| sent(&mut *here, Side::Above, message(vec![7; 5000])).unwrap().payload.len()).collect();
+            assert_eq!((lengths[0], lengths[1], lengths[2] < 500), (5000, 5000, true), "{name}: {lengths:?}");
+            for short in [message(vec![7; 63]), message(Vec::new())] {
+                let travelling = sent(&mut *here, Side::Above, short.clone()).unwrap();
+                assert_eq!(travelling.payload, short.payload, "{name}");
+                assert_eq!(sent(&mut *there, Side::Below, travelling), Ok(short), "{name}");
+            }
+            let nothing = Message { head: Payload::Empty, ..message(Vec::new()) };
+            assert_eq!(sent(&mut *here, Side::Above, nothing.clone()), Ok(nothing.clone()), "{name}");
+            assert_eq!(sent(&mut *there, Side::Below, nothing.clone()), Ok(nothing), "{name}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_no_other_half_sends_are_refused() {
+        for (name, [mut here, mut there]) in halves() {
+            let good = sent(&mut *here, Side::Above, message(vec![7; 10_000])).unwrap();
+            let head = |bytes: &[u8]| Message { head: bytes.into(), ..good.clone() };
+            let mut cases = vec![head(&[2]), head(&[]), head(&[1, 0, 0]), head(&[1, 0xff, 0xff, 0xff, 0xff])];
+            // Longer or shorter than it is.
+            cases.extend([9_999u32, 10_001, 0].map(|length| head(&[&[1][..], &length.to_le_bytes()].concat())));
+            cases.push(Message { payload: noise(50).into(), ..good.clone() });
+            for case in cases {
+                let why = sent(&mut *there, Side::Below, case.clone()).expect_err(name);
+                assert!(why.starts_with("its other half sent "), "{name}: {why}: {case:?}");
+            }
+        }
+    }
+}

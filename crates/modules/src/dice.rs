@@ -1,0 +1,32 @@
+//! Dice that fall the same way for the same seed.
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+#[derive(Debug)]
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// 0 to `count` - 1; 0 of none.
+    pub fn below(&mut self, count: u64) -> u64 {
+        self.next() % count.max(1)
+    }
+
+    pub fn state(&self) -> Vec<u8> {
+        self.0.to_le_bytes().to_vec()
+    }
+
+    pub fn restore(&mut self, state: &[u8]) -> bool {
+        state.try_into().map(|bytes| self.0 = u64::from_le_bytes(bytes)).is_ok()
+    }
+}

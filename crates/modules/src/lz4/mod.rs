@@ -1,0 +1,44 @@
+//! LZ4: compression that costs little time.
+
+use farbus_model::module::{Class, Effects, Form, Manifest, Parameter};
+
+use crate::compress::{Codec, Compress};
+use crate::maker::Simple;
+
+/// What it is, and how it is made.
+pub const LZ4: Simple =
+    Simple { manifest: &MANIFEST, make: |settings, _| Box::new(Compress::new(Lz4, settings.number("min") as usize)) };
+
+const MANIFEST: Manifest = Manifest {
+    name: "lz4",
+    version: 1,
+    summary: "compresses data, fast: for links of up to some Gb/s",
+    classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+    parameters: &[Parameter {
+        name: "min",
+        form: Form::Number(0, 1 << 24),
+        default: Some("256"),
+        what: "bytes of data that are worth a try",
+        is_own: false,
+    }],
+    effects: Effects { is_fault: false, is_movable: true },
+    cost: "about 2 ns a byte to compress, 1 to expand; a copy each way",
+    manual: include_str!("manual.md"),
+};
+
+/// The codec: LZ4's block format.
+pub struct Lz4;
+
+impl Codec for Lz4 {
+    fn compress(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+        Some(lz4_flex::block::compress(bytes))
+    }
+
+    fn expand(&mut self, bytes: &[u8], length: usize) -> Option<Vec<u8>> {
+        // A byte stands for 255 at most: nothing is reserved that cannot come.
+        if length > 64 + bytes.len() * 255 {
+            return None;
+        }
+        lz4_flex::block::decompress(bytes, length).ok().filter(|expanded| expanded.len() == length)
+    }
+}

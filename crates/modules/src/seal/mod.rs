@@ -1,0 +1,409 @@
+//! Sealing: what passes is encrypted and authenticated with a key that both hosts have.
+//!
+//! ```text
+//!   opening   salt 32, proof 32            proof: HMAC-SHA-256 with the key over the word "offer" and the salt
+//!   answer    salt 32, proof 32            over "answer" and both salts
+//!   message   head: number 8               of the direction, used once: the nonce
+//!             payload: head length 2, head, payload; sealed by ChaCha20-Poly1305 over kind, request id and pair
+//! ```
+
+use std::ops::ControlFlow;
+
+use farbus_model::module::{
+    Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Trouble, Turn,
+};
+use farbus_model::{Instant, Payload};
+use ring::{aead, hmac};
+
+use crate::maker::{Begun, Fill, Maker, Place};
+use crate::refusal::{Mismatch, Refusal};
+use crate::settings::Settings;
+
+/// What it is, and how it is made.
+pub const SEAL: Seal = Seal;
+
+const MANIFEST: Manifest = Manifest {
+    name: "seal",
+    version: 1,
+    summary: "encrypts and authenticates, with a key of both hosts",
+    classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+    parameters: &[Parameter {
+        name: "key-file",
+        form: Form::File,
+        default: None,
+        what: "the key that both hosts have: 16 bytes at least",
+        is_own: true,
+    }],
+    effects: Effects { is_fault: false, is_movable: true },
+    cost: "about 1 ns a byte, 26 bytes a message and a copy each way",
+    manual: include_str!("manual.md"),
+};
+
+const SALT_BYTES: usize = 32;
+const PROOF_BYTES: usize = 32;
+const KEY_FILE_BYTES_MIN: usize = 16;
+
+/// The kind of module.
+pub struct Seal;
+
+fn refused(what: &str) -> Refusal {
+    Refusal::new(MANIFEST.name, Mismatch::Halves(what.to_owned()))
+}
+
+fn key_of(settings: &Settings) -> Result<hmac::Key, Refusal> {
+    let bytes = settings.file("key-file");
+    if bytes.len() < KEY_FILE_BYTES_MIN {
+        let what = format!("its key-file has {} bytes, and {KEY_FILE_BYTES_MIN} at least are a key", bytes.len());
+        return Err(Refusal::new(MANIFEST.name, Mismatch::Parameter(what)));
+    }
+    Ok(hmac::Key::new(hmac::HMAC_SHA256, bytes))
+}
+
+/// What a word says of both salts, to whoever has the key.
+fn word(key: &hmac::Key, word: &str, salts: &[&[u8]]) -> [u8; PROOF_BYTES] {
+    let mut context = hmac::Context::with_key(key);
+    context.update(b"farbus seal 1 ");
+    context.update(word.as_bytes());
+    salts.iter().for_each(|salt| context.update(salt));
+    let mut bytes = [0; PROOF_BYTES];
+    bytes.copy_from_slice(context.sign().as_ref());
+    bytes
+}
+
+/// A salt, if what comes behind it proves that whoever sent it has the key.
+fn proven<'a>(key: &hmac::Key, what: &str, before: &[u8], bytes: &'a [u8]) -> Result<&'a [u8], Refusal> {
+    let parts = bytes.split_at_checked(SALT_BYTES).filter(|(_, proof)| proof.len() == PROOF_BYTES);
+    let (salt, proof) = parts.ok_or_else(|| refused("its other half does not begin as one does"))?;
+    let mut context = b"farbus seal 1 ".to_vec();
+    [what.as_bytes(), before, salt].iter().for_each(|part| context.extend_from_slice(part));
+    let is_proven = hmac::verify(key, &context, proof).is_ok();
+    is_proven.then_some(salt).ok_or_else(|| refused("the two hosts have different keys in their key-file"))
+}
+
+impl Maker for Seal {
+    fn manifest(&self) -> &'static Manifest {
+        &MANIFEST
+    }
+
+    fn begin(&self, settings: &Settings, _place: &Place, random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal> {
+        let key = key_of(settings)?;
+        let mut opening = vec![0; SALT_BYTES];
+        random(&mut opening);
+        let proof = word(&key, "offer", &[&opening]);
+        opening.extend(proof);
+        Ok(Box::new(BegunSeal { key, opening }))
+    }
+
+    fn answer(
+        &self,
+        settings: &Settings,
+        _place: &Place,
+        opening: &[u8],
+        random: Fill<'_>,
+    ) -> Result<(Box<dyn Module>, Vec<u8>), Refusal> {
+        let key = key_of(settings)?;
+        let theirs = proven(&key, "offer", &[], opening)?;
+        let mut answer = vec![0; SALT_BYTES];
+        random(&mut answer);
+        let half = Half::new(&key, theirs, &answer, Role::Exporter);
+        let proof = word(&key, "answer", &[theirs, &answer]);
+        answer.extend(proof);
+        Ok((Box::new(half), answer))
+    }
+}
+
+struct BegunSeal {
+    key: hmac::Key,
+    opening: Vec<u8>,
+}
+
+impl Begun for BegunSeal {
+    fn opening(&self) -> &[u8] {
+        &self.opening
+    }
+
+    fn finish(&self, answer: &[u8]) -> Result<Box<dyn Module>, Refusal> {
+        let ours = &self.opening[..SALT_BYTES];
+        let theirs = proven(&self.key, "answer", ours, answer)?;
+        Ok(Box::new(Half::new(&self.key, ours, theirs, Role::Importer)))
+    }
+}
+
+/// One half: a key for each direction.
+struct Half {
+    keys: [[u8; PROOF_BYTES]; 2],
+    out: aead::LessSafeKey,
+    inward: aead::LessSafeKey,
+    sent: u64,
+    seen: Seen,
+}
+
+impl Half {
+    fn new(key: &hmac::Key, importer: &[u8], exporter: &[u8], role: Role) -> Self {
+        let mut keys = ["importer", "exporter"].map(|from| word(key, from, &[importer, exporter]));
+        if role == Role::Exporter {
+            keys.reverse();
+        }
+        let [out, inward] = keys.map(aead_key);
+        Self { keys, out, inward, sent: 0, seen: Seen::default() }
+    }
+
+    fn seal(&mut self, message: Message, out: &mut Turn) {
+        let number = self.sent;
+        self.sent += 1;
+        let (head, payload) = (&message.head, &message.payload);
+        let mut bytes = Vec::with_capacity(2 + head.len() + payload.len() + aead::CHACHA20_POLY1305.tag_len());
+        bytes.extend((head.len() as u16).to_le_bytes());
+        head.runs().chain(payload.runs()).for_each(|run| bytes.extend_from_slice(run));
+        let sealed = self.out.seal_in_place_append_tag(nonce(number), label(&message), &mut bytes);
+        if sealed.is_err() || message.head.len() > usize::from(u16::MAX) {
+            return out.fail(Trouble::Module, "a message is too long to be sealed");
+        }
+        out.below(Message { head: number.to_le_bytes().to_vec().into(), payload: bytes.into(), ..message });
+    }
+
+    fn open(&mut self, message: Message) -> Option<Message> {
+        let number = u64::from_le_bytes(message.head.contiguous().as_ref().try_into().ok()?);
+        let label = label(&message);
+        let mut bytes = message.payload.into_vec();
+        let opened = self.inward.open_in_place(nonce(number), label, &mut bytes).ok()?.len();
+        // Only now is the number known to be theirs.
+        if self.seen.note(number).is_break() {
+            return None;
+        }
+        bytes.truncate(opened);
+        let head_bytes = usize::from(u16::from_le_bytes(*bytes.first_chunk()?));
+        if bytes.len() < 2 + head_bytes {
+            return None;
+        }
+        let head = Payload::from(&bytes[2..2 + head_bytes]);
+        bytes.drain(..2 + head_bytes);
+        Some(Message { kind: message.kind, id: message.id, head, payload: bytes.into() })
+    }
+}
+
+fn aead_key(bytes: [u8; PROOF_BYTES]) -> aead::LessSafeKey {
+    let key = aead::UnboundKey::new(&aead::CHACHA20_POLY1305, &bytes).expect("a key has 32 bytes");
+    aead::LessSafeKey::new(key)
+}
+
+fn nonce(number: u64) -> aead::Nonce {
+    let mut bytes = [0; aead::NONCE_LEN];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    aead::Nonce::assume_unique_for_key(bytes)
+}
+
+/// What is not encrypted, and not to be changed either.
+fn label(message: &Message) -> aead::Aad<[u8; 10]> {
+    let mut bytes = [0; 10];
+    bytes[0] = message.kind.code();
+    if let Kind::Aside(pair) = message.kind {
+        bytes[1] = pair;
+    }
+    bytes[2..].copy_from_slice(&message.id.to_le_bytes());
+    aead::Aad::from(bytes)
+}
+
+impl Module for Half {
+    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+        match from {
+            Side::Above => self.seal(message, out),
+            Side::Below => match self.open(message) {
+                Some(message) => out.above(message),
+                None => out.fail(Trouble::Peer, "a message was changed or repeated on its way"),
+            },
+            Side::Peer => out.fail(Trouble::Peer, "its other half has nothing to say to it"),
+        }
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        let mut state = self.keys.concat();
+        state.extend(self.sent.to_le_bytes());
+        state.extend(self.seen.next.to_le_bytes());
+        self.seen.bits.iter().for_each(|bits| state.extend(bits.to_le_bytes()));
+        Some(state)
+    }
+
+    fn restore(&mut self, state: &[u8]) -> bool {
+        if state.len() != 2 * PROOF_BYTES + 16 + SEEN_WORDS * 8 {
+            return false;
+        }
+        let (keys, rest) = state.split_at(2 * PROOF_BYTES);
+        self.keys = [0, 1].map(|at| std::array::from_fn(|byte| keys[at * PROOF_BYTES + byte]));
+        [self.out, self.inward] = self.keys.map(aead_key);
+        let mut words = rest.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+        self.sent = words.next().unwrap_or_default();
+        self.seen.next = words.next().unwrap_or_default();
+        self.seen.bits = std::array::from_fn(|_| words.next().unwrap_or_default());
+        true
+    }
+}
+
+/// Numbers behind the latest that may still arrive: an interrupt passes bulk data, and no more messages than these are under way.
+const SEEN_MAX: u64 = 4096;
+const SEEN_WORDS: usize = SEEN_MAX as usize / 64;
+
+/// The numbers that arrived: each one once (RFC 6479's window).
+#[derive(Debug)]
+struct Seen {
+    /// The number behind the latest.
+    next: u64,
+    bits: [u64; SEEN_WORDS],
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self { next: 0, bits: [0; SEEN_WORDS] }
+    }
+}
+
+impl Seen {
+    fn note(&mut self, number: u64) -> ControlFlow<()> {
+        if number >= u64::MAX - SEEN_MAX || number + SEEN_MAX < self.next {
+            return ControlFlow::Break(());
+        }
+        // What lies between was not seen.
+        if number >= self.next {
+            if number - self.next >= SEEN_MAX {
+                self.bits = [0; SEEN_WORDS];
+            } else {
+                (self.next..number).for_each(|unseen| self.set(unseen, false));
+            }
+            self.set(number, false);
+            self.next = number + 1;
+        }
+        let (at, bit) = place(number);
+        if self.bits[at] & bit != 0 {
+            return ControlFlow::Break(());
+        }
+        self.set(number, true);
+        ControlFlow::Continue(())
+    }
+
+    fn set(&mut self, number: u64, is_seen: bool) {
+        let (at, bit) = place(number);
+        if is_seen { self.bits[at] |= bit } else { self.bits[at] &= !bit }
+    }
+}
+
+fn place(number: u64) -> (usize, u64) {
+    ((number % SEEN_MAX / 64) as usize, 1 << (number % 64))
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_model::module::Class;
+
+    use super::*;
+    use crate::settings::Asked;
+
+    fn settings(key: u8) -> Settings {
+        let asked: Asked = "seal:key-file=k".parse().unwrap();
+        Settings::of(&MANIFEST, &asked, &mut |_| Ok(vec![key; 32])).unwrap()
+    }
+
+    fn place_of(role: Role) -> Place {
+        Place { role, class: Class::Block, failed: Payload::Empty }
+    }
+
+    fn fill(seed: u8) -> impl FnMut(&mut [u8]) {
+        move |bytes| bytes.fill(seed)
+    }
+
+    fn pair() -> (Box<dyn Module>, Box<dyn Module>) {
+        let begun = SEAL.begin(&settings(1), &place_of(Role::Importer), &mut fill(3)).unwrap();
+        let (exporter, answer) =
+            SEAL.answer(&settings(1), &place_of(Role::Exporter), begun.opening(), &mut fill(4)).unwrap();
+        (begun.finish(&answer).unwrap(), exporter)
+    }
+
+    fn through(half: &mut dyn Module, from: Side, message: Message) -> Option<Message> {
+        let mut turn = Turn::default();
+        half.handle(Instant::ZERO, from, message, &mut turn);
+        let passed = turn.pop().map(|(_, message)| message);
+        assert_ne!(turn.failure().is_some(), passed.is_some(), "it passes or fails");
+        passed
+    }
+
+    fn message(id: u64) -> Message {
+        Message { kind: Kind::Request, id, head: vec![1, 2, 3].into(), payload: vec![id as u8; 100].into() }
+    }
+
+    #[test]
+    fn another_key_is_refused_at_either_end() {
+        let begun = SEAL.begin(&settings(1), &place_of(Role::Importer), &mut fill(3)).unwrap();
+        let other = SEAL.answer(&settings(2), &place_of(Role::Exporter), begun.opening(), &mut fill(4));
+        let why = other.err().unwrap().to_string();
+        assert_eq!(why, "module 'seal': the two hosts have different keys in their key-file");
+        // One that only repeats what it heard has not got the key either.
+        assert!(begun.finish(begun.opening()).is_err());
+        for length in 0..64 {
+            assert!(begun.finish(&begun.opening()[..length]).is_err(), "{length} bytes");
+        }
+        let short = "seal:key-file=k".parse().unwrap();
+        let short = Settings::of(&MANIFEST, &short, &mut |_| Ok(vec![1; 15])).unwrap();
+        let why = SEAL.begin(&short, &place_of(Role::Importer), &mut fill(3)).err().unwrap().to_string();
+        assert_eq!(why, "module 'seal': its key-file has 15 bytes, and 16 at least are a key");
+    }
+
+    #[test]
+    fn nothing_of_a_message_is_seen_and_all_of_it_arrives() {
+        let (mut importer, mut exporter) = pair();
+        for id in 0..3 {
+            let sealed = through(&mut *importer, Side::Above, message(id)).unwrap();
+            let bytes = sealed.payload.contiguous().into_owned();
+            assert!(!bytes.windows(3).any(|window| window == [1, 2, 3] || window == [id as u8; 3]), "{bytes:?}");
+            assert_eq!(through(&mut *exporter, Side::Below, sealed), Some(message(id)));
+            let sealed = through(&mut *exporter, Side::Above, message(id)).unwrap();
+            assert_eq!(through(&mut *importer, Side::Below, sealed), Some(message(id)));
+        }
+    }
+
+    #[test]
+    fn what_was_changed_repeated_turned_round_or_moved_is_found_out() {
+        let (mut importer, mut exporter) = pair();
+        let sealed = through(&mut *importer, Side::Above, message(5)).unwrap();
+        let mut bytes = sealed.payload.contiguous().into_owned();
+        for at in 0..bytes.len() {
+            bytes[at] ^= 1;
+            let changed = Message { payload: bytes.clone().into(), ..sealed.clone() };
+            assert_eq!(through(&mut *exporter, Side::Below, changed), None, "byte {at}");
+            bytes[at] ^= 1;
+        }
+        let moved = [
+            Message { id: 6, ..sealed.clone() },
+            Message { kind: Kind::Completion, ..sealed.clone() },
+            Message { head: vec![9; 8].into(), ..sealed.clone() },
+            Message { head: vec![0; 7].into(), ..sealed.clone() },
+            Message { payload: Payload::Empty, ..sealed.clone() },
+        ];
+        for moved in moved {
+            assert_eq!(through(&mut *exporter, Side::Below, moved), None);
+        }
+        assert_eq!(through(&mut *importer, Side::Below, sealed.clone()), None, "it comes back to its sender");
+        assert_eq!(through(&mut *exporter, Side::Below, sealed.clone()), Some(message(5)), "it is good all the same");
+        assert_eq!(through(&mut *exporter, Side::Below, sealed), None, "once");
+    }
+
+    #[test]
+    fn a_saved_half_goes_on_and_knows_what_it_has_seen() {
+        let (mut importer, mut exporter) = pair();
+        let first = through(&mut *importer, Side::Above, message(1)).unwrap();
+        through(&mut *exporter, Side::Below, first.clone()).unwrap();
+        let (_, mut other) = pair();
+        assert!(other.restore(&exporter.save().unwrap()) && !other.restore(&[0; 9]));
+        assert_eq!(through(&mut *other, Side::Below, first), None);
+        let second = through(&mut *importer, Side::Above, message(2)).unwrap();
+        assert_eq!(through(&mut *other, Side::Below, second), Some(message(2)));
+    }
+
+    #[test]
+    fn numbers_are_seen_once_in_any_order_within_the_window() {
+        let mut seen = Seen::default();
+        let mut is_new = |number| seen.note(number).is_continue();
+        assert!(is_new(5) && is_new(0) && is_new(4) && !is_new(5) && !is_new(0));
+        assert!(is_new(5 + SEEN_MAX) && !is_new(4) && is_new(6) && !is_new(6));
+        assert!(is_new(1 << 40) && !is_new(6) && !is_new(1 << 40) && is_new((1 << 40) - SEEN_MAX + 1));
+        assert!(!is_new(u64::MAX));
+    }
+}

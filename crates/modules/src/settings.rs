@@ -1,0 +1,275 @@
+//! What a module is told: `name:key=value,key=value`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use farbus_model::module::{Form, Manifest, Parameter};
+
+use crate::refusal::{Mismatch, Refusal};
+
+/// A module as a person asks for it. What it is told is not looked at yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Which.
+    pub name: String,
+    /// What it is told, in the order in which it was written.
+    pub parameters: Vec<(String, String)>,
+}
+
+impl FromStr for Asked {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, parameters) = text.split_once(':').unwrap_or((text, ""));
+        if name.is_empty() {
+            return Err("a module has a name: zstd, seal:key-file=PATH".to_owned());
+        }
+        Ok(Self { name: name.to_owned(), parameters: pairs(parameters)? })
+    }
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        for (index, (name, value)) in self.parameters.iter().enumerate() {
+            write!(f, "{}{name}={value}", if index == 0 { ':' } else { ',' })?;
+        }
+        Ok(())
+    }
+}
+
+/// `key=value,key=value`.
+fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
+    let pair = |word: &str| {
+        let (name, value) = word.split_once('=').ok_or_else(|| format!("'{word}' is no NAME=VALUE"))?;
+        Ok((name.to_owned(), value.to_owned()))
+    };
+    text.split(',').filter(|word| !word.is_empty()).map(pair).collect()
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum Value {
+    Number(u64),
+    Span(Duration),
+    Text(String),
+    File(Vec<u8>),
+}
+
+/// What a module was told, understood.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    values: BTreeMap<&'static str, Value>,
+    travelling: String,
+}
+
+/// Reads a file for a module; the error is a sentence.
+pub type ReadFile<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<u8>, String>;
+
+impl Settings {
+    /// What `asked` says to the module of this manifest, its files read.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it knows no such parameter, needs another, or the value is none.
+    pub fn of(manifest: &Manifest, asked: &Asked, read: ReadFile<'_>) -> Result<Self, Refusal> {
+        Self::understand(manifest, &asked.parameters, read, |_| true)
+    }
+
+    /// What the other end says to it (`name=value`, with commas between), and what its own host says: [`Settings::of`] that was
+    /// only given what does not travel.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn joined(manifest: &Manifest, travelled: &str, own: &Settings) -> Result<Self, Refusal> {
+        let wrong = |what| Refusal::new(manifest.name, Mismatch::Parameter(what));
+        let pairs = pairs(travelled).map_err(wrong)?;
+        let mut no_file = |_: &str| Err("a file is its own host's to name".to_owned());
+        let mut settings = Self::understand(manifest, &pairs, &mut no_file, |parameter| !parameter.is_own)?;
+        settings.values.extend(own.values.iter().map(|(name, value)| (*name, value.clone())));
+        Ok(settings)
+    }
+
+    /// What its own host says to it, and nothing else.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn own(manifest: &Manifest, asked: &Asked, read: ReadFile<'_>) -> Result<Self, Refusal> {
+        Self::understand(manifest, &asked.parameters, read, |parameter| parameter.is_own)
+    }
+
+    fn understand(
+        manifest: &Manifest,
+        pairs: &[(String, String)],
+        read: ReadFile<'_>,
+        is_meant: impl Fn(&Parameter) -> bool,
+    ) -> Result<Self, Refusal> {
+        let wrong = |what| Refusal::new(manifest.name, Mismatch::Parameter(what));
+        let meant = || manifest.parameters.iter().filter(|parameter| is_meant(parameter));
+        let mut settings = Self::default();
+        for (name, text) in pairs {
+            let Some(parameter) = meant().find(|parameter| parameter.name == name) else {
+                let known: Vec<&str> = meant().map(|parameter| parameter.name).collect();
+                let known = if known.is_empty() { "nothing".to_owned() } else { known.join(", ") };
+                return Err(wrong(format!("it is not told '{name}' there, but {known}")));
+            };
+            let value = parameter.form.read(text, read).map_err(|what| wrong(format!("{name}={text}: {what}")))?;
+            if settings.values.insert(parameter.name, value).is_some() {
+                return Err(wrong(format!("'{name}' is said twice")));
+            }
+            if !parameter.is_own {
+                let comma = if settings.travelling.is_empty() { "" } else { "," };
+                settings.travelling += &format!("{comma}{name}={text}");
+            }
+        }
+        for parameter in meant() {
+            if !settings.values.contains_key(parameter.name) {
+                let Some(default) = parameter.default else {
+                    return Err(wrong(format!("it has to be told {0}: {1}:{0}=…", parameter.name, manifest.name)));
+                };
+                let value = parameter.form.read(default, read).map_err(&wrong)?;
+                settings.values.insert(parameter.name, value);
+            }
+        }
+        Ok(settings)
+    }
+
+    /// What the other half is told as well.
+    pub fn travelling(&self) -> &str {
+        &self.travelling
+    }
+
+    /// A number.
+    ///
+    /// # Panics
+    /// Here and below: if the manifest has no such parameter; our own bug.
+    pub fn number(&self, name: &str) -> u64 {
+        match self.values.get(name) {
+            Some(Value::Number(number)) => *number,
+            _ => panic!("the manifest has a number '{name}'"),
+        }
+    }
+
+    /// A span.
+    pub fn span(&self, name: &str) -> Duration {
+        match self.values.get(name) {
+            Some(Value::Span(span)) => *span,
+            _ => panic!("the manifest has a span '{name}'"),
+        }
+    }
+
+    /// A text.
+    pub fn text(&self, name: &str) -> &str {
+        match self.values.get(name) {
+            Some(Value::Text(text)) => text,
+            _ => panic!("the manifest has a text '{name}'"),
+        }
+    }
+
+    /// What a file holds.
+    pub fn file(&self, name: &str) -> &[u8] {
+        match self.values.get(name) {
+            Some(Value::File(bytes)) => bytes,
+            _ => panic!("the manifest has a file '{name}'"),
+        }
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // What files hold is secret.
+        f.debug_struct("Settings").field("travelling", &self.travelling).finish_non_exhaustive()
+    }
+}
+
+trait Read {
+    fn read(&self, text: &str, read: ReadFile<'_>) -> Result<Value, String>;
+}
+
+impl Read for Form {
+    fn read(&self, text: &str, read: ReadFile<'_>) -> Result<Value, String> {
+        match *self {
+            Form::Number(min, max) => {
+                let number = text.parse().ok().filter(|number| (min..=max).contains(number));
+                number.map(Value::Number).ok_or_else(|| format!("it is a number from {min} to {max}"))
+            }
+            Form::SpanUpTo(max) => {
+                let span = span(text).filter(|span| *span <= max);
+                span.map(Value::Span).ok_or_else(|| format!("it is {self}"))
+            }
+            Form::Text(max) if text.len() <= max => Ok(Value::Text(text.to_owned())),
+            Form::Text(_) => Err(format!("it is {self}")),
+            Form::File => read(text).map(Value::File),
+        }
+    }
+}
+
+fn span(text: &str) -> Option<Duration> {
+    let unit = text.find(|c: char| !c.is_ascii_digit())?;
+    let count: u64 = text[..unit].parse().ok()?;
+    let count = Some(count).filter(|count| *count <= 1 << 40)?;
+    match &text[unit..] {
+        "us" => Some(Duration::from_micros(count)),
+        "ms" => Some(Duration::from_millis(count)),
+        "s" => Some(Duration::from_secs(count)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::delay::DELAY;
+    use crate::maker::Maker;
+    use crate::seal::SEAL;
+
+    fn read(path: &str) -> Result<Vec<u8>, String> {
+        if path == "key" { Ok(vec![7; 32]) } else { Err("no such file".to_owned()) }
+    }
+
+    #[test]
+    fn a_module_is_asked_for_in_one_word() {
+        let asked: Asked = "delay:time=20ms,jitter=1ms".parse().unwrap();
+        assert_eq!(asked.to_string(), "delay:time=20ms,jitter=1ms");
+        let settings = Settings::of(DELAY.manifest(), &asked, &mut read).unwrap();
+        assert_eq!((settings.span("time"), settings.number("seed")), (Duration::from_millis(20), 0));
+        assert_eq!(settings.travelling(), "time=20ms,jitter=1ms");
+        let there = Settings::joined(DELAY.manifest(), settings.travelling(), &Settings::default()).unwrap();
+        assert_eq!(there, settings);
+        assert_eq!("zstd".parse::<Asked>().map(|asked| asked.to_string()), Ok("zstd".to_owned()));
+        assert!("".parse::<Asked>().is_err() && ":a=b".parse::<Asked>().is_err());
+        assert_eq!("delay:fast".parse::<Asked>(), Err("'fast' is no NAME=VALUE".to_owned()));
+    }
+
+    #[test]
+    fn what_is_wrong_says_which_and_what_would_be_right() {
+        let refused = |text: &str| {
+            let asked: Asked = text.parse().unwrap();
+            let maker: &dyn Maker = if asked.name == "delay" { &DELAY } else { &SEAL };
+            Settings::of(maker.manifest(), &asked, &mut read).unwrap_err().to_string()
+        };
+        assert_eq!(refused("delay"), "module 'delay': it has to be told time: delay:time=…");
+        assert_eq!(refused("delay:time=20"), "module 'delay': time=20: it is a span (us, ms, s) up to 10s");
+        assert_eq!(refused("delay:speed=1"), "module 'delay': it is not told 'speed' there, but time, jitter, seed");
+        assert_eq!(refused("delay:time=1s,time=2s"), "module 'delay': 'time' is said twice");
+        assert_eq!(
+            refused("delay:time=1s,seed=x"),
+            "module 'delay': seed=x: it is a number from 0 to 18446744073709551615"
+        );
+        assert_eq!(refused("seal:key-file=none"), "module 'seal': key-file=none: no such file");
+    }
+
+    #[test]
+    fn a_file_stays_with_its_host() {
+        let asked = "seal:key-file=key".parse().unwrap();
+        let settings = Settings::of(SEAL.manifest(), &asked, &mut read).unwrap();
+        assert_eq!((settings.travelling(), settings.file("key-file")), ("", [7; 32].as_slice()));
+        assert!(
+            Settings::joined(SEAL.manifest(), "key-file=key", &settings).is_err(),
+            "the other end names no file here"
+        );
+        let own = Settings::own(SEAL.manifest(), &asked, &mut read).unwrap();
+        assert_eq!(Settings::joined(SEAL.manifest(), "", &own).unwrap().file("key-file"), [7; 32]);
+        assert!(!format!("{own:?}").contains('7'), "nobody logs a key");
+    }
+}

@@ -1,0 +1,365 @@
+//! Between a session's frames and a pipeline's messages, at either end.
+//!
+//! Frames of one message are put together, because a module sees whole ones; what a class does not show its modules (how urgent a message
+//! is, which others it keeps its order with, how long it stayed where) waits here and goes on with what comes out of them.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use farbus_model::limits::URB_BYTES_MAX;
+use farbus_model::module::{self, ASIDE_BYTES_MAX, Class, Failure, GROWTH_BYTES_MAX, Role, Side, Trouble, Turn};
+use farbus_model::{Instant, Payload, Status, StoreError};
+use farbus_modules::{Pipeline, Place};
+use farbus_wire::native::control::{self, Cause, End};
+use farbus_wire::native::frame::{Flags, RESIDENCE_BYTES};
+use farbus_wire::native::modules::{put_head, split_head};
+use farbus_wire::native::{Arrived, Flow, Head, Kind, Message, Part, Urgency, block, usb};
+
+use crate::Reject;
+
+/// Bytes of a message whose frames are still arriving.
+const MESSAGE_BYTES_MAX: usize = URB_BYTES_MAX as usize + GROWTH_BYTES_MAX;
+/// Bytes of all such messages of an attachment: what the largest credit allows, and the one that may exceed it.
+const ARRIVING_BYTES_MAX: usize = (32 << 20) + 2 * MESSAGE_BYTES_MAX;
+/// Requests of an attachment that owe an answer: the largest credit.
+const REQUESTS_MAX: usize = 4096;
+
+/// What modules are told of an attachment's device.
+pub fn place_of(role: Role, class: control::Class) -> Place {
+    let (class, failed) = match class {
+        control::Class::USB => {
+            let reply = usb::Reply { status: Status::Protocol, actual: 0, start_frame: 0, iso: Vec::new() };
+            (Class::Usb, reply.encode())
+        }
+        control::Class::BLOCK => (Class::Block, block::reply_part(StoreError::Medium)),
+        control::Class::STREAM => (Class::Stream, Part::empty()),
+        _ => (Class::Private, Part::empty()),
+    };
+    Place { role, class, failed: failed.to_vec().into() }
+}
+
+/// How an attachment ends whose modules cannot go on.
+pub fn end_of(failure: &Failure) -> End {
+    let cause = match failure.trouble {
+        Trouble::Network => Cause::Network,
+        Trouble::Peer | Trouble::Module => Cause::Module,
+    };
+    End { cause, message: failure.why.clone() }
+}
+
+/// A message whose frames are still arriving.
+struct Arriving {
+    kind: Kind,
+    residence: Option<Payload>,
+    body: Payload,
+}
+
+/// What a message does not show the modules.
+struct Envelope {
+    urgency: Urgency,
+    flow: Flow,
+    residence: Part,
+    done_at: Option<Instant>,
+}
+
+/// One end's half of an attachment's pipeline.
+pub struct Pipe {
+    pipeline: Pipeline,
+    role: Role,
+    attachment: u16,
+    arriving: BTreeMap<u16, Arriving>,
+    arriving_bytes: usize,
+    /// Requests that owe an answer.
+    open: BTreeSet<u16>,
+    /// Those of them that are timed.
+    timed: BTreeSet<u16>,
+    /// How long they stayed where, while their reply is among the modules.
+    residences: BTreeMap<u16, Payload>,
+    /// Of messages among the modules, by kind and tag.
+    envelopes: BTreeMap<(u8, u64), VecDeque<Envelope>>,
+    turn: Turn,
+    above: VecDeque<Arrived>,
+    below: VecDeque<Message>,
+    failure: Option<Failure>,
+}
+
+impl Pipe {
+    /// Of attachment `attachment`.
+    pub fn new(pipeline: Pipeline, role: Role, attachment: u16) -> Self {
+        Self {
+            pipeline,
+            role,
+            attachment,
+            arriving: BTreeMap::new(),
+            arriving_bytes: 0,
+            open: BTreeSet::new(),
+            timed: BTreeSet::new(),
+            residences: BTreeMap::new(),
+            envelopes: BTreeMap::new(),
+            turn: Turn::default(),
+            above: VecDeque::new(),
+            below: VecDeque::new(),
+            failure: None,
+        }
+    }
+
+    /// What a class has to say goes through the modules, if it is of the kinds that do.
+    pub fn say(&mut self, now: Instant, message: Message) {
+        let Message { head, part, payload, urgency, flow, done_at } = message;
+        let kind = match (head.kind, self.role) {
+            (Kind::Request, Role::Importer) => module::Kind::Request,
+            (Kind::Cancel, Role::Importer) => module::Kind::Cancel,
+            (Kind::Reply, Role::Exporter) => module::Kind::Completion,
+            (Kind::Cancel, Role::Exporter) => module::Kind::Cancelled,
+            (Kind::Event, Role::Exporter) => module::Kind::Event,
+            _ => return self.below.push_back(Message { head, part, payload, urgency, flow, done_at }),
+        };
+        if kind == module::Kind::Request {
+            self.open.insert(head.tag);
+            if head.flags.timed {
+                self.timed.insert(head.tag);
+            }
+        }
+        let residence_bytes = if kind == module::Kind::Completion && head.flags.timed { RESIDENCE_BYTES } else { 0 };
+        let (residence, words) = part.split_at(residence_bytes);
+        let id = u64::from(head.tag);
+        let mut kept = Part::empty();
+        kept.put(residence);
+        let envelope = Envelope { urgency, flow, residence: kept, done_at };
+        self.envelopes.entry((kind.code(), id)).or_default().push_back(envelope);
+        let message = module::Message { kind, id, head: words.into(), payload };
+        self.pipeline.handle(now, Side::Above, message, &mut self.turn);
+        self.collect();
+    }
+
+    /// A frame arrived, of a kind that goes through the modules.
+    ///
+    /// # Errors
+    /// [`Reject`]: the other end broke the protocol; the session is over.
+    pub fn handle_arrived(&mut self, now: Instant, arrived: Arrived) -> Result<(), Reject> {
+        let Head { kind, flags, tag, .. } = arrived.head;
+        let mut arriving = match kind {
+            Kind::Data => {
+                let unknown = Reject::new("tag", tag.into(), "data goes on with what was begun");
+                let mut arriving = self.arriving.remove(&tag).ok_or(unknown)?;
+                self.arriving_bytes -= arriving.body.len();
+                arriving.body = Payload::joined([arriving.body, arrived.body]);
+                arriving
+            }
+            _ => self.begin(kind, tag, flags, arrived.body)?,
+        };
+        let bytes = arriving.body.len();
+        if bytes > MESSAGE_BYTES_MAX || self.arriving_bytes + bytes > ARRIVING_BYTES_MAX {
+            return Err(Reject::new("data", bytes as u64, "a message is no longer than a transfer"));
+        }
+        if flags.more {
+            self.arriving_bytes += bytes;
+            self.arriving.insert(tag, arriving);
+            return Ok(());
+        }
+        if let Some(residence) = arriving.residence.take() {
+            self.residences.insert(tag, residence);
+        }
+        let (head, payload) = split_head(arriving.body)?;
+        let (kind, id) = match arriving.kind {
+            Kind::Request => (module::Kind::Request, tag),
+            Kind::Reply => (module::Kind::Completion, tag),
+            Kind::Cancel if self.role == Role::Exporter => (module::Kind::Cancel, tag),
+            Kind::Cancel => (module::Kind::Cancelled, tag),
+            Kind::Event => (module::Kind::Event, tag),
+            _ => (module::Kind::Aside(tag as u8), 0),
+        };
+        let message = module::Message { kind, id: id.into(), head, payload };
+        self.pipeline.handle(now, Side::Below, message, &mut self.turn);
+        self.collect();
+        Ok(())
+    }
+
+    fn begin(&mut self, kind: Kind, tag: u16, flags: Flags, mut body: Payload) -> Result<Arriving, Reject> {
+        let mut residence = None;
+        match (kind, self.role) {
+            (Kind::Request, Role::Exporter) => {
+                if self.open.len() >= REQUESTS_MAX {
+                    return Err(Reject::new(
+                        "credit",
+                        self.open.len() as u64,
+                        "no more is asked than the credit allows",
+                    ));
+                }
+                if !self.open.insert(tag) {
+                    return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
+                }
+                if flags.timed {
+                    self.timed.insert(tag);
+                }
+            }
+            (Kind::Reply, Role::Importer) => {
+                if !self.open.contains(&tag) || self.arriving.contains_key(&tag) || self.residences.contains_key(&tag) {
+                    return Err(Reject::new("tag", tag.into(), "a reply answers a request, once"));
+                }
+                if flags.timed != self.timed.contains(&tag) {
+                    return Err(Reject::new("tag", tag.into(), "a request is answered timed if it was to be"));
+                }
+                if flags.timed {
+                    let bytes = body.split_front(RESIDENCE_BYTES);
+                    if bytes.len() < RESIDENCE_BYTES {
+                        return Err(Reject::new("residence", bytes.len() as u64, "a timed reply begins with it"));
+                    }
+                    residence = Some(bytes);
+                }
+            }
+            (Kind::Aside, _) if flags.more || body.len() > ASIDE_BYTES_MAX + GROWTH_BYTES_MAX || tag > 255 => {
+                return Err(Reject::new(
+                    "aside",
+                    body.len() as u64,
+                    "a word to a module's other half has 16 KiB at most",
+                ));
+            }
+            (Kind::Cancel, _) if flags.more => {
+                return Err(Reject::new("flags", flags.bits().into(), "a withdrawal is one frame"));
+            }
+            (Kind::Aside | Kind::Cancel, _) | (Kind::Event, Role::Importer) => {}
+            _ => return Err(Reject::new("kind", kind.code().into(), "the other end does not say that")),
+        }
+        if self.arriving.contains_key(&tag) && flags.more {
+            return Err(Reject::new("tag", tag.into(), "the message before it has its end first"));
+        }
+        Ok(Arriving { kind, residence, body })
+    }
+
+    /// The moment of a module may have come.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.pipeline.poll_timeout().is_some_and(|due| due <= now) {
+            self.pipeline.handle_timeout(now, &mut self.turn);
+            self.collect();
+        }
+    }
+
+    /// When [`Pipe::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.pipeline.poll_timeout()
+    }
+
+    /// What the class is to hear next.
+    pub fn poll_above(&mut self) -> Option<Arrived> {
+        self.above.pop_front()
+    }
+
+    /// Whether the class is to hear something.
+    pub fn has_above(&self) -> bool {
+        !self.above.is_empty() || self.failure.is_some()
+    }
+
+    /// What is to be sent next.
+    pub fn poll_below(&mut self) -> Option<Message> {
+        self.below.pop_front()
+    }
+
+    /// Why it cannot go on, if it cannot.
+    pub fn poll_failure(&mut self) -> Option<Failure> {
+        self.failure.take()
+    }
+
+    /// Whether nothing is among the modules.
+    pub fn is_at_rest(&self) -> bool {
+        self.pipeline.is_at_rest() && self.arriving.is_empty()
+    }
+
+    fn collect(&mut self) {
+        while let Some((side, message)) = self.turn.pop() {
+            match side {
+                Side::Above => self.rise(message),
+                Side::Below | Side::Peer => self.sink(message),
+            }
+        }
+        if let Some(failure) = self.turn.failure() {
+            self.failure.get_or_insert(failure);
+        }
+    }
+
+    /// To the class: the head as if it were a frame of its own, and the data the next.
+    fn rise(&mut self, message: module::Message) {
+        let module::Message { kind, id, head, payload } = message;
+        let tag = id as u16;
+        let kind = match (kind, self.role) {
+            (module::Kind::Request, Role::Exporter) => Kind::Request,
+            (module::Kind::Cancel, Role::Exporter) | (module::Kind::Cancelled, Role::Importer) => Kind::Cancel,
+            (module::Kind::Completion, Role::Importer) => Kind::Reply,
+            (module::Kind::Event, Role::Importer) => Kind::Event,
+            _ => return self.lie("it said what its end of a pair does not say"),
+        };
+        let mut frame = Head::new(kind, self.attachment, tag);
+        let mut residence = Payload::Empty;
+        match kind {
+            Kind::Reply => {
+                if !self.open.remove(&tag) {
+                    return self.lie("it answered what nobody asked");
+                }
+                self.envelopes.remove(&(module::Kind::Request.code(), id));
+                frame.flags.plain = head.is_empty();
+                frame.flags.timed = self.timed.remove(&tag);
+                residence = self.residences.remove(&tag).unwrap_or_default();
+                if frame.flags.timed && residence.is_empty() {
+                    residence = vec![0; RESIDENCE_BYTES].into();
+                }
+            }
+            Kind::Request => frame.flags.timed = self.timed.contains(&tag),
+            _ => {}
+        }
+        let first = Payload::joined([residence, head]);
+        if first.is_empty() || payload.is_empty() {
+            let body = if first.is_empty() { payload } else { first };
+            return self.above.push_back(Arrived { head: frame, body });
+        }
+        frame.flags.more = true;
+        self.above.push_back(Arrived { head: frame, body: first });
+        self.above.push_back(Arrived { head: Head::new(Kind::Data, self.attachment, tag), body: payload });
+    }
+
+    fn sink(&mut self, message: module::Message) {
+        let module::Message { kind, id, head, payload } = message;
+        let (said, tag) = match (kind, self.role) {
+            (module::Kind::Request, Role::Importer) => (Kind::Request, id as u16),
+            (module::Kind::Cancel, Role::Importer) | (module::Kind::Cancelled, Role::Exporter) => {
+                (Kind::Cancel, id as u16)
+            }
+            (module::Kind::Completion, Role::Exporter) => (Kind::Reply, id as u16),
+            (module::Kind::Event, Role::Exporter) => (Kind::Event, id as u16),
+            (module::Kind::Aside(pair), _) => (Kind::Aside, pair.into()),
+            _ => return self.lie("it said what its end of a pair does not say"),
+        };
+        let mut frame = Head::new(said, self.attachment, tag);
+        let key = (kind.code(), id);
+        let mut envelope = self.envelopes.get_mut(&key).and_then(VecDeque::pop_front);
+        if self.envelopes.get(&key).is_some_and(VecDeque::is_empty) {
+            self.envelopes.remove(&key);
+        }
+        let mut part = Part::empty();
+        match said {
+            Kind::Request if envelope.is_none() => return self.lie("it asked what nobody asked"),
+            Kind::Request => frame.flags.timed = self.timed.contains(&tag),
+            Kind::Reply => {
+                if !self.open.remove(&tag) {
+                    return self.lie("it answered what nobody asked");
+                }
+                frame.flags.timed = self.timed.remove(&tag);
+                let residence = envelope.as_mut().map(|envelope| std::mem::take(&mut envelope.residence));
+                if frame.flags.timed {
+                    let residence = residence.filter(|residence| residence.len() == RESIDENCE_BYTES);
+                    part = residence.unwrap_or_else(|| [0; RESIDENCE_BYTES].into());
+                }
+            }
+            _ => {}
+        }
+        put_head(&mut part, &head, &payload);
+        let flow = Flow(u32::from(self.attachment) << 8);
+        let (urgency, flow, done_at) = match envelope {
+            Some(Envelope { urgency, flow, done_at, .. }) => (urgency, flow, done_at.filter(|_| frame.flags.timed)),
+            None => (Urgency::High, flow, None),
+        };
+        self.below.push_back(Message { head: frame, part, payload, urgency, flow, done_at });
+    }
+
+    fn lie(&mut self, why: &str) {
+        self.failure.get_or_insert(Failure { trouble: Trouble::Module, why: format!("a module: {why}") });
+    }
+}

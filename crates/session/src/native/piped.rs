@@ -1,0 +1,288 @@
+//! A device of theirs that is used through modules, or through none.
+
+use std::collections::VecDeque;
+
+use farbus_model::Instant;
+use farbus_model::module::{Offer, Role};
+use farbus_modules::{Beginning, Recipe, Refusal};
+use farbus_wire::native::control::{Cause, Class, End, Open};
+use farbus_wire::native::modules::{decode_answers, encode_offers};
+use farbus_wire::native::{Arrived, Kind, Message};
+use farbus_wire::snapshot::{Reader, Writer};
+
+use super::importer::{Attached, Movable, State};
+use super::pipe::{Pipe, end_of, place_of};
+use super::timing::Timed;
+use crate::Reject;
+
+/// What an attachment goes through, and where its modules get randomness from.
+pub struct Through {
+    /// Which modules.
+    pub recipe: Recipe,
+    /// Fills bytes that nobody can guess.
+    pub random: FillOwn,
+}
+
+/// Fills bytes that nobody can guess.
+pub type FillOwn = Box<dyn FnMut(&mut [u8]) + Send>;
+
+/// Any class's importing end, and the modules between it and the link.
+pub struct Piped<A> {
+    remote: A,
+    modules: Option<Box<Modules>>,
+}
+
+struct Modules {
+    through: Through,
+    /// The moment of the call that is under way.
+    now: Instant,
+    begun: Option<Beginning>,
+    answers: Vec<Vec<u8>>,
+    /// Its description is arriving, or what came along with it.
+    is_opening: bool,
+    pipe: Option<Pipe>,
+    below: VecDeque<Message>,
+    /// It cannot go on: its class is to be told.
+    failed: Option<End>,
+    /// It was told.
+    is_over: bool,
+}
+
+impl<A> From<A> for Piped<A> {
+    fn from(remote: A) -> Self {
+        Self { remote, modules: None }
+    }
+}
+
+impl<A: Attached> Piped<A> {
+    /// Through these; through none if there are none.
+    pub fn new(remote: A, through: Option<Through>) -> Self {
+        let modules = through.filter(|through| !through.recipe.is_empty()).map(|through| {
+            Box::new(Modules {
+                through,
+                now: Instant::ZERO,
+                begun: None,
+                answers: Vec::new(),
+                is_opening: false,
+                pipe: None,
+                below: VecDeque::new(),
+                failed: None,
+                is_over: false,
+            })
+        });
+        Self { remote, modules }
+    }
+
+    /// The class's own end.
+    pub fn inner(&self) -> &A {
+        &self.remote
+    }
+
+    /// The same, to be asked something.
+    pub fn inner_mut(&mut self) -> &mut A {
+        &mut self.remote
+    }
+
+    /// Whether there are modules: what goes through some does not go on in another process.
+    pub fn has_modules(&self) -> bool {
+        self.modules.is_some()
+    }
+
+    /// It is this late: what is said next is said now.
+    pub fn tell_time(&mut self, now: impl FnOnce() -> Instant) {
+        if let Some(modules) = &mut self.modules {
+            modules.now = now();
+        }
+    }
+
+    /// What came out of the modules is heard.
+    fn settle(&mut self, done: &mut A::Done) {
+        let Some(modules) = &mut self.modules else { return };
+        while let Some(arrived) = modules.pipe.as_mut().and_then(Pipe::poll_above) {
+            if let Err(reject) = self.remote.handle_arrived(modules.now, arrived, done) {
+                let message = format!("what came out of the modules: {reject}");
+                modules.failed.get_or_insert(End { cause: Cause::Module, message });
+            }
+        }
+        if let Some(failure) = modules.pipe.as_mut().and_then(Pipe::poll_failure) {
+            modules.failed.get_or_insert(end_of(&failure));
+        }
+        if let Some(End { cause, message }) = modules.failed.take()
+            && !std::mem::replace(&mut modules.is_over, true)
+        {
+            // Said first: whoever is over says nothing any more.
+            self.remote.close();
+            while let Some(said) = self.remote.poll_message() {
+                if said.head.kind == Kind::Close {
+                    modules.below.push_back(said);
+                }
+            }
+            modules.pipe = None;
+            self.remote.handle_over(cause, &message, done);
+        }
+    }
+}
+
+impl Modules {
+    fn refuse(&mut self, refusal: &Refusal) {
+        self.failed.get_or_insert(End { cause: Cause::Module, message: refusal.to_string() });
+    }
+
+    /// The device is asked for: first through which modules.
+    fn begin(&mut self, attachment: u16, class: Class) {
+        self.pipe = None;
+        self.answers.clear();
+        let place = place_of(Role::Importer, class);
+        match self.through.recipe.begin(&place, &mut *self.through.random) {
+            Ok(begun) => {
+                let offers: Vec<Offer> = begun.offers().cloned().collect();
+                let part = encode_offers(&offers).into();
+                self.below.push_back(Message::control(Kind::Modules, attachment, 0, part));
+                self.begun = Some(begun);
+            }
+            Err(refusal) => self.refuse(&refusal),
+        }
+    }
+
+    /// The device is there.
+    fn open(&mut self, attachment: u16) {
+        let Some(begun) = &self.begun else { return };
+        match begun.finish(&std::mem::take(&mut self.answers)) {
+            Ok(pipeline) => self.pipe = Some(Pipe::new(pipeline, Role::Importer, attachment)),
+            Err(refusal) => self.refuse(&refusal),
+        }
+    }
+
+    fn say(&mut self, message: Message) {
+        match (message.head.kind, &mut self.pipe) {
+            (Kind::Open | Kind::Inherit, _) => {
+                // An heir's begins with what he understands.
+                let words: &[u8] = &message.part;
+                let words = if message.head.kind == Kind::Inherit { words.get(8..).unwrap_or_default() } else { words };
+                let class = Open::decode(words).map(|open| open.class).expect("our own class says it so");
+                self.begin(message.head.attachment, class);
+                self.below.push_back(message);
+            }
+            (_, Some(pipe)) => pipe.say(self.now, message),
+            (_, None) => self.below.push_back(message),
+        }
+    }
+}
+
+impl<A: Attached> Attached for Piped<A> {
+    type Done = A::Done;
+
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
+        let Some(modules) = &mut self.modules else { return self.remote.handle_arrived(now, arrived, done) };
+        modules.now = now;
+        let Arrived { head, body } = &arrived;
+        // Its class knows why it is over; that its exporter was told is no news.
+        if modules.is_over {
+            return Ok(());
+        }
+        match head.kind {
+            Kind::Modules => modules.answers = decode_answers(&body.contiguous())?,
+            Kind::Reply | Kind::Cancel | Kind::Event | Kind::Aside | Kind::Data if !modules.is_opening => {
+                let unknown = Reject::new("kind", head.kind.code().into(), "a device is opened first");
+                modules.pipe.as_mut().ok_or(unknown)?.handle_arrived(now, arrived)?;
+            }
+            kind => {
+                if kind == Kind::Opened {
+                    modules.open(head.attachment);
+                }
+                modules.is_opening = head.flags.more;
+                self.remote.handle_arrived(now, arrived, done)?;
+            }
+        }
+        self.settle(done);
+        Ok(())
+    }
+
+    fn handle_renewed(&mut self, now: Instant, done: &mut Self::Done) {
+        if let Some(modules) = &mut self.modules {
+            modules.now = now;
+            (modules.pipe, modules.begun, modules.is_opening) = (None, None, false);
+            modules.below.clear();
+        }
+        self.remote.handle_renewed(now, done);
+    }
+
+    fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done) {
+        self.remote.handle_over(cause, message, done);
+    }
+
+    fn poll_message(&mut self) -> Option<Message> {
+        let Some(modules) = &mut self.modules else { return self.remote.poll_message() };
+        loop {
+            let made = modules.below.pop_front().or_else(|| modules.pipe.as_mut().and_then(Pipe::poll_below));
+            if made.is_some() {
+                return made;
+            }
+            modules.say(self.remote.poll_message()?);
+        }
+    }
+
+    fn state(&self) -> &State {
+        self.remote.state()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let modules = self.modules.as_ref().filter(|modules| !modules.is_over)?;
+        let has_heard = modules.pipe.as_ref().is_some_and(Pipe::has_above);
+        if modules.failed.is_some() || has_heard {
+            return Some(Instant::ZERO);
+        }
+        modules.pipe.as_ref().and_then(Pipe::poll_timeout)
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Self::Done) {
+        let Some(modules) = &mut self.modules else { return };
+        modules.now = now;
+        if let Some(pipe) = &mut modules.pipe {
+            pipe.handle_timeout(now);
+        }
+        self.settle(done);
+    }
+
+    fn poll_timed(&mut self) -> Option<Timed> {
+        self.remote.poll_timed()
+    }
+
+    fn close(&mut self) {
+        self.remote.close();
+    }
+
+    fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
+        self.remote.hold_still(now, done);
+    }
+
+    fn is_still(&self) -> bool {
+        self.remote.is_still()
+    }
+
+    fn bequeath(&mut self, heir: [u8; 32]) {
+        self.remote.bequeath(heir);
+    }
+
+    fn is_moving(&self) -> bool {
+        self.remote.is_moving()
+    }
+}
+
+/// Without modules.
+impl<A: Movable> Movable for Piped<A> {
+    /// # Panics
+    /// If it has modules: its owner asks first.
+    fn save(&self, to: &mut Writer) {
+        assert!(self.modules.is_none(), "what goes through modules is begun anew");
+        self.remote.save(to);
+    }
+
+    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        A::restore(from).map(Self::from)
+    }
+
+    fn hand_over(&mut self) {
+        self.remote.hand_over();
+    }
+}

@@ -1,0 +1,146 @@
+//! A device of ours that is served through modules.
+
+use farbus_model::module::Role;
+use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
+use farbus_modules::Pipeline;
+use farbus_wire::native::control::{Credit, End};
+use farbus_wire::native::{Arrived, Kind, Lane, LaneLimits};
+
+use super::pipe::{Pipe, end_of};
+use super::served::{Bequest, Served};
+use crate::Reject;
+
+/// Any class's half of an exporter, behind modules. It does not go on in another process: its attachment ends there, and says so.
+pub struct PipedServed {
+    served: Box<dyn Served>,
+    pipe: Pipe,
+    /// What the class says before it went through the modules; it has no link.
+    inner: Lane,
+    end: Option<End>,
+}
+
+impl PipedServed {
+    /// `served`, as `attachment`, behind `pipeline`.
+    pub fn new(attachment: u16, served: Box<dyn Served>, pipeline: Pipeline) -> Self {
+        let inner = Lane::new(LaneLimits { receive_bytes: 0, unacknowledged_bytes_max: 0 });
+        Self { served, pipe: Pipe::new(pipeline, Role::Exporter, attachment), inner, end: None }
+    }
+
+    /// What came out of the modules goes on, until there is nothing more.
+    fn settle(&mut self, now: Instant, lane: &mut Lane) -> Result<(), Reject> {
+        loop {
+            while let Some(message) = self.pipe.poll_below() {
+                lane.send(message);
+            }
+            if let Some(message) = self.inner.poll_message() {
+                self.pipe.say(now, message);
+            } else if let Some(arrived) = self.pipe.poll_above().filter(|_| self.end.is_none()) {
+                self.served.handle_arrived(now, arrived, &mut self.inner)?;
+            } else {
+                break;
+            }
+        }
+        if let Some(failure) = self.pipe.poll_failure() {
+            self.end.get_or_insert(end_of(&failure));
+        }
+        Ok(())
+    }
+
+    /// The same where nothing was heard that could be wrong.
+    fn flush(&mut self, now: Instant, lane: &mut Lane) {
+        if let Err(reject) = self.settle(now, lane) {
+            self.end.get_or_insert(refused(&reject));
+        }
+    }
+}
+
+/// A module's half gave the class what no importer says: its other half may be to blame, and the session is not.
+fn refused(reject: &Reject) -> End {
+    End {
+        cause: farbus_wire::native::control::Cause::Module,
+        message: format!("what came out of the modules: {reject}"),
+    }
+}
+
+impl Served for PipedServed {
+    fn credit(&self) -> Credit {
+        self.served.credit()
+    }
+
+    fn description(&self) -> Vec<u8> {
+        self.served.description()
+    }
+
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+        if self.end.is_some() {
+            return Ok(());
+        }
+        match arrived.head.kind {
+            Kind::Request | Kind::Data | Kind::Cancel | Kind::Aside => self.pipe.handle_arrived(now, arrived)?,
+            _ => self.served.handle_arrived(now, arrived, &mut self.inner)?,
+        }
+        self.flush(now, lane);
+        Ok(())
+    }
+
+    fn handle_ready(&mut self, now: Instant, lane: &mut Lane) {
+        self.pipe.handle_timeout(now);
+        self.served.handle_ready(now, &mut self.inner);
+        self.flush(now, lane);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        if self.end.is_some() {
+            return Some(Instant::ZERO);
+        }
+        [self.served.poll_timeout(), self.pipe.poll_timeout()].into_iter().flatten().min()
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.served.readiness()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.end.is_none() && self.served.is_idle() && self.pipe.is_at_rest()
+    }
+
+    fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
+        let result = self.served.command(now, command, &mut self.inner);
+        self.flush(now, lane);
+        result
+    }
+
+    fn pool_mut(&mut self) -> Option<&mut BufferPool> {
+        self.served.pool_mut()
+    }
+
+    fn poll_end(&mut self) -> Option<End> {
+        self.served.poll_end().or_else(|| self.end.clone())
+    }
+
+    fn hand_over(self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
+        self.served.hand_over(now, bequest)
+    }
+
+    fn finish(self: Box<Self>, now: Instant) {
+        self.served.finish(now);
+    }
+
+    fn come_to_rest(&mut self, now: Instant, lane: &mut Lane) {
+        self.served.come_to_rest(now, &mut self.inner);
+        self.flush(now, lane);
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.served.is_at_rest() && self.pipe.is_at_rest()
+    }
+
+    fn go_on(&mut self, now: Instant, lane: &mut Lane) {
+        self.served.go_on(now, &mut self.inner);
+        self.flush(now, lane);
+    }
+
+    fn leave(self: Box<Self>, now: Instant) {
+        self.served.leave(now);
+    }
+}

@@ -1,0 +1,147 @@
+//! What every class's half of an exporter does.
+
+use std::time::Duration;
+
+use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
+use farbus_wire::native::control::{Credit, End, LUGGAGE_BYTES_MAX};
+use farbus_wire::native::{Arrived, Lane};
+
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+
+/// A device of ours that an attachment serves: the class's own half of an exporter (requirement N1: connect, receive, transmit,
+/// disconnect). A new class is one more of these; nothing else changes.
+pub trait Served: Send {
+    /// What may be in flight.
+    fn credit(&self) -> Credit;
+
+    /// What the device is, in its class's words.
+    fn description(&self) -> Vec<u8>;
+
+    /// A request, more of its data, or its withdrawal arrived. What is to be said goes to `lane`.
+    ///
+    /// # Errors
+    /// [`Reject`]: the importer broke the protocol; the session is over.
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject>;
+
+    /// Something may have happened to what [`Served::readiness`] stands for, or the moment of [`Served::poll_timeout`] come.
+    fn handle_ready(&mut self, now: Instant, lane: &mut Lane);
+
+    /// When [`Served::handle_ready`] wants to be called, if at all.
+    fn poll_timeout(&self) -> Option<Instant>;
+
+    /// What to wait on besides the link.
+    fn readiness(&self) -> Option<&Readiness>;
+
+    /// Whether it has nothing to say before it is asked something, or its moment comes.
+    fn is_idle(&self) -> bool {
+        false
+    }
+
+    /// The owner asks something of the device.
+    ///
+    /// # Errors
+    /// [`CommandError`] when the device does not know it or refuses.
+    fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
+        let _ = (now, lane);
+        Err(CommandError::unknown(command))
+    }
+
+    /// Where it takes buffers from, if it does. The session lends it its own, to which what was sent comes back.
+    fn pool_mut(&mut self) -> Option<&mut BufferPool> {
+        None
+    }
+
+    /// Why it is of no use any more, if it is.
+    fn poll_end(&mut self) -> Option<End>;
+
+    /// The importer hands the device over as it is: nothing is reset. What is in flight is withdrawn; its importer has waited for
+    /// what it wants answered. Says whether it waits for its heir now. A class that knows no such thing ends.
+    fn hand_over(self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
+        let _ = bequest;
+        self.finish(now);
+        false
+    }
+
+    /// The attachment is over: everything in flight is withdrawn, and the device given back.
+    fn finish(self: Box<Self>, now: Instant);
+
+    /// Another process is to go on with it: what would wait for ever is taken back from the device, as if it had not got there yet.
+    fn come_to_rest(&mut self, now: Instant, lane: &mut Lane) {
+        let _ = (now, lane);
+    }
+
+    /// Whether the device has nothing of the importer's.
+    fn is_at_rest(&self) -> bool {
+        true
+    }
+
+    /// Writes down, at rest, what another process needs to go on. A class that knows no such thing ends there.
+    ///
+    /// # Errors
+    /// [`Unmovable`].
+    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        let _ = to;
+        Err(Unmovable)
+    }
+
+    /// It is as another process wrote it down, over a device that is new here; [`Served::go_on`] begins. One that cannot be is of no
+    /// more use than to be finished.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
+        let _ = (now, from);
+        Err(Reject::new("class", 0, "it is one that can go on in another process"))
+    }
+
+    /// It begins in another process, or stays here after all: what was taken back goes to the device again.
+    fn go_on(&mut self, now: Instant, lane: &mut Lane) {
+        let _ = (now, lane);
+    }
+
+    /// Another process has it: the device is let go of, and nothing is done to it.
+    fn leave(self: Box<Self>, now: Instant) {
+        self.finish(now);
+    }
+}
+
+/// To whom a device is handed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bequest {
+    /// The key of the host that goes on with it; zeros for one without.
+    pub heir: [u8; 32],
+    /// What that host is given along with it.
+    pub luggage: Vec<u8>,
+    /// How long it waits for that host; none: as long as is usual there.
+    pub left: Option<Duration>,
+}
+
+/// A device that was handed over and that nobody has fetched, in its importer's hands again: another process is to wait for its heir.
+pub struct Recalled {
+    /// The lease under which it was handed over.
+    pub lease: u64,
+    /// It.
+    pub served: Box<dyn Served>,
+    /// To whom it goes.
+    pub bequest: Bequest,
+}
+
+impl Bequest {
+    pub(super) fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let heir = from.take(32, "heir")?.try_into().expect("32 bytes");
+        let (luggage, ms) = (from.bytes("luggage")?.to_vec(), from.u64("time left")?);
+        if luggage.len() > LUGGAGE_BYTES_MAX || ms > u32::MAX.into() {
+            return Err(Reject::new(
+                "luggage",
+                luggage.len() as u64,
+                "luggage has 16 MiB at most, and waits some seconds",
+            ));
+        }
+        Ok(Self { heir, luggage, left: Some(Duration::from_millis(ms)) })
+    }
+}
+
+/// A device that no other process can go on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unmovable;

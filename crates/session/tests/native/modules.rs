@@ -1,0 +1,182 @@
+//! Modules between the two ends of a session: what changes nothing that can be seen above, what fails, what strangers make of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_model::block::MemoryStore;
+use farbus_model::{BlockId, BlockRequest, BufferPool, Completions, Instant, StoreDevice, StoreError};
+use farbus_modules::{Allowance, Asked, Catalogue, Recipe};
+use farbus_session::native::control::{Cause, Class, End, Mode, Open};
+use farbus_session::native::modules::encode_offers;
+use farbus_session::native::{
+    Allowed, Attached, Kind, Lane, LaneLimits, Message, Part, Piped, RemoteBlock, Served, ServedBlock, Services, State,
+    Through,
+};
+
+use crate::random::Random;
+use crate::world::World;
+
+/// What changes nothing above.
+const HARMLESS: [&str; 7] = [
+    "null",
+    "lz4:min=1",
+    "zstd:min=1",
+    "zstd",
+    "seal:key-file=k",
+    "delay:time=300us,jitter=500us",
+    "rate:bytes-per-s=500000000",
+];
+
+/// Both ends of an attachment's modules.
+pub struct Modules {
+    pub through: Through,
+    pub allowed: Arc<Allowed>,
+}
+
+impl Modules {
+    /// One to four of them.
+    pub fn any(random: &mut Random) -> Self {
+        let asked: Vec<&str> = (0..=random.below(4)).map(|_| random.pick(&HARMLESS)).collect();
+        Self::new(&asked, 7)
+    }
+
+    /// These; the exporter's key is made of `key`, the importer's of sevens.
+    pub fn new(asked: &[&str], key: u8) -> Self {
+        let catalogue = Catalogue::builtin();
+        let asked: Vec<Asked> = asked.iter().map(|text| text.parse().unwrap()).collect();
+        let recipe = Recipe::new(&catalogue, &asked, &mut |_| Ok(vec![7; 32])).unwrap();
+        let mut allowance = Allowance::usual(&catalogue);
+        allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut |_| Ok(vec![key; 32])).unwrap();
+        let mut salts = Random::new(1);
+        let through = Through { recipe, random: Box::new(move |bytes| bytes.fill_with(|| salts.next() as u8)) };
+        let allowed = Allowed { modules: allowance, random: Box::new(|bytes| bytes.fill(3)) };
+        Self { through, allowed: Arc::new(allowed) }
+    }
+}
+
+/// Gives a disk in memory to whoever asks.
+struct Shelf;
+
+impl Services for Shelf {
+    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        let disk = StoreDevice::new(MemoryStore::new(vec![7; 1 << 16]));
+        Ok((1, Box::new(ServedBlock::new(number, disk, 1, |_, _| {}))))
+    }
+}
+
+fn open() -> Open {
+    Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: String::new() }
+}
+
+/// A disk through these modules, if its exporter allows any, and what was read of it.
+fn used(random: &mut Random, modules: Modules, is_allowed: bool) -> (State, Vec<Result<(), StoreError>>) {
+    let mut world = World::new(Piped::new(RemoteBlock::new(1, open()), Some(modules.through)));
+    world.allowed = is_allowed.then_some(modules.allowed);
+    let mut done = Completions::new(BufferPool::new(0));
+    world.link(random, &mut done);
+    world.exchange(&mut Shelf, &mut done);
+    if *world.remote.state() == State::Open {
+        for id in 0..10 {
+            let request = BlockRequest::read(BlockId(id), 0, 4096).launch();
+            farbus_model::BlockDevice::submit(world.remote.inner_mut(), world.now, request, &mut done);
+            world.exchange(&mut Shelf, &mut done);
+        }
+    }
+    let answers = std::iter::from_fn(|| done.pop()).map(|done| done.result).collect();
+    let attached = world.exporter.as_ref().map_or(0, |session| session.attachments());
+    assert_eq!(attached > 0, *world.remote.state() == State::Open, "who is over has let go");
+    (world.remote.state().clone(), answers)
+}
+
+#[test]
+fn what_does_not_fit_or_fails_ends_the_attachment_and_says_why() {
+    let random = &mut Random::new(1);
+    let mut ends_with = |asked: &[&str], key, is_allowed, cause, word: &str| {
+        let (state, answers) = used(random, Modules::new(asked, key), is_allowed);
+        let State::Ended(end) = state else { panic!("{asked:?}: {state:?}") };
+        assert!(end.cause == cause && end.message.contains(word), "{asked:?}: {end:?}");
+        answers
+    };
+    let seal = "seal:key-file=k";
+    assert!(
+        ends_with(&["zstd", seal], 8, true, Cause::Module, "module 'seal': the two hosts have different").is_empty()
+    );
+    assert!(ends_with(&["null"], 7, false, Cause::Module, "nothing goes through modules here").is_empty());
+    // Four messages pass: the way to the device and back, twice.
+    let answers = ends_with(&["cut:after=4"], 7, true, Cause::Network, "module 'cut'");
+    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 2);
+    assert_eq!((answers.len(), answers[2]), (10, Err(StoreError::Lost)));
+    let answers =
+        ends_with(&[seal, "corrupt:one-in=1"], 7, true, Cause::Module, "module 'seal': a message was changed");
+    assert!(answers.len() == 10 && answers.iter().all(Result::is_err));
+
+    let (state, answers) = used(random, Modules::new(&["drop:one-in=1"], 7), true);
+    assert_eq!((state, answers), (State::Open, vec![Err(StoreError::Medium); 10]));
+    let (state, answers) = used(random, Modules::new(&["zstd", seal, "null"], 7), true);
+    assert_eq!((state, answers), (State::Open, vec![Ok(()); 10]));
+}
+
+#[test]
+fn frames_that_nobody_means_do_no_harm_behind_modules() {
+    let kinds =
+        [Kind::Request, Kind::Data, Kind::Cancel, Kind::Aside, Kind::Modules, Kind::Grant, Kind::Reply, Kind::Close];
+    let (mut refused, mut ended, mut lived) = (0, 0, 0);
+    for seed in 0..400 {
+        let random = &mut Random::new(seed);
+        let asked: &[&str] = random.pick(&[&["zstd"][..], &["null"], &["lz4:min=1", "null"], &["seal:key-file=k"]]);
+        let Modules { mut through, allowed } = Modules::new(asked, 7);
+        let mut world = World::new(Piped::from(RemoteBlock::new(9, open())));
+        world.allowed = Some(allowed);
+        let mut done = Completions::new(BufferPool::new(0));
+        world.link(random, &mut done);
+        let place = farbus_modules::Place {
+            role: farbus_model::module::Role::Importer,
+            class: farbus_model::module::Class::Block,
+            failed: farbus_model::Payload::Empty,
+        };
+        let begun = through.recipe.begin(&place, &mut *through.random).unwrap();
+        let offers: Vec<_> = begun.offers().cloned().collect();
+        let mut session = world.exporter.take().unwrap();
+        let mut lane = Lane::new(LaneLimits::DEFAULT);
+        lane.handle_linked(0, &mut BufferPool::new(0)).unwrap();
+        lane.send(Message::control(Kind::Modules, 1, 0, encode_offers(&offers).into()));
+        lane.send(Message::control(Kind::Open, 1, 0, open().encode().into()));
+        for _ in 0..random.below(40) {
+            let is_wild = random.once_in(9);
+            let kind = random.pick(&kinds[..if is_wild { kinds.len() } else { 4 }]);
+            let mut message = Message::control(kind, 1, random.below(4) as u16, Part::empty());
+            let length = random.pick(&[0, 1, 2, 15, 16, 17, 40, 600, 20_000]);
+            let mut body: Vec<u8> = (0..length).map(|_| random.pick(&[0, 0, 1, 14, 0xff])).collect();
+            if random.once_in(2) && length > 17 {
+                // As a read of a block begins, and zstd's word that it is as it is.
+                body.splice(..17, [15, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            }
+            message.payload = body.into();
+            message.head.flags.more = random.once_in(4);
+            lane.send(message);
+        }
+        let bytes: Vec<u8> = lane.poll_transmit(world.now).iter().flat_map(|run| run.to_vec()).collect();
+        let mut outcome = Ok(false);
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let space = session.lane_mut().receive_space();
+            let count = space.len().min(rest.len());
+            space[..count].copy_from_slice(&rest[..count]);
+            session.lane_mut().handle_received(count);
+            rest = &rest[count..];
+            outcome = session.advance(world.now + Duration::from_millis(1), &mut Shelf);
+            if outcome.is_err() {
+                break;
+            }
+        }
+        session.handle_ready(world.now + Duration::from_secs(1));
+        match (outcome, session.attachments()) {
+            (Err(_), _) => refused += 1,
+            (Ok(_), 0) => ended += 1,
+            (Ok(_), _) => lived += 1,
+        }
+        session.finish(world.now);
+    }
+    println!("{refused} refused, {ended} ended, {lived} lived");
+    assert!(refused > 20 && ended > 20 && lived > 5, "{refused} refused, {ended} ended, {lived} lived");
+}
