@@ -617,7 +617,7 @@ mod tests {
             ("[[attach]]\ntarget = \"lab3\"", "2:10", "lab3/disk"),
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, uas, fuse, nbd, redir and auto"),
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nmode = \"write\"", "4:8", "exclusive (one who may write)"),
-            ("[[attach]]\ntarget = \"a/b\"\nmode = \"read\"", "3:8", "via = \"fuse\" and via = \"nbd\""),
+            ("[[attach]]\ntarget = \"a/b\"\nmode = \"read\"", "3:8", "\"nbd\" and \"uas\""),
             ("[[attach]]\ntarget = \"a/b\"\nover = \"udp\"", "3:8", "tcp and quic"),
             ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"zip\"]", "3:12", "there are lz4, zstd"),
             ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"seal:key-file=k\"]", "3:12", "'farbus attach --module'"),
