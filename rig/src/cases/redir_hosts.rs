@@ -323,18 +323,14 @@ fn stays(lab: &Lab) -> Result<String> {
     let there = cluster.place(1)?;
     std::thread::sleep(Duration::from_secs(1));
     let (host, heir) = cluster.hosts_of(0);
-    for lent in here.lent.iter().filter(|lent| lent.way == Way::Redir) {
+    for lent in &here.lent {
         host.run(&["migrate", lent.name, "--to", heir.name()])?;
     }
     cluster.type_part(1)?;
-    let failed = here.guest.migrate_pausing(&cluster.incoming(), Duration::from_secs(20), || {
-        for lent in here.lent.iter().filter(|lent| lent.way == Way::Nbd) {
-            host.run(&["migrate", lent.name, "--to", heir.name()])?;
-        }
-        there.guest.cut_power();
-        drop(there.lent);
-        Ok(())
-    });
+    there.guest.cut_power();
+    drop(there.lent);
+    // Before it has stopped: a QEMU that has saved its usb-redir devices once does not send again what has an id of then.
+    let failed = here.guest.migrate(&cluster.incoming(), Duration::from_secs(20));
     expect(failed.is_err(), || "it has migrated to nobody".into())?;
     for lent in &here.lent {
         host.run(&["resume", lent.name])?;
