@@ -118,6 +118,9 @@ pub enum Class {
 }
 
 impl Class {
+    /// All of them.
+    pub const ALL: &[Class] = &[Class::Usb, Class::Block, Class::Stream, Class::Private];
+
     /// What people call it.
     pub const fn as_str(self) -> &'static str {
         match self {

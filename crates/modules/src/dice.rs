@@ -1,5 +1,16 @@
 //! Dice that fall the same way for the same seed.
 
+use farbus_model::module::{Form, Parameter};
+
+/// What says how they fall.
+pub const SEED: Parameter = Parameter {
+    name: "seed",
+    form: Form::Number(0, u64::MAX),
+    default: Some("0"),
+    what: "of the draws",
+    is_own: false,
+};
+
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Debug)]
 pub struct Dice(u64);

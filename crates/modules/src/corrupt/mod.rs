@@ -3,7 +3,7 @@
 use farbus_model::Instant;
 use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Side, Turn};
 
-use crate::dice::Dice;
+use crate::dice::{Dice, SEED};
 use crate::maker::Simple;
 
 /// What it is, and how it is made.
@@ -18,7 +18,7 @@ const MANIFEST: Manifest = Manifest {
     name: "corrupt",
     version: 1,
     summary: "fault: a bit of some messages' data changes",
-    classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+    classes: Class::ALL,
     parameters: &[
         Parameter {
             name: "one-in",
@@ -27,13 +27,7 @@ const MANIFEST: Manifest = Manifest {
             what: "of so many messages with data one is changed, each way",
             is_own: false,
         },
-        Parameter {
-            name: "seed",
-            form: Form::Number(0, u64::MAX),
-            default: Some("0"),
-            what: "of the draws",
-            is_own: false,
-        },
+        SEED,
     ],
     effects: Effects { is_fault: true, is_movable: true },
     cost: "one call a message, a copy of what is changed",

@@ -15,7 +15,7 @@ const MANIFEST: Manifest = Manifest {
     name: "cut",
     version: 1,
     summary: "fault: the attachment ends as if its way were lost",
-    classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+    classes: Class::ALL,
     parameters: &[Parameter {
         name: "after",
         form: Form::Number(0, u64::MAX),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use farbus_model::Instant;
 use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Parameter, Side, Turn};
 
-use crate::dice::Dice;
+use crate::dice::{Dice, SEED};
 use crate::held::Held;
 use crate::maker::Simple;
 
@@ -29,7 +29,7 @@ const MANIFEST: Manifest = Manifest {
     name: "delay",
     version: 1,
     summary: "fault: every message takes longer, each way",
-    classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+    classes: Class::ALL,
     parameters: &[
         Parameter {
             name: "time",
@@ -45,13 +45,7 @@ const MANIFEST: Manifest = Manifest {
             what: "up to so much more, drawn anew for each message; none overtakes another",
             is_own: false,
         },
-        Parameter {
-            name: "seed",
-            form: Form::Number(0, u64::MAX),
-            default: Some("0"),
-            what: "of the draws",
-            is_own: false,
-        },
+        SEED,
     ],
     effects: Effects { is_fault: true, is_movable: true },
     cost: "the time it is told, each way; holds what waits",

@@ -3,7 +3,7 @@
 use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Turn};
 use farbus_model::{Instant, Payload};
 
-use crate::dice::Dice;
+use crate::dice::{Dice, SEED};
 use crate::maker::Simple;
 
 /// What it is, and how it is made.
@@ -32,13 +32,7 @@ const MANIFEST: Manifest = Manifest {
             what: "of so many requests one is lost",
             is_own: false,
         },
-        Parameter {
-            name: "seed",
-            form: Form::Number(0, u64::MAX),
-            default: Some("0"),
-            what: "of the draws",
-            is_own: false,
-        },
+        SEED,
     ],
     effects: Effects { is_fault: true, is_movable: true },
     cost: "one call a message",

@@ -13,7 +13,7 @@ const MANIFEST: Manifest = Manifest {
     name: "lz4",
     version: 1,
     summary: "compresses data, fast: for links of up to some Gb/s",
-    classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+    classes: Class::ALL,
     parameters: &[Parameter {
         name: "min",
         form: Form::Number(0, 1 << 24),

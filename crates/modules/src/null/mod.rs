@@ -12,7 +12,7 @@ const MANIFEST: Manifest = Manifest {
     name: "null",
     version: 1,
     summary: "does nothing, to measure what a pair costs",
-    classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+    classes: Class::ALL,
     parameters: &[],
     effects: Effects { is_fault: false, is_movable: true },
     cost: "one call a message",

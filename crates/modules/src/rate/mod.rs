@@ -20,7 +20,7 @@ const MANIFEST: Manifest = Manifest {
     name: "rate",
     version: 1,
     summary: "lets so many bytes pass a second, each way",
-    classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+    classes: Class::ALL,
     parameters: &[Parameter {
         name: "bytes-per-s",
         form: Form::Number(1, 1 << 40),

@@ -26,7 +26,7 @@ const MANIFEST: Manifest = Manifest {
     name: "seal",
     version: 1,
     summary: "encrypts and authenticates, with a key of both hosts",
-    classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+    classes: Class::ALL,
     parameters: &[Parameter {
         name: "key-file",
         form: Form::File,

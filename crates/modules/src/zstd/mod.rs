@@ -18,7 +18,7 @@ const MANIFEST: Manifest = Manifest {
     name: "zstd",
     version: 1,
     summary: "compresses data, thoroughly: for thin lines",
-    classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+    classes: Class::ALL,
     parameters: &[
         Parameter {
             name: "level",
