@@ -267,6 +267,10 @@ impl<A: Attached> Attached for Piped<A> {
     fn is_moving(&self) -> bool {
         self.remote.is_moving()
     }
+
+    fn is_expected(&self) -> bool {
+        self.remote.is_expected()
+    }
 }
 
 /// Without modules.
