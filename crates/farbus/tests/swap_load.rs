@@ -7,7 +7,6 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -315,9 +314,8 @@ fn check(medium: &dyn Medium, held: &[u32]) {
     }
 }
 
-/// What draining takes while nothing is swapped, with the queue as full as it is at the switch; and the longest that none of the requests
-/// was answered.
-fn drain(load: &Load, what: &str) -> (Duration, Duration) {
+/// What draining takes while nothing is swapped, with the queue as full as it is at the switch.
+fn drain(load: &Load) -> Duration {
     load.is_pressing.store(true, Ordering::Relaxed);
     // Until those have gone that were not thirty.
     thread::sleep(Duration::from_millis(300));
@@ -325,32 +323,14 @@ fn drain(load: &Load, what: &str) -> (Duration, Duration) {
     thread::sleep(Duration::from_millis(500));
     load.is_pressing.store(false, Ordering::Relaxed);
     let answers = load.between(from, Instant::now());
-    println!("  {what}: quiet {}; waits {}", at_most(&answers, |a| a.quiet), at_most(&answers, |a| a.waited));
-    (drained(&answers), answers.iter().map(|answer| answer.quiet).max().unwrap_or_default())
-}
-
-/// The same while somebody else on that file system writes a mebibyte, and makes it durable, again and again.
-fn drain_beside(load: &Load, folder: &Folder) -> Duration {
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut other = File::create(folder.0.join("other")).unwrap();
-            while !is_over.load(Ordering::Relaxed) {
-                other.write_all(&vec![1; 1 << 20]).and_then(|()| other.sync_all()).unwrap();
-            }
-        });
-        let (_, quiet) = drain(load, "beside another program that makes what it writes durable");
-        is_over.store(true, Ordering::Relaxed);
-        quiet
-    })
+    println!("  without a swap: quiet {}; waits {}", at_most(&answers, |a| a.quiet), at_most(&answers, |a| a.waited));
+    drained(&answers)
 }
 
 /// What was noticed of a swap, and how long draining takes where the requests were before it, or after it if that is longer.
 struct Seen {
     noticed: Noticed,
     drain: Duration,
-    /// The longest that nothing was answered without a swap, beside another program's writes.
-    beside: Duration,
 }
 
 impl Seen {
@@ -370,20 +350,18 @@ fn swaps(under: &Path, name: &str, bytes: u64, count: usize, is_slow: impl Fn(us
     let (mut last, first) = medium(0);
     let switch = Switch::new(first).unwrap();
     let (load, writer) = Load::start(switch.open().unwrap());
-    let (mut before, _) = drain(&load, "without a swap");
+    let mut before = drain(&load);
     let mut seen = Vec::new();
     for number in 1..=count {
-        let beside = drain_beside(&load, &folder);
         let (plain, next) = medium(number);
         let phases = swap(&switch, next, folder.0.join("journal"), number % 2 == 0, &load);
         thread::sleep(Duration::from_millis(300));
         let noticed = noticed(&load, &phases);
-        let (after, _) = drain(&load, "without a swap");
+        let after = drain(&load);
         let drain = before.max(after);
-        let one = Seen { noticed, drain, beside };
+        let one = Seen { noticed, drain };
         println!(
-            "swap {number} of {name}: {PENDING} drain in {drain:?}; quiet {:?}, {:.2} times; the longest wait {:?}, {:.2} times; quiet beside \
-             another program {beside:?}; the paper: {PAPER:?}",
+            "swap {number} of {name}: {PENDING} drain in {drain:?}; quiet {:?}, {:.2} times; the longest wait {:?}, {:.2} times; the paper: {PAPER:?}",
             noticed.quiet,
             one.times(),
             noticed.wait,
