@@ -11,7 +11,9 @@ const PATIENCE: Duration = Duration::from_millis(700);
 
 /// A program in Python: `told` is the frame that it was told, `say` says one, `done` ends a turn.
 const PROLOGUE: &str = "
-import os, struct, sys, time
+import os, struct, sys, threading, time
+# There is no supervisor here: it ends itself when its leash is let go of.
+threading.Thread(target=lambda: (os.read(2, 1), os._exit(9)), daemon=True).start()
 def take(count):
     data = sys.stdin.buffer.read(count)
     if len(data) < count: sys.exit()
