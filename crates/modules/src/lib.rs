@@ -19,7 +19,7 @@ pub mod cut;
 pub mod delay;
 mod dice;
 pub mod drop;
-mod held;
+mod later;
 pub mod lz4;
 pub mod maker;
 pub mod null;
