@@ -244,6 +244,14 @@ fn example(house: &House, name: &str, source: &str) -> PathBuf {
     path
 }
 
+/// The same of one in C, built.
+fn compiled(house: &House, name: &str, source: &str) -> PathBuf {
+    let (built, source) = (house.path(name), example(house, source, source));
+    let compile = Command::new("cc").args(["-O1", "-o"]).args([&built, &source]).status().unwrap();
+    assert!(compile.success());
+    built
+}
+
 fn read_through(house: &House, share: &Share, module: &str) -> (Vec<u8>, u64) {
     let (way, at) = (Counted::to(share), house.path("at"));
     let words = ["attach", &way.target("block"), "--via", "fuse", "--at", at.to_str().unwrap(), "--module", module];
@@ -266,12 +274,9 @@ fn a_program_in_any_language_is_a_module() {
     fs::write(&image, [text(), vec![0; MIB as usize - text().len()]].concat()).unwrap();
     let disk = format!("block:{}", image.display());
     let python = example(&house, "xor.py", "xor.py");
-    let source = example(&house, "xor.c", "xor.c");
-    let built = house.path("xor");
-    let compile = Command::new("cc").args(["-O1", "-o"]).args([&built, &source]).status().unwrap();
-    assert!(compile.success());
-    // Either end may have it in its own language.
-    for (there, here) in [(&python, &python), (&built, &python), (&python, &built)] {
+    let (built, ring) = (compiled(&house, "xor", "xor.c"), compiled(&house, "xor.ring", "xor_ring.c"));
+    // Either end may have it in its own language, and in its own way.
+    for (there, here) in [(&python, &python), (&built, &python), (&python, &built), (&ring, &built), (&built, &ring)] {
         let share = share(&house, &[&disk], &["--allow-module", there.to_str().unwrap()]);
         let (found, _) = read_through(&house, &share, &format!("{}:options=77", here.display()));
         assert!(text().starts_with(&found), "{there:?}, {here:?}");
