@@ -40,17 +40,16 @@ impl Pipes {
         Ok(Self { to: File::from(to), from: File::from(from), received: Vec::new() })
     }
 
-    /// Says as much as there is room for; whether that was all.
-    fn say(&mut self, left: &mut &mut [IoSlice<'_>]) -> Result<bool, String> {
+    /// Says as much as there is room for; whether that was all. One that has ended is told nothing, and may have said why.
+    fn say(&mut self, left: &mut &mut [IoSlice<'_>]) -> bool {
         while !left.is_empty() {
             match self.to.write_vectored(&left[..left.len().min(RUNS_MAX)]) {
                 Ok(count) => IoSlice::advance_slices(left, count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return Err(ENDED.to_owned()),
+                Err(_) => break,
             }
         }
-        Ok(left.is_empty())
+        left.is_empty()
     }
 
     /// What has arrived, as far as a turn may go: bytes.
@@ -59,6 +58,8 @@ impl Pipes {
         while self.received.len() <= TURN_BYTES_MAX {
             self.received.reserve(CHUNK_BYTES);
             match rustix::io::read(&self.from, spare_capacity(&mut self.received)) {
+                // What it said before it ended is heard first.
+                Ok(0) if self.received.len() > before => break,
                 Ok(0) => return Err(ENDED.to_owned()),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => break,
@@ -90,7 +91,7 @@ impl Channel for Pipes {
             [told.frame].into_iter().chain(told.payload.runs()).map(IoSlice::new).collect();
         let mut left = runs.as_mut_slice();
         loop {
-            let is_told = self.say(&mut left)?;
+            let is_told = self.say(&mut left);
             let arrived = self.receive()?;
             hearing.count_bytes(arrived)?;
             let mut at = 0;

@@ -72,6 +72,21 @@ fn a_program_that_does_not_begin_is_no_module() {
     assert!(ModuleProcess::start(&mut Command::new("/nonexistent"), Way::Pipes, PATIENCE).is_err());
 }
 
+#[test]
+fn what_a_program_said_before_it_ended_is_heard() {
+    if !has_python() {
+        return;
+    }
+    let script = "import struct, sys; sys.stdout.buffer.write(struct.pack('<IB', 8, 5) + b'no rest')";
+    let mut command = Command::new("python3");
+    command.args(["-c", script]);
+    let process = ModuleProcess::start(&mut command, Way::Pipes, PATIENCE).unwrap();
+    // Whether it has ended when it is told to begin is its own affair.
+    std::thread::sleep(PATIENCE);
+    assert_eq!(used(&process).err().unwrap(), "no rest");
+    assert_eq!(used(&process).err().unwrap(), "it was ended: no rest");
+}
+
 const ENDED: &str = "its process has ended";
 const HANGS: &str = "it did not answer within";
 
