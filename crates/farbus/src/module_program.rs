@@ -2,12 +2,12 @@
 
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_io::module_process::{ModuleProcess, Use, supervise};
+use farbus_io::module::{ModuleProcess, Use, Way, arrange, supervise};
 use farbus_io::sys::confine_program::confine_for;
 use farbus_modules::module::{Class, Effects, Form, Manifest, Module, Parameter};
 use farbus_modules::{Asked, Begun, Fill, Maker, Mismatch, Place, Refusal, Settings};
@@ -18,6 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub const HOST_VERB: &str = "module-host";
 /// See [`HOST_VERB`].
 pub const PROGRAM_VERB: &str = "module-program";
+/// What the name of a program ends in that shares memory.
+const RING: &str = "ring";
 /// Where a program's language is looked for.
 const PATH: &str = "/usr/bin:/bin:/usr/local/bin";
 
@@ -42,7 +44,8 @@ impl Program {
         asked.name.contains('/')
     }
 
-    /// Starts it. It is called like its file, without what is behind a dot: both ends call it the same.
+    /// Starts it. It is called like its file, without what is behind a dot: both ends call it the same. One that ends in `.ring` shares
+    /// memory, any other has pipes.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -50,9 +53,10 @@ impl Program {
         let refused = |what: String| Refusal::new(path, Mismatch::Parameter(what));
         let full = Path::new(path).canonicalize().map_err(|error| refused(error.to_string()))?;
         let name = full.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        let mut host = Command::new("/proc/self/exe");
-        host.arg(HOST_VERB).arg(&full).env_clear().env("PATH", PATH).current_dir("/").process_group(0);
-        let process = ModuleProcess::start(&mut host, PATIENCE).map_err(|error| refused(error.to_string()))?;
+        let way = if full.extension().is_some_and(|extension| extension == RING) { Way::Ring } else { Way::Pipes };
+        let mut host = ourselves(HOST_VERB, &full, way);
+        host.env_clear().env("PATH", PATH).current_dir("/").process_group(0);
+        let process = ModuleProcess::start(&mut host, way, PATIENCE).map_err(|error| refused(error.to_string()))?;
         // As many as the command line names, for as long as the process lives.
         let manifest = Box::leak(Box::new(Manifest {
             name: Box::leak(name.into_boxed_str()),
@@ -61,7 +65,10 @@ impl Program {
             classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
             parameters: PARAMETERS,
             effects: Effects { is_fault: false, is_movable: false },
-            cost: "two changes of process a message, and two copies",
+            cost: match way {
+                Way::Pipes => "two changes of process a message, and four copies",
+                Way::Ring => "two changes of process a message, and two copies",
+            },
             manual: "",
         }));
         Ok(Self { manifest, process: Arc::new(process) })
@@ -116,14 +123,23 @@ impl Begun for Asking {
 ///
 /// # Errors
 /// What the system says.
-pub fn host(program: &PathBuf) -> io::Result<i32> {
-    supervise(Command::new("/proc/self/exe").arg(PROGRAM_VERB).arg(program))
+pub fn host(program: &Path, way: Way) -> io::Result<i32> {
+    supervise(&mut ourselves(PROGRAM_VERB, program, way))
+}
+
+/// This program again, for one of the two processes behind a module.
+fn ourselves(verb: &str, program: &Path, way: Way) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(verb).args((way == Way::Ring).then_some("--ring")).arg(program);
+    command
 }
 
 /// Becomes a program without rights.
-pub fn become_program(program: &Path) -> io::Error {
-    match confine_for(program) {
+pub fn become_program(program: &Path, way: Way) -> io::Error {
+    let confined =
+        arrange(way).and_then(|()| confine_for(program).map_err(|error| io::Error::other(error.to_string())));
+    match confined {
         Ok(()) => Command::new(program).exec(),
-        Err(error) => io::Error::other(error.to_string()),
+        Err(error) => error,
     }
 }
