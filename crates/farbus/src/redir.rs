@@ -305,7 +305,7 @@ impl Relay {
         match (verdict, frozen) {
             (Verdict::Go, _) => {}
             (Verdict::Stay, Some(frozen)) => self.thaw(frozen),
-            (Verdict::Stay, None) => self.resume(),
+            (Verdict::Stay, None) => self.host.resume(),
         }
         verdict
     }
@@ -332,7 +332,7 @@ impl Relay {
                 readiness.and_then(Watched::interest).map(|interest| wait(&mut [interest], Some(LOOK_AGAIN)));
             let can_wait = on_device.is_some_and(|waited| waited.is_ok());
             if !is_served || !can_wait || now - since >= PART_WITHIN {
-                self.resume();
+                self.host.resume();
                 return false;
             }
             self.host.with_device(|device, done| device.handle_ready(now, done));
@@ -483,14 +483,7 @@ impl Relay {
     /// The guest goes on, here or where it has come from now.
     fn go_on(&mut self) {
         if self.held.take().is_some() {
-            self.resume();
-        }
-    }
-
-    fn resume(&mut self) {
-        if let Err(fault) = self.host.resume(self.clock.now()) {
-            warn!("{GUEST} was hung up on: {fault}");
-            self.dismiss();
+            self.host.resume();
         }
     }
 

@@ -7,6 +7,8 @@
 
 #[path = "native/disk.rs"]
 mod disk;
+#[path = "native/guest.rs"]
+mod guest;
 #[path = "native/kernel.rs"]
 mod kernel;
 #[path = "native/modules.rs"]
@@ -103,6 +105,22 @@ fn a_kernel_is_answered_once_through_cuts_crashes_and_restarts() {
         let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
         lived!(usb::UsbWorld::new(random, None, |remote| kernel::Kernel::new(now, remote, seed)), 200, random)
     });
+}
+
+#[test]
+fn what_a_guest_s_device_says_is_heard_once_and_in_order_wherever_the_guest_goes() {
+    let mut moves = 0;
+    every_seed("the guest", |random| {
+        let mut world = guest::GuestWorld::new(random);
+        for _ in 0..1500 {
+            world.step(random);
+        }
+        let (heard, moved) = world.settle(random);
+        moves += moved;
+        heard
+    });
+    println!("{moves} moves");
+    assert!(moves as usize >= 2 * seeds().count(), "{moves} moves prove little");
 }
 
 #[test]
