@@ -147,6 +147,11 @@ pub trait Module: Send {
         let _ = (now, out);
     }
 
+    /// Its owner wants nothing to pass, or all again. Most do not mind.
+    fn pause(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
+        let _ = (now, is_paused, out);
+    }
+
     /// Whether it holds no message back.
     fn is_at_rest(&self) -> bool {
         true

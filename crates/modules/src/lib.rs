@@ -12,6 +12,8 @@
 //!
 //! **Why** faults are modules: a test that cuts, delays and corrupts does so with what ships.
 
+pub mod buffer;
+pub mod bundle;
 mod capture;
 pub mod catalogue;
 pub mod compress;
@@ -22,11 +24,14 @@ mod dice;
 pub mod drop;
 pub mod files;
 mod heads;
+pub mod jitter;
 mod later;
 pub mod lz4;
 pub mod maker;
 pub mod null;
+pub mod pause;
 pub mod pipeline;
+pub mod pointer;
 pub mod rate;
 pub mod recipe;
 pub mod record;
@@ -34,6 +39,7 @@ pub mod refusal;
 pub mod replay;
 pub mod seal;
 pub mod settings;
+pub mod stale;
 pub mod zstd;
 
 pub use catalogue::Catalogue;

@@ -20,7 +20,7 @@ pub struct Recipe {
 
 impl fmt::Debug for Recipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.steps.iter().map(|(maker, _)| maker.manifest().name)).finish()
+        f.debug_list().entries(self.names()).finish()
     }
 }
 
@@ -40,6 +40,11 @@ impl Recipe {
             steps.push((Arc::clone(maker), settings));
         }
         Ok(Self { steps })
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.steps.iter().map(|(maker, _)| maker.manifest().name)
     }
 
     /// Whether there are none.

@@ -17,7 +17,7 @@ use crate::random::Random;
 use crate::world::World;
 
 /// What changes nothing above.
-const HARMLESS: [&str; 7] = [
+const HARMLESS: [&str; 11] = [
     "null",
     "lz4:min=1",
     "zstd:min=1",
@@ -25,6 +25,10 @@ const HARMLESS: [&str; 7] = [
     "seal:key-file=k",
     "delay:time=300us,jitter=500us",
     "rate:bytes-per-s=500000000",
+    "jitter:spread=500us,shape=bursts",
+    "buffer:time=300us,messages=3",
+    "bundle:time=300us",
+    "pause",
 ];
 
 /// Both ends of an attachment's modules.
