@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | [`pipes`] | two changes of process, four copies | the kernel (`sys::confine_program`), and a supervisor |
 //! | [`ring`] | two changes of process, two copies | the same |
+//! | [`sandbox`] | two copies, and what an interpreter costs | the interpreter: it has nothing but its memory |
 //!
 //! Every call is a turn: the module is told something, and answers until it says that it is done. It has so long for that and may say so
 //! much; whoever crashes, hangs, lies or floods is cut off: its attachment ends, and nothing else.
@@ -14,7 +15,11 @@ mod half;
 mod pipes;
 mod process;
 mod ring;
+#[cfg(feature = "wasm")]
+mod sandbox;
 mod turn;
 
 pub use half::Use;
 pub use process::{MEMORY_FD, ModuleProcess, Way, arrange, supervise};
+#[cfg(feature = "wasm")]
+pub use sandbox::{CODE_BYTES_MAX, Sandbox};

@@ -28,11 +28,31 @@ pub struct Told<'a> {
     pub payload: &'a Payload,
 }
 
+/// How much has been said in a turn.
+#[derive(Default)]
+pub struct Count {
+    frames: usize,
+    bytes: usize,
+}
+
+impl Count {
+    /// So many bytes more.
+    pub fn add_bytes(&mut self, bytes: usize) -> Result<(), String> {
+        self.bytes += bytes;
+        if self.bytes > TURN_BYTES_MAX { Err("it says more than anybody asked for".to_owned()) } else { Ok(()) }
+    }
+
+    /// One frame more, or what takes the place of one.
+    pub fn add_frame(&mut self) -> Result<(), String> {
+        self.frames += 1;
+        if self.frames > TURN_FRAMES_MAX { Err("it says too much in one turn".to_owned()) } else { Ok(()) }
+    }
+}
+
 /// What is heard during a turn, and for how long.
 pub struct Hearing<'a> {
     out: &'a mut Turn,
-    frames: usize,
-    bytes: usize,
+    count: Count,
     patience: Duration,
     until: Moment,
 }
@@ -40,19 +60,17 @@ pub struct Hearing<'a> {
 impl<'a> Hearing<'a> {
     /// From now on.
     pub fn new(patience: Duration, out: &'a mut Turn) -> Self {
-        Self { out, frames: 0, bytes: 0, patience, until: Moment::now() + patience }
+        Self { out, count: Count::default(), patience, until: Moment::now() + patience }
     }
 
     /// So many bytes more have been said.
     pub fn count_bytes(&mut self, bytes: usize) -> Result<(), String> {
-        self.bytes += bytes;
-        if self.bytes > TURN_BYTES_MAX { Err("it says more than anybody asked for".to_owned()) } else { Ok(()) }
+        self.count.add_bytes(bytes)
     }
 
     /// One frame more has been said, or what takes the place of one.
     pub fn count_frame(&mut self) -> Result<(), String> {
-        self.frames += 1;
-        if self.frames > TURN_FRAMES_MAX { Err("it says too much in one turn".to_owned()) } else { Ok(()) }
+        self.count.add_frame()
     }
 
     /// Whether that was all; then when it wants to be called.

@@ -19,6 +19,8 @@ pub struct Case {
     /// Part of the sentence.
     pub word: &'static str,
     pub hire: Box<dyn Fn() -> Hired>,
+    /// Every half has somebody of its own: another one is as good as the first was.
+    pub is_alone: bool,
 }
 
 pub fn has_python() -> bool {

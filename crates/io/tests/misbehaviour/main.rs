@@ -3,6 +3,7 @@
 mod case;
 mod pipes;
 mod ring;
+mod sandbox;
 
 use std::time::Instant as Moment;
 
@@ -27,13 +28,19 @@ fn otherwise(case: &Case) -> Option<String> {
     let is_well = why.as_ref().is_some_and(|why| why.contains(case.word) && why.len() < 2000)
         && took < PATIENCE * 8
         && is_over
-        && then.starts_with("it was ended: ");
+        && (case.is_alone || then.starts_with("it was ended: "));
     (!is_well).then(|| format!("{}: {why:?} after {took:?}, then {then:?}", case.name))
 }
 
 fn all_are_cut_off(cases: &[Case]) {
     let otherwise: Vec<String> = cases.iter().filter_map(otherwise).collect();
     assert!(otherwise.is_empty(), "{otherwise:#?}");
+}
+
+#[test]
+fn there_are_a_hundred_of_them() {
+    let all = [pipes::cases().len(), ring::cases().len(), sandbox::cases().len()];
+    assert!(all.iter().sum::<usize>() >= 100, "{all:?}");
 }
 
 #[test]
@@ -48,4 +55,9 @@ fn programs_over_a_ring_that_misbehave_are_cut_off_in_time_and_say_why() {
     if has_python() {
         all_are_cut_off(&ring::cases());
     }
+}
+
+#[test]
+fn code_in_a_sandbox_that_misbehaves_is_cut_off_in_time_and_says_why() {
+    all_are_cut_off(&sandbox::cases());
 }

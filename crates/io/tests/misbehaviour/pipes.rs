@@ -113,5 +113,6 @@ const TABLE: &[(&str, &str, &str)] = &[
 
 /// All of them.
 pub fn cases() -> Vec<Case> {
-    TABLE.iter().map(|&(name, script, word)| Case { name, word, hire: Box::new(move || start(script)) }).collect()
+    let case = |&(name, script, word)| Case { name, word, hire: Box::new(move || start(script)), is_alone: false };
+    TABLE.iter().map(case).collect()
 }

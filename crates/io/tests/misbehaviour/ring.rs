@@ -229,7 +229,8 @@ const TABLE: &[(&str, &str, &str)] = &[
 
 /// All of them.
 pub fn cases() -> Vec<Case> {
-    TABLE.iter().map(|&(name, script, word)| Case { name, word, hire: Box::new(move || start(script)) }).collect()
+    let case = |&(name, script, word)| Case { name, word, hire: Box::new(move || start(script)), is_alone: false };
+    TABLE.iter().map(case).collect()
 }
 
 /// The example of `docs/modules.md` does the same as the others there; whole, it is tested with farbus around it.
