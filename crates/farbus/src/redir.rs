@@ -278,7 +278,6 @@ impl Relay {
             if let Err(reject) = self.look_after_stay() {
                 break Ended::Broken(reject);
             }
-            self.arrival.see(self.clock.now(), self.host.counters().urbs);
             gate.shut(self.held.is_some() || !matches!(self.stay, Stay::Here));
             if let Some(ended) = self.host.session().device().ended() {
                 self.say_farewell();
@@ -359,6 +358,8 @@ impl Relay {
 
     fn turn(&mut self, ender: &Ender, gate: &Gate) -> io::Result<()> {
         let guest_full = self.serve_guest();
+        // Before the wait: whoever has his answer may say nothing more for a long time.
+        self.arrival.see(self.clock.now(), self.host.counters().urbs);
         self.look_after_held();
         let now = self.clock.now();
         self.host.with_device(|device, done| device.end_turn(now, done));

@@ -6,7 +6,7 @@ use farbus_model::module::Manifest;
 
 use crate::maker::Maker;
 use crate::refusal::{Mismatch, Refusal};
-use crate::{corrupt, cut, delay, drop, lz4, null, rate, seal, zstd};
+use crate::{corrupt, cut, delay, drop, lz4, null, rate, record, replay, seal, zstd};
 
 /// Modules by their names.
 #[derive(Clone)]
@@ -22,6 +22,8 @@ impl Catalogue {
             Arc::new(zstd::ZSTD),
             Arc::new(seal::SEAL),
             Arc::new(rate::RATE),
+            Arc::new(record::RECORD),
+            Arc::new(replay::REPLAY),
             Arc::new(delay::DELAY),
             Arc::new(drop::DROP),
             Arc::new(corrupt::CORRUPT),

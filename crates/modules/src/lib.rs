@@ -12,6 +12,7 @@
 //!
 //! **Why** faults are modules: a test that cuts, delays and corrupts does so with what ships.
 
+mod capture;
 pub mod catalogue;
 pub mod compress;
 pub mod corrupt;
@@ -19,14 +20,18 @@ pub mod cut;
 pub mod delay;
 mod dice;
 pub mod drop;
-mod held;
+pub mod files;
+mod heads;
+mod later;
 pub mod lz4;
 pub mod maker;
 pub mod null;
 pub mod pipeline;
 pub mod rate;
 pub mod recipe;
+pub mod record;
 pub mod refusal;
+pub mod replay;
 pub mod seal;
 pub mod settings;
 pub mod zstd;
@@ -34,6 +39,7 @@ pub mod zstd;
 pub use catalogue::Catalogue;
 /// The contract that they keep.
 pub use farbus_model::module;
+pub use files::{Files, Sink};
 pub use maker::{Begun, Fill, Maker, Place};
 pub use pipeline::Pipeline;
 pub use recipe::{Allowance, Beginning, Recipe};

@@ -155,6 +155,41 @@ fn a_block_device_s_file_goes_through_them_both_ways() {
 }
 
 #[test]
+fn what_was_recorded_answers_in_the_device_s_place() {
+    let house = House::new();
+    let file = house.path("disk.pcapng");
+    let [full, empty] = ["full", "empty"].map(|name| house.path(name));
+    fs::write(&full, [text(), vec![0; MIB as usize - text().len()]].concat()).unwrap();
+    fs::write(&empty, vec![0; MIB as usize]).unwrap();
+    let disks = [&full, &empty].map(|image| format!("disk:{}", image.display()));
+    let share = share(&house, &[&disks[0], &disks[1]], &[]);
+    let read = |name: &str, module: String| {
+        let mut disk = client(&[&module]).open_disk(&share.target(name).parse().unwrap()).unwrap();
+        let mut found = vec![0; 64 << 10];
+        disk.read_at(4096, &mut found).unwrap();
+        assert_eq!(found, text()[4096..][..64 << 10], "{name} {module}");
+    };
+    read("disk", format!("record:file={}", file.display()));
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    wait_until_written(&file);
+    // The other disk has nothing of it, and is not asked.
+    read("disk2", format!("replay:file={},pace=none", file.display()));
+    let refused = house.run(&["attach", &share.target("disk"), "--via", "nbd", "--module", "replay"]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.stderr.contains("neither end has a recording"), "{refused:?}");
+}
+
+/// A recording is written behind: until nothing more comes.
+fn wait_until_written(file: &Path) {
+    let length = || fs::metadata(file).unwrap().len();
+    let mut last = 0;
+    while last == 0 || length() != last {
+        last = length();
+        thread::sleep(std::time::Duration::from_millis(300));
+    }
+}
+
+#[test]
 fn who_does_not_fit_is_told_which_module_and_why() {
     let house = House::new();
     let (ours, theirs) = (key(&house, "ours", 1), key(&house, "theirs", 2));

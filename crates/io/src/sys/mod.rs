@@ -8,6 +8,7 @@ pub mod lease;
 pub mod passing;
 pub mod peer;
 pub mod shared_words;
+pub mod tcp;
 pub mod unread;
 pub mod usbfs;
 pub mod vhci;

@@ -356,7 +356,7 @@ fn ends_that_do_not_fit_say_which_module_and_why() {
     let allowance = Allowance::usual(&catalogue);
     let recipe = |asked: &[&str]| {
         let asked: Vec<Asked> = asked.iter().map(|text| text.parse().unwrap()).collect();
-        Recipe::new(&catalogue, &asked, &mut |_| Ok(vec![1; 32]))
+        Recipe::new(&catalogue, &asked, &mut |_: &str| Ok(vec![1; 32]))
     };
     let offers = |asked: &[&str]| {
         let begun = recipe(asked).unwrap().begin(&place(Role::Importer), &mut |bytes| bytes.fill(1)).unwrap();

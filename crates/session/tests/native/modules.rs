@@ -44,9 +44,9 @@ impl Modules {
     pub fn new(asked: &[&str], key: u8) -> Self {
         let catalogue = Catalogue::builtin();
         let asked: Vec<Asked> = asked.iter().map(|text| text.parse().unwrap()).collect();
-        let recipe = Recipe::new(&catalogue, &asked, &mut |_| Ok(vec![7; 32])).unwrap();
+        let recipe = Recipe::new(&catalogue, &asked, &mut |_: &str| Ok(vec![7; 32])).unwrap();
         let mut allowance = Allowance::usual(&catalogue);
-        allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut |_| Ok(vec![key; 32])).unwrap();
+        allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut |_: &str| Ok(vec![key; 32])).unwrap();
         let mut salts = Random::new(1);
         let through = Through { recipe, random: Box::new(move |bytes| bytes.fill_with(|| salts.next() as u8)) };
         let allowed = Allowed { modules: allowance, random: Box::new(|bytes| bytes.fill(3)) };
