@@ -30,6 +30,7 @@ pub mod device_port;
 mod device_status;
 mod disk_relay;
 mod door;
+mod driven;
 mod engine;
 pub mod failure;
 mod far_device;
