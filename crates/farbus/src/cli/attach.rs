@@ -596,9 +596,14 @@ impl Shown {
             }
             Question::Hold { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::hold),
             Question::Resume { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::go_on),
+            Question::Pause { device, is_paused } if self.is_meant(&device) => {
+                let standing = self.state().standing.clone();
+                answer_of_pause(standing.as_ref(), is_paused)
+            }
             Question::Version
             | Question::Hold { .. }
             | Question::Resume { .. }
+            | Question::Pause { .. }
             | Question::Migrate { .. }
             | Question::Detach { .. }
             | Question::Type { .. }
@@ -659,6 +664,15 @@ pub fn answer_of_heir(gate: Option<&Gate>, standing: Option<&Standing>, heir: &s
             Err(why) => refused(why),
         },
         None => refused("it has no session that could be handed over (a paired host, or --grace SECONDS)"),
+    }
+}
+
+/// Lets nothing pass a device's modules, or all again; says so where there are none.
+pub fn answer_of_pause(standing: Option<&Standing>, is_paused: bool) -> Answer {
+    let no_session = Err("it has no session, and so no modules (farbus attach --module pause)");
+    match standing.map_or(no_session, |standing| standing.pause(is_paused)) {
+        Ok(()) => Answer::Ok(serde_json::Value::Null),
+        Err(why) => Answer::Refused(why.to_owned()),
     }
 }
 
