@@ -23,6 +23,7 @@ use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 use crate::address::LOCAL;
 pub use crate::address::address_of;
 use crate::broker::Hands;
+use crate::cache::Cache;
 use crate::device_port::DevicePort;
 pub use crate::failure::{Attribute, FailureReport};
 use crate::known_host::{KnownHost, KnownHostError};
@@ -226,6 +227,8 @@ pub struct Client {
     over: Over,
     /// What its devices go through.
     recipe: Recipe,
+    /// What is kept here of its disks.
+    cache: Cache,
     /// Who a host is, found out while the files that say so could be read.
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
 }
@@ -247,7 +250,14 @@ impl Default for Client {
 impl Client {
     /// One that connects, plugs in and mounts through `hands`.
     pub fn through(hands: Hands) -> Self {
-        Self { hands, grace: None, over: Over::default(), recipe: Recipe::default(), pinned: None }
+        Self {
+            hands,
+            grace: None,
+            over: Over::default(),
+            recipe: Recipe::default(),
+            cache: Cache::default(),
+            pinned: None,
+        }
     }
 
     /// One for a single host (`HOST:PORT`), which needs no files any more.
@@ -630,6 +640,15 @@ impl Client {
     /// What the devices that it takes go through.
     pub fn go_through(&mut self, recipe: Recipe) {
         self.recipe = recipe;
+    }
+
+    /// What is kept here of the disks that it takes.
+    pub fn keep(&mut self, cache: Cache) {
+        self.cache = cache;
+    }
+
+    pub(crate) fn cache(&self) -> Cache {
+        self.cache
     }
 
     /// Over what sessions reach their hosts.

@@ -5,6 +5,8 @@
 //! promised survives a crash, a key pressed once arrives once, no credit is exceeded (the exporter would end the session), and a straggler does
 //! not get a session back. `FARBUS_SEEDS` says how many worlds (default 300), `FARBUS_SEED` plays one again.
 
+#[path = "native/cached.rs"]
+mod cached;
 #[path = "native/disk.rs"]
 mod disk;
 #[path = "native/kernel.rs"]
@@ -55,6 +57,17 @@ fn every_seed(name: &str, mut play: impl FnMut(&mut Random) -> u32) {
 fn a_disk_keeps_its_promises_through_cuts_and_crashes() {
     every_seed("the disk", |random| {
         let mut world = disk::DiskWorld::new(random, None);
+        for _ in 0..400 {
+            world.step(random);
+        }
+        world.settle(random)
+    });
+}
+
+#[test]
+fn a_disk_with_a_cache_loses_nothing_that_was_flushed_and_shows_nothing_old() {
+    every_seed("the cached disk", |random| {
+        let mut world = disk::DiskWorld::cached(random);
         for _ in 0..400 {
             world.step(random);
         }
