@@ -278,7 +278,7 @@ impl Shared {
             native::Class::BLOCK => {
                 let claimed = Offer { shared: self, session }.claim_block(bus_id, open.mode);
                 if matches!(&claimed, Err(end) if end.cause == native::Cause::Class)
-                    && self.may_drive(bus_id, open.mode)
+                    && self.may_drive(bus_id, open.mode)?
                 {
                     return self.open_driven(number, session, bus_id).map(|face| (face, Some(Mode::Exclusive)));
                 }
@@ -604,7 +604,7 @@ impl Shared {
     }
 
     /// Who has a device that somebody else wants.
-    fn busy(&self, bus_id: &str) -> native::End {
+    pub(crate) fn busy(&self, bus_id: &str) -> native::End {
         let registry = self.registry();
         let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
         let message = match holder {

@@ -13,10 +13,22 @@ use crate::sessions::Face;
 use crate::shared::{Offer, Session, Shared};
 
 impl Shared {
-    /// Whether there is a disk at this place that could be driven here for one user; one that is in use is not looked at.
-    pub(crate) fn may_drive(&self, bus_id: &str, mode: Mode) -> bool {
+    /// Whether there is a disk at this place that could be driven here for one user.
+    ///
+    /// # Errors
+    /// Somebody else has it.
+    pub(crate) fn may_drive(&self, bus_id: &str, mode: Mode) -> Result<bool, End> {
         // Its user may change it, so he is the only one.
-        mode == Mode::Exclusive && self.registry().idle_device(bus_id).is_some_and(|device| fits(&*device))
+        if mode != Mode::Exclusive {
+            return Ok(false);
+        }
+        if let Some(device) = self.registry().idle_device(bus_id) {
+            return Ok(fits(&*device));
+        }
+        let is_disk = self.registry().entries().any(|entry| {
+            entry.record.bus_id == bus_id && entry.record.interfaces.contains(&farbus_host::storage::BULK_ONLY)
+        });
+        if is_disk { Err(self.busy(bus_id)) } else { Ok(false) }
     }
 
     /// Takes it as a driver would: alone.

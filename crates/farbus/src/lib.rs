@@ -60,6 +60,7 @@ pub mod place;
 pub mod port;
 pub mod questions;
 mod reach;
+mod recording;
 pub mod redir;
 pub mod session_port;
 mod session_record;

@@ -93,7 +93,9 @@ fn a_usb_stick_is_a_block_device_for_one() {
     assert_eq!(user.ask(BlockRequest::read(BlockId(0), 31 << 12, 4096)), Ok(vec![31; 4096]));
 
     // It is claimed as a driver claims it.
-    assert_eq!(User::open(address).err().map(|end| end.cause), Some(Cause::Class), "in use it is not looked at");
+    let second = User::open(address).err().unwrap();
+    assert_eq!(second.cause, Cause::Busy);
+    assert!(second.message.starts_with("in use by 127.0.0.1"), "{}", second.message);
     let mut done = Completions::new(BufferPool::new(0));
     let second = open(address, ("stick", Class::USB, Mode::Exclusive), RemoteUsb::new, &mut done);
     assert_eq!(second.err().map(|end| end.cause), Some(Cause::Busy));
