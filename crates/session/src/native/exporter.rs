@@ -632,9 +632,10 @@ impl ExporterSession {
         &mut self.lane
     }
 
-    /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for.
+    /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for, and none is on its
+    /// way to somebody, of which somebody else tells.
     pub fn only_talks(&self) -> bool {
-        self.all_served().all(<dyn Served>::is_idle)
+        self.heirs.is_empty() && self.moving.is_empty() && self.all_served().all(<dyn Served>::is_idle)
     }
 
     /// The session is over: every device is given back.
