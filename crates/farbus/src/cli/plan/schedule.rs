@@ -149,13 +149,11 @@ impl<'a> Planned<'a> {
             request(id, speed, endpoint).map_err(|why| (Attribute::Local, format!("{}: {why}", endpoint.name)))
         });
         let requests: Vec<_> = requests.collect::<Result<_, _>>()?;
-        let options = Options {
-            mode: match mode {
-                ModeName::Sound => Mode::Sound,
-                ModeName::Spread => Mode::Spread,
-                ModeName::Printed => Mode::Printed { step_ps: 0 },
-            },
-            ..Options::default()
+        let options = match mode {
+            ModeName::Sound => Options::default(),
+            ModeName::Spread => Options { mode: Mode::Spread, ..Options::default() },
+            // To the letter, it is first-fit and no more.
+            ModeName::Printed => Options { mode: Mode::Printed { step_ps: 0 }, work_max: 0 },
         };
         let plan = plan(&requests, options).map_err(|refusal| refused(&refusal, &bus.endpoint, speed))?;
         Ok(Self { endpoints: &bus.endpoint, mode, plan })
