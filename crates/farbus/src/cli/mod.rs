@@ -120,6 +120,7 @@ impl Cli {
             Verb::Module(args) => args.is_for_programs(),
             Verb::Nbd(args) => args.json,
             Verb::Observe(args) => args.json,
+            Verb::Plan(args) => args.is_for_programs(),
             Verb::Stream(args) => args.is_for_programs(),
             Verb::Status(args) => args.json,
             Verb::Swap(args) => args.json,

@@ -37,6 +37,36 @@ fn the_papers_table_1_is_printed_to_the_digit() {
 }
 
 #[test]
+fn a_bus_is_planned_from_a_file_or_refused_with_what_is_missing() {
+    let house = House::new();
+    let file = house.path("car.toml");
+    let endpoint = |name: &str, budget_bytes: u32| {
+        format!(
+            "[[endpoint]]\nname = \"{name}\"\nkind = \"bulk\"\npacket_bytes = 1024\nperiod = 1\nbudget_bytes = {budget_bytes}\n"
+        )
+    };
+    let write = |text: String| std::fs::write(&file, text).unwrap();
+    let (path, drawing) = (file.to_str().unwrap(), house.path("car.svg"));
+    write(format!("speed = \"super\"\n{}{}", endpoint("board", 8192), endpoint("lidar", 8192)));
+    let json = house.json(&["plan", "schedule", path, "--json", "--svg", drawing.to_str().unwrap()]);
+    assert_eq!(json["reservation_ps"], 16 * 1_778_400);
+    assert_eq!(json["endpoints"][1]["latency_ns"], 125_000);
+    assert!(std::fs::read_to_string(&drawing).unwrap().starts_with("<svg "));
+
+    write(format!("speed = \"super\"\n{}", endpoint("board", 80_000)));
+    let outcome = house.run(&["plan", "schedule", path]);
+    assert_eq!(outcome.code, Some(3), "{outcome:?}");
+    assert!(outcome.stderr.contains("board is not admitted") && outcome.stderr.contains("are missing"), "{outcome:?}");
+    let outcome = house.run(&["plan", "schedule", path, "--json"]);
+    assert!(outcome.stdout.contains("\"attribute\": \"refused\""), "{outcome:?}");
+
+    write("speed = \"super\"\nendpoints = []".into());
+    let outcome = house.run(&["plan", "schedule", path]);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("car.toml") && outcome.stderr.contains("line 2"), "{outcome:?}");
+}
+
+#[test]
 fn what_cannot_be_meant_is_a_usage_error() {
     let house = House::new();
     for arguments in [

@@ -1,6 +1,6 @@
 //! The intervals of a cycle and what is left of each.
 
-use super::Placement;
+use super::request::Placement;
 
 /// Interval `f` of a cycle has `free[f]` picoseconds left.
 #[derive(Clone, Debug, PartialEq, Eq)]

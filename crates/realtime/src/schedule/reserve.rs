@@ -1,9 +1,9 @@
 //! How much of each interval asynchronous endpoints need: Algorithm 2, Equations 5 to 8.
 
 use crate::bus::Speed;
-use crate::transfer::{Shape, interval_ps};
+use crate::transfer::{Shape, asynchronous_share_ps, interval_ps};
 
-use super::{AsynchronousBound, Criticality, Mode, Refusal, Request, least_reservation_ps};
+use super::request::{AsynchronousBound, Criticality, Mode, Refusal, Request};
 
 /// `t_A` and what it promises.
 pub(super) struct Reservation {
@@ -15,7 +15,7 @@ pub(super) struct Reservation {
 /// The smallest reservation with which every asynchronous endpoint has its budget each period.
 pub(super) fn reserve(requests: &[Request], speed: Speed, mode: Mode) -> Result<Reservation, Refusal> {
     let pool = Pool::of(requests);
-    let (interval_ps, least_ps) = (interval_ps(speed), least_reservation_ps(speed));
+    let (interval_ps, least_ps) = (interval_ps(speed), asynchronous_share_ps(speed));
     let max_ps = interval_ps.saturating_sub(high_ps(requests, mode)).max(least_ps);
     // Equation 8 turned round: the time that the worst of them needs of each interval.
     let worst = pool.endpoints.iter().max_by_key(|request| pool.share_ps(request));

@@ -1,7 +1,7 @@
 //! Finding places: first-fit (Algorithm 3), and what is tried when it finds none.
 
 use super::bins::{Bins, Slot};
-use super::{Mode, Request};
+use super::request::{Mode, Request};
 
 /// A periodic endpoint and the ways in which its budget may be divided, whole first.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! `farbus plan`: what a bus can carry, before anything is plugged in.
+//! `farbus plan bandwidth`: what a bus can carry, before anything is plugged in.
 
 use std::fmt::Write;
 
@@ -6,27 +6,15 @@ use farbus_realtime::bandwidth::{ASSUMPTIONS, Absence, BulkOnlyRow, Table, bulk_
 use farbus_realtime::{IntervalKind, Speed, TransferKind};
 use serde_json::{Value, json};
 
-use super::Failure;
-use super::output::{print_json, say};
+use super::super::output::{Failure, print_json, say};
+use super::layout::{write_columns, write_wrapped};
 
-/// Work out what a USB bus can carry.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(Debug, clap::Subcommand)]
-enum What {
-    Bandwidth(BandwidthArgs),
-}
-
-/// Print the bandwidth of every transfer type at every speed, and what mass storage leaves of it.
+/// Print the bandwidth of every transfer type at every speed, and of mass storage.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  farbus plan bandwidth                            every table\n  \
     farbus plan bandwidth --speed full --kind bulk   one of them\n  \
     farbus plan bandwidth --json | jq '.bulk_only[0]'")]
-struct BandwidthArgs {
+pub struct Args {
     /// This speed alone.
     #[arg(long, value_enum)]
     speed: Option<SpeedName>,
@@ -35,7 +23,7 @@ struct BandwidthArgs {
     kind: Option<KindName>,
     /// For programs.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -55,7 +43,6 @@ enum KindName {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let What::Bandwidth(args) = &args.what;
     let plan = Plan::of(args.speed, args.kind);
     if args.json {
         return print_json(&plan.to_json());
@@ -184,47 +171,6 @@ fn write_absence(text: &mut String, absence: &Absence) {
     write_wrapped(text, "", &format!("{title}: does not exist ({}): {}", absence.clause, absence.reason));
 }
 
-/// Numbers under heads of two lines, each column against its right edge, two spaces apart.
-fn write_columns(text: &mut String, heads: &[[&str; 2]], rows: &[Vec<String>]) {
-    let width_of = |at: usize| {
-        let cells = rows.iter().map(|row| row[at].as_str()).chain(heads[at]);
-        cells.map(str::len).max().unwrap_or(0)
-    };
-    let widths: Vec<_> = (0..heads.len()).map(width_of).collect();
-    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
-        let cells: String = cells.zip(&widths).map(|(cell, width)| format!("  {cell:>width$}")).collect();
-        let _ = writeln!(text, "{}", cells.trim_end());
-    };
-    for half in 0..2 {
-        line(&mut heads.iter().map(|head| head[half]));
-    }
-    for row in rows {
-        line(&mut row.iter().map(String::as_str));
-    }
-}
-
-/// Columns of a line of words: what help texts have too.
-const LINE_COLUMNS: usize = 100;
-
-/// A sentence in lines of at most [`LINE_COLUMNS`], the later ones indented under what follows `lead`.
-fn write_wrapped(text: &mut String, lead: &str, sentence: &str) {
-    let mut line = lead.to_owned();
-    let mut is_fresh = true;
-    for word in sentence.split_whitespace() {
-        if !is_fresh && line.len() + 1 + word.len() > LINE_COLUMNS {
-            let _ = writeln!(text, "{line}");
-            line = " ".repeat(lead.len());
-            is_fresh = true;
-        }
-        if !is_fresh {
-            line.push(' ');
-        }
-        line.push_str(word);
-        is_fresh = false;
-    }
-    let _ = writeln!(text, "{line}");
-}
-
 fn table_to_json(table: &Table) -> Value {
     let rows = table.rows.iter().map(|row| {
         json!({
@@ -335,6 +281,7 @@ fn word(name: &impl clap::ValueEnum) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::layout::LINE_COLUMNS;
     use super::*;
 
     /// Table 1 of "Real Embedded USB Host Performance" (2008), bytes for its kilobytes a second and 352 for the

@@ -1,0 +1,27 @@
+//! Reading what a plan is made from.
+
+use std::fs;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+
+use super::super::output::Failure;
+
+/// The longest file that is read: a plan of all that a bus can have is a tenth of it.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// What the TOML in `path` says; an error names the file, the line and what is wrong there.
+pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
+    let shown = path.display();
+    let length = fs::metadata(path).map_err(|error| Failure::local(format!("{shown}: {error}")))?.len();
+    if length > BYTES_MAX {
+        return Err(Failure::local(format!("{shown}: {length} bytes: a plan has at most {BYTES_MAX}")));
+    }
+    let text = fs::read_to_string(path).map_err(|error| Failure::local(format!("{shown}: {error}")))?;
+    toml::from_str(&text).map_err(|error| Failure::local(format!("{shown}: {}", error.to_string().trim_end())))
+}
+
+/// Writes a drawing.
+pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| Failure::local(format!("{}: {error}", path.display())))
+}

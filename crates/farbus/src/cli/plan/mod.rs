@@ -1,0 +1,46 @@
+//! `farbus plan`: what a bus, a processor and a network of hosts carry, before anything is plugged in.
+
+mod bandwidth;
+mod file;
+mod layout;
+mod pipe;
+mod schedule;
+mod topology;
+
+use super::output::Failure;
+
+/// Work out what a USB bus can carry, and a schedule for it.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Bandwidth(bandwidth::Args),
+    Schedule(schedule::Args),
+    Topology(topology::Args),
+    Pipe(pipe::Args),
+}
+
+impl Args {
+    /// Whether a failure, too, is to be told as JSON.
+    pub fn is_for_programs(&self) -> bool {
+        match &self.what {
+            What::Bandwidth(args) => args.json,
+            What::Schedule(args) => args.json,
+            What::Topology(args) => args.json,
+            What::Pipe(args) => args.json,
+        }
+    }
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    match &args.what {
+        What::Bandwidth(args) => bandwidth::run(args),
+        What::Schedule(args) => schedule::run(args),
+        What::Topology(args) => topology::run(args),
+        What::Pipe(args) => pipe::run(args),
+    }
+}

@@ -1,0 +1,487 @@
+//! `farbus plan schedule`: which endpoint has which microframes of a bus, or what is missing.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use farbus_realtime::schedule::{Criticality, Invalid, Mode, Options, Plan, Refusal, Request, plan};
+use farbus_realtime::transfer::{Direction, Shape, interval_ps};
+use farbus_realtime::{Speed, TransferKind};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::super::output::{Failure, print_json, say};
+use super::file;
+use super::layout::{percent, thousandths, us_from_ps, write_columns, write_wrapped};
+use crate::client::Attribute;
+
+/// Plan a bus: who is admitted, when each may send, what it is promised.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  farbus plan schedule car.toml                    admitted or refused, and a timetable\n  \
+    farbus plan schedule car.toml --svg car.svg      the timetable as a drawing\n  \
+    farbus plan schedule car.toml --mode printed     as the 2023 paper prints its algorithms\n\n\
+    car.toml:\n  speed = \"super\"             # or low, full, high\n\n  \
+    [[endpoint]]\n  name = \"camera\"\n  kind = \"isochronous\"        # or interrupt, bulk, control\n  \
+    packet_bytes = 1024\n  burst_packets = 11          # packets a burst; 1 if not said\n  \
+    bursts = 3                  # bursts a microframe; 1 if not said\n  \
+    budget_bytes = 33792        # each period; what the wire carries if not said\n  \
+    period = 2                  # in microframes (frames at low and full speed)\n  \
+    criticality = \"low\"         # suspended when high needs it; high if not said\n  \
+    direction = \"in\"            # or out; in if not said"
+)]
+pub struct Args {
+    /// What the endpoints ask for, as TOML.
+    file: PathBuf,
+    /// How exactly the bus is reckoned.
+    #[arg(long, value_enum, default_value = "sound")]
+    mode: ModeName,
+    /// Draw the timetable into this file.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ModeName {
+    /// Whole packets; what it admits is kept.
+    Sound,
+    /// A budget divided over its period like a fluid.
+    Spread,
+    /// The algorithms as the paper prints them.
+    Printed,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Bus {
+    speed: SpeedWord,
+    endpoint: Vec<Endpoint>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Endpoint {
+    name: String,
+    kind: KindWord,
+    packet_bytes: u32,
+    #[serde(default = "one")]
+    burst_packets: u32,
+    #[serde(default = "one")]
+    bursts: u32,
+    budget_bytes: Option<u32>,
+    period: u32,
+    #[serde(default)]
+    criticality: CriticalityWord,
+    #[serde(default)]
+    direction: DirectionWord,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum SpeedWord {
+    Low,
+    Full,
+    High,
+    Super,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum KindWord {
+    Control,
+    Isochronous,
+    Interrupt,
+    Bulk,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum CriticalityWord {
+    #[default]
+    High,
+    Low,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum DirectionWord {
+    #[default]
+    In,
+    Out,
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let bus: Bus = file::read(&args.file)?;
+    let planned = Planned::of(&bus, args.mode)
+        .map_err(|(attribute, why)| Failure::new(attribute, format!("{}: {why}", args.file.display())))?;
+    if let Some(path) = &args.svg {
+        file::write(path, &planned.to_svg())?;
+    }
+    if args.json {
+        return print_json(&planned.to_json());
+    }
+    say(planned.to_text().trim_end());
+    Ok(())
+}
+
+/// A plan, and what its endpoints are called: an endpoint's id is its place in the file.
+struct Planned<'a> {
+    endpoints: &'a [Endpoint],
+    mode: ModeName,
+    plan: Plan,
+}
+
+impl<'a> Planned<'a> {
+    fn of(bus: &'a Bus, mode: ModeName) -> Result<Self, (Attribute, String)> {
+        let speed = match bus.speed {
+            SpeedWord::Low => Speed::Low,
+            SpeedWord::Full => Speed::Full,
+            SpeedWord::High => Speed::High,
+            SpeedWord::Super => Speed::Super,
+        };
+        let requests = (0..).zip(&bus.endpoint).map(|(id, endpoint)| {
+            request(id, speed, endpoint).map_err(|why| (Attribute::Local, format!("{}: {why}", endpoint.name)))
+        });
+        let requests: Vec<_> = requests.collect::<Result<_, _>>()?;
+        let options = match mode {
+            ModeName::Sound => Options::default(),
+            ModeName::Spread => Options { mode: Mode::Spread, ..Options::default() },
+            // To the letter, it is first-fit and no more.
+            ModeName::Printed => Options { mode: Mode::Printed { step_ps: 0 }, work_max: 0 },
+        };
+        let plan = plan(&requests, options).map_err(|refusal| refused(&refusal, &bus.endpoint, speed))?;
+        Ok(Self { endpoints: &bus.endpoint, mode, plan })
+    }
+
+    fn name(&self, id: u32) -> &str {
+        &self.endpoints[id as usize].name
+    }
+
+    fn to_text(&self) -> String {
+        let (plan, mut text) = (&self.plan, String::new());
+        let interval = interval_ps(plan.speed());
+        let unit = unit(plan.speed());
+        let _ = writeln!(
+            text,
+            "{:?} speed, {unit}s of {} us; everything repeats after {} of them",
+            plan.speed(),
+            us_from_ps(interval),
+            plan.cycle()
+        );
+        let _ = writeln!(
+            text,
+            "t_A, kept of each {unit} for bulk and control: {} us ({})\n",
+            us_from_ps(plan.reservation_ps()),
+            percent(plan.reservation_ps(), interval)
+        );
+        let heads = [
+            ["endpoint", ""],
+            ["bytes a", "period"],
+            ["period", unit],
+            ["rate", "Mb/s"],
+            ["share", "of bus"],
+            ["first", unit],
+            ["then", "every"],
+            ["packets", "each"],
+            ["done in", "us"],
+        ];
+        let rows: Vec<_> = plan.requests().iter().map(|request| self.row(request)).collect();
+        write_columns(&mut text, &heads, &rows);
+        text.push('\n');
+        self.write_timetable(&mut text);
+        for rejected in plan.rejected() {
+            let missing = us_from_ps(rejected.missing_ps);
+            let name = self.name(rejected.id);
+            write_wrapped(
+                &mut text,
+                "",
+                &format!(
+                    "{name}: not admitted (low criticality): {missing} us are missing in the {unit} with most room"
+                ),
+            );
+        }
+        if plan.is_searched() {
+            text.push_str("first-fit found no such schedule, a search did\n");
+        }
+        if self.mode != ModeName::Sound {
+            write_wrapped(
+                &mut text,
+                "note: ",
+                "packet boundaries are left out as in the paper: what is admitted here may miss; --mode sound does not",
+            );
+        }
+        text
+    }
+
+    fn row(&self, request: &Request) -> Vec<String> {
+        let plan = &self.plan;
+        let mut row = vec![
+            self.name(request.id).to_owned(),
+            request.budget_bytes.to_string(),
+            request.period.to_string(),
+            thousandths(request.throughput_bits_per_s() / 1000),
+            percent(request.utilization_ppm().into(), 1_000_000),
+        ];
+        let bound = plan.asynchronous().iter().find(|bound| bound.id == request.id);
+        let rest = match (plan.placement(request.id), bound) {
+            (Some(place), _) => {
+                let latency_ns = plan.periodic_latency_ns(request.id).unwrap_or(0);
+                [place.start.to_string(), place.every.to_string(), place.packets.to_string(), thousandths(latency_ns)]
+            }
+            (_, Some(bound)) => {
+                let passes = format!("{} passes", bound.passes);
+                ["-".into(), "-".into(), passes, thousandths(bound.latency_ns)]
+            }
+            _ => ["refused".into(), "-".into(), "-".into(), "-".into()],
+        };
+        row.extend(rest);
+        row
+    }
+
+    /// A line an endpoint, a column an interval: how many packets go there.
+    fn write_timetable(&self, text: &mut String) {
+        const COLUMNS_MAX: u32 = 16;
+        let (plan, shown) = (&self.plan, self.plan.cycle().min(COLUMNS_MAX));
+        let mut heads = vec![["packets in", unit(plan.speed())]];
+        let numbers: Vec<_> = (0..shown).map(|interval| interval.to_string()).collect();
+        heads.extend(numbers.iter().map(|number| ["", number.as_str()]));
+        let mut rows: Vec<Vec<String>> = Vec::new();
+        for place in plan.placements() {
+            let cell =
+                |interval| if interval % place.every == place.start { place.packets.to_string() } else { ".".into() };
+            rows.push([self.name(place.id).to_owned()].into_iter().chain((0..shown).map(cell)).collect());
+        }
+        let free = (0..shown).map(|interval| (plan.free_ps(interval) / 1_000_000).to_string());
+        rows.push(["free us".to_owned()].into_iter().chain(free).collect());
+        write_columns(text, &heads, &rows);
+        if shown < plan.cycle() {
+            let _ = writeln!(text, "(the first {shown} of {})", plan.cycle());
+        }
+        text.push('\n');
+    }
+
+    fn to_json(&self) -> Value {
+        let plan = &self.plan;
+        let endpoints = plan.requests().iter().map(|request| {
+            let place = plan.placement(request.id).map(|place| {
+                json!({"start": place.start, "every": place.every, "packets": place.packets, "time_ps": place.time_ps})
+            });
+            let bound = plan.asynchronous().iter().find(|bound| bound.id == request.id);
+            let rejected = plan.rejected().iter().find(|rejected| rejected.id == request.id);
+            json!({
+                "name": self.name(request.id),
+                "is_admitted": rejected.is_none(),
+                "budget_bytes": request.budget_bytes,
+                "period": request.period,
+                "bits_per_s": request.throughput_bits_per_s(),
+                "share_ppm": request.utilization_ppm(),
+                "packet_ps": request.shape.packet_ps(),
+                "place": place,
+                "passes": bound.map(|bound| bound.passes),
+                "latency_ns": bound.map(|bound| bound.latency_ns).or(plan.periodic_latency_ns(request.id)),
+                "missing_ps": rejected.map(|rejected| rejected.missing_ps),
+            })
+        });
+        json!({
+            "interval_ps": interval_ps(plan.speed()),
+            "cycle": plan.cycle(),
+            "reservation_ps": plan.reservation_ps(),
+            "reservation_max_ps": plan.reservation_max_ps(),
+            "is_searched": plan.is_searched(),
+            "endpoints": endpoints.collect::<Vec<_>>(),
+            "free_ps": (0..plan.cycle()).map(|interval| plan.free_ps(interval)).collect::<Vec<_>>(),
+        })
+    }
+
+    /// A column an interval, from below: what is reserved, then the places of the periodic endpoints.
+    fn to_svg(&self) -> String {
+        const WIDTH: u32 = 28;
+        const HEIGHT: f64 = 240.0;
+        const SHOWN_MAX: u32 = 64;
+        let (plan, shown) = (&self.plan, self.plan.cycle().min(SHOWN_MAX));
+        let interval = interval_ps(plan.speed()) as f64;
+        let legend = plan.placements().len() as u32 * 16 + 40;
+        let (width, height) = ((shown * WIDTH).max(320) + 20, HEIGHT as u32 + 40 + legend);
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+             font-family=\"sans-serif\" font-size=\"10\">\n"
+        );
+        let mut rect = |x: u32, from_ps: f64, time_ps: f64, fill: &str, title: &str| {
+            let (y, h) = (10.0 + HEIGHT * (1.0 - (from_ps + time_ps) / interval), HEIGHT * time_ps / interval);
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{x}\" y=\"{y:.2}\" width=\"{}\" height=\"{h:.2}\" fill=\"{fill}\"><title>{title}</title></rect>",
+                WIDTH - 2
+            );
+        };
+        let colour = |at: usize| format!("hsl({},60%,60%)", at * 67 % 360);
+        for column in 0..shown {
+            let x = 10 + column * WIDTH;
+            rect(x, 0.0, interval, "#f4f4f4", "free");
+            let mut from = plan.reservation_ps() as f64;
+            rect(x, 0.0, from, "#bbb", "reserved for bulk and control");
+            for (at, place) in plan.placements().iter().enumerate() {
+                if column % place.every == place.start {
+                    rect(x, from, place.time_ps as f64, &colour(at), &escaped(self.name(place.id)));
+                    from += place.time_ps as f64;
+                }
+            }
+        }
+        let mut label = |x: u32, y: u32, fill: &str, words: &str| {
+            let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" fill=\"{fill}\">{words}</text>");
+        };
+        let base = HEIGHT as u32 + 22;
+        for column in 0..shown {
+            label(10 + column * WIDTH, base, "#000", &column.to_string());
+        }
+        label(10, base + 18, "#777", &format!("reserved for bulk and control, of {shown} {}s", unit(plan.speed())));
+        for (at, place) in plan.placements().iter().enumerate() {
+            label(10, base + 34 + 16 * at as u32, &colour(at), &escaped(self.name(place.id)));
+        }
+        svg.push_str("</svg>\n");
+        svg
+    }
+}
+
+fn request(id: u32, speed: Speed, endpoint: &Endpoint) -> Result<Request, String> {
+    let kind = match endpoint.kind {
+        KindWord::Control => TransferKind::Control,
+        KindWord::Isochronous => TransferKind::Isochronous,
+        KindWord::Interrupt => TransferKind::Interrupt,
+        KindWord::Bulk => TransferKind::Bulk,
+    };
+    let direction = match endpoint.direction {
+        DirectionWord::In => Direction::In,
+        DirectionWord::Out => Direction::Out,
+    };
+    // The file counts from one, descriptors from zero.
+    let from_zero = |count: u32, what| count.checked_sub(1).ok_or(format!("{what} is at least 1"));
+    let burst = from_zero(endpoint.burst_packets, "burst_packets")?;
+    let mult = from_zero(endpoint.bursts, "bursts")?;
+    let shape = Shape::new(speed, kind, direction, endpoint.packet_bytes, burst, mult).map_err(|e| e.to_string())?;
+    let criticality = match endpoint.criticality {
+        CriticalityWord::High => Criticality::High,
+        CriticalityWord::Low => Criticality::Low,
+    };
+    let budget_bytes = endpoint.budget_bytes.unwrap_or(shape.quantum_bytes());
+    let request = Request { id, shape, budget_bytes, period: endpoint.period, criticality };
+    request.check().map_err(|why| match why {
+        Invalid::PeriodNotPowerOfTwo { shorter, .. } => format!("{why}; say 'period = {shorter}'"),
+        why => why.to_string(),
+    })?;
+    Ok(request)
+}
+
+/// In the words of the file: whose the trouble is, what is missing, what to change.
+fn refused(refusal: &Refusal, endpoints: &[Endpoint], speed: Speed) -> (Attribute, String) {
+    let name = |id: &u32| endpoints.get(*id as usize).map_or("", |endpoint| endpoint.name.as_str());
+    let unit = unit(speed);
+    match refusal {
+        Refusal::Asynchronous { id, needed_ps, available_ps } => {
+            let missing = us_from_ps(needed_ps.saturating_sub(*available_ps));
+            let message = format!(
+                "{} is not admitted: bulk and control need {} us of each {unit}, {} us are left, {missing} us are missing; \
+                 give it a longer period or a smaller budget",
+                name(id),
+                us_from_ps(*needed_ps),
+                us_from_ps(*available_ps)
+            );
+            (Attribute::Refused, message)
+        }
+        Refusal::High { id, missing_ps, is_proven } => {
+            let hedge = if *is_proven { "" } else { " (not every arrangement was tried)" };
+            let message = format!(
+                "{} is not admitted: no {unit} has room for it, {} us are missing in the best{hedge}; \
+                 give others 'criticality = \"low\"' or a longer period",
+                name(id),
+                us_from_ps(*missing_ps)
+            );
+            (Attribute::Refused, message)
+        }
+        Refusal::Invalid { id, why } => (Attribute::Local, format!("{}: {why}", name(id))),
+        Refusal::Count { .. } => (Attribute::Local, refusal.to_string()),
+    }
+}
+
+fn unit(speed: Speed) -> &'static str {
+    if matches!(speed, Speed::Low | Speed::Full) { "frame" } else { "microframe" }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Table 5 of "Real-Time USB Networking and Device I/O" (2023), with bulk endpoints of `budget` each `period`.
+    fn table_5(budget: u32, period: u32) -> Bus {
+        let mut text = "speed = \"super\"\n".to_owned();
+        for (name, criticality, period) in [("i1", "high", 1), ("i2", "low", 2), ("i3", "low", 4), ("i4", "low", 8)] {
+            let _ = writeln!(
+                text,
+                "[[endpoint]]\nname = \"{name}\"\nkind = \"isochronous\"\npacket_bytes = 1024\nburst_packets = 11\n\
+                 bursts = 3\nperiod = {period}\ncriticality = \"{criticality}\""
+            );
+        }
+        for name in ["b1", "b2", "b3", "b4"] {
+            let _ = writeln!(
+                text,
+                "[[endpoint]]\nname = \"{name}\"\nkind = \"bulk\"\npacket_bytes = 1024\nbudget_bytes = {budget}\n\
+                 period = {period}"
+            );
+        }
+        toml::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn scenario_1_of_the_paper_is_drawn_and_scenario_3_says_what_is_missing() {
+        let bus = table_5(4096, 8);
+        let text = Planned::of(&bus, ModeName::Sound).unwrap().to_text();
+        assert!(text.contains("t_A, kept of each microframe for bulk and control: 12.500 us (10.00%)"), "{text}");
+        assert!(text.contains("2162.688  45.43%"), "{text}");
+        let line = |name: &str| text.lines().filter(|line| line.trim_start().starts_with(name)).nth(1).map(str::trim);
+        assert_eq!(
+            line("i2").map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).as_deref(),
+            Some("i2 17 17 17 17 17 17 17 17")
+        );
+        let bus = table_5(8192, 1);
+        let planned = Planned::of(&bus, ModeName::Sound).unwrap();
+        let (text, json) = (planned.to_text(), planned.to_json());
+        assert!(text.contains("i2: not admitted (low criticality): 17.949 us are missing"), "{text}");
+        let admitted = json["endpoints"].as_array().unwrap().iter().map(|e| e["is_admitted"].as_bool().unwrap());
+        assert_eq!(admitted.collect::<Vec<_>>(), [true, false, false, true, true, true, true, true]);
+        assert_eq!(json["endpoints"][1]["missing_ps"], 17_948_800);
+        assert_eq!(json["endpoints"][4]["latency_ns"], 125_000);
+        let svg = planned.to_svg();
+        assert_eq!(svg.matches("<title>i1</title>").count(), 8);
+        assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_what_to_type() {
+        let refusal = |bus: &Bus, mode| Planned::of(bus, mode).err().unwrap();
+        let (attribute, why) = refusal(&table_5(65_536, 1), ModeName::Sound);
+        assert_eq!(attribute, Attribute::Refused);
+        assert!(why.contains("us are missing") && why.contains("longer period"), "{why}");
+        let mut bus = table_5(4096, 8);
+        bus.endpoint[1].period = 6;
+        let (attribute, why) = refusal(&bus, ModeName::Sound);
+        assert_eq!(attribute, Attribute::Local);
+        assert!(why.starts_with("i2: a period of 6 intervals is no power of two") && why.ends_with("say 'period = 4'"));
+        bus.endpoint[1].period = 2;
+        bus.endpoint[1].budget_bytes = Some(33_793);
+        assert!(refusal(&bus, ModeName::Sound).1.ends_with("for such an endpoint, 1 too few"));
+        bus.endpoint[1].budget_bytes = None;
+        bus.endpoint[1].criticality = CriticalityWord::High;
+        let (_, why) = refusal(&bus, ModeName::Printed);
+        assert!(why.starts_with("i2 is not admitted: no microframe has room for it"), "{why}");
+    }
+}

@@ -1,0 +1,231 @@
+//! Bringing debug links up in an order in which none of them goes astray: Algorithm 4 of West, Golchin and Njavro (2023),
+//! mended. One [`BringUp`] a host; the caller does what it asks for and tells it what it senses.
+//!
+//! A debug port that is enabled goes to the first neighbour that enumerates. A host therefore enumerates when it senses all
+//! whose port it shall have, and enables its own port after that. In a circle somebody, the leader, has to enable first.
+//!
+//! As printed that is not enough: the leader enables at once, and a host outside the circle that lends *its* port to the
+//! leader and waits for nobody may enumerate just then and take the leader's: the circle stays open, the paper's Figure 6.
+//! Here a leader first waits for all that lend it their ports but the one in the circle: they have enumerated by then, and
+//! they wait for nobody in the circle.
+
+use std::collections::BTreeSet;
+
+use super::links::Topology;
+
+/// What a host has to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Act {
+    /// Enable the debug capability (`xDbC.Enable`).
+    Enable,
+    /// Enumerate what is attached to the controller (`xHCI.Enumerate`).
+    Enumerate,
+}
+
+/// One host's part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BringUp {
+    /// What is to be done, in order, and whose ports must be sensed before.
+    steps: Vec<(Act, BTreeSet<u32>)>,
+    done: usize,
+    sensed: BTreeSet<u32>,
+}
+
+impl BringUp {
+    /// The part of `host` in `topology`.
+    pub fn of(topology: &Topology, host: u32) -> Self {
+        let wanted: BTreeSet<_> = topology.debug_targets(host).collect();
+        let enumerate = (Act::Enumerate, wanted.clone());
+        let steps = match (topology.debug_host(host), topology.leaders().contains(&host)) {
+            (None, _) => vec![enumerate],
+            (Some(_), false) => vec![enumerate, (Act::Enable, BTreeSet::new())],
+            (Some(_), true) => {
+                let circle = topology.circle(host).unwrap_or_default();
+                let outside = wanted.into_iter().filter(|target| !circle.contains(target)).collect();
+                vec![(Act::Enable, outside), enumerate]
+            }
+        };
+        Self { steps, done: 0, sensed: BTreeSet::new() }
+    }
+
+    /// The port of `neighbour` is there to be enumerated.
+    pub fn handle_attached(&mut self, neighbour: u32) {
+        self.sensed.insert(neighbour);
+    }
+
+    /// It is there no more: its host began anew, or somebody else has it.
+    pub fn handle_detached(&mut self, neighbour: u32) {
+        self.sensed.remove(&neighbour);
+    }
+
+    /// What [`BringUp::poll`] asked for is done.
+    pub fn handle_done(&mut self) {
+        self.done = (self.done + 1).min(self.steps.len());
+    }
+
+    /// What is to be done now; `None` is to wait, or the end.
+    pub fn poll(&self) -> Option<Act> {
+        let (act, wanted) = self.steps.get(self.done)?;
+        wanted.is_subset(&self.sensed).then_some(*act)
+    }
+
+    /// Whose ports it waits for.
+    pub fn waits_for(&self) -> impl Iterator<Item = u32> {
+        let wanted = self.steps.get(self.done).map(|step| &step.1);
+        wanted.into_iter().flatten().filter(|target| !self.sensed.contains(target)).copied()
+    }
+
+    /// All steps, each with the hosts whose ports it waits for.
+    pub fn steps(&self) -> &[(Act, BTreeSet<u32>)] {
+        &self.steps
+    }
+
+    /// Whether its part is done.
+    pub fn is_complete(&self) -> bool {
+        self.done == self.steps.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::super::links::{Network, plan};
+    use super::*;
+
+    /// How far each host is, and who has whose port.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    struct World {
+        done: Vec<usize>,
+        is_enabled: Vec<bool>,
+        owner: Vec<Option<u32>>,
+    }
+
+    /// Goes through every interleaving of `parts`; answers with every end that there is.
+    fn ends(topology: &Topology, parts: &[BringUp]) -> HashSet<World> {
+        let hosts = topology.hosts() as usize;
+        let start = World { done: vec![0; hosts], is_enabled: vec![false; hosts], owner: vec![None; hosts] };
+        let (mut seen, mut open, mut ends) = (HashSet::from([start.clone()]), vec![start], HashSet::new());
+        while let Some(world) = open.pop() {
+            let mut is_end = true;
+            for host in 0..topology.hosts() {
+                let mut part = BringUp { done: world.done[host as usize], ..parts[host as usize].clone() };
+                // It senses what is enabled, wired to it, and in nobody's hands or its own.
+                for (target, debug_host) in topology.debug_links() {
+                    for (me, other) in [(target, debug_host), (debug_host, target)] {
+                        let at = other as usize;
+                        if me == host && world.is_enabled[at] && world.owner[at].is_none_or(|owner| owner == me) {
+                            part.handle_attached(other);
+                        }
+                    }
+                }
+                let Some(act) = part.poll() else { continue };
+                is_end = false;
+                let mut next = world.clone();
+                next.done[host as usize] += 1;
+                match act {
+                    Act::Enable => next.is_enabled[host as usize] = true,
+                    // It takes whatever it senses, wanted or not.
+                    Act::Enumerate => {
+                        for &other in &part.sensed {
+                            next.owner[other as usize] = Some(host);
+                        }
+                    }
+                }
+                if seen.insert(next.clone()) {
+                    open.push(next);
+                }
+            }
+            if is_end {
+                ends.insert(world);
+            }
+        }
+        ends
+    }
+
+    fn is_as_planned(topology: &Topology, world: &World) -> bool {
+        (0..topology.hosts()).all(|host| world.owner[host as usize] == topology.debug_host(host))
+    }
+
+    fn parts(topology: &Topology) -> Vec<BringUp> {
+        (0..topology.hosts()).map(|host| BringUp::of(topology, host)).collect()
+    }
+
+    fn planned(hosts: u32, cables: &[(u32, u32)]) -> Topology {
+        plan(hosts, cables, &BTreeSet::new()).unwrap()
+    }
+
+    /// Every graph of up to five hosts, every order in which they may come up.
+    #[test]
+    fn whatever_the_order_every_link_comes_up_as_planned() {
+        let mut graphs = 0;
+        for hosts in 2..=5u32 {
+            let pairs: Vec<_> = (0..hosts).flat_map(|a| (a + 1..hosts).map(move |b| (a, b))).collect();
+            for graph in 0..1u32 << pairs.len() {
+                let cables: Vec<_> = (0..pairs.len()).filter(|i| graph >> i & 1 == 1).map(|i| pairs[i]).collect();
+                let topology = planned(hosts, &cables);
+                let ends = ends(&topology, &parts(&topology));
+                assert!(!ends.is_empty());
+                assert!(ends.iter().all(|world| is_as_planned(&topology, world)), "{cables:?} {ends:?}");
+                graphs += 1;
+            }
+        }
+        assert_eq!(graphs, 2 + 8 + 64 + 1024);
+    }
+
+    #[test]
+    fn rings_and_cubes_of_the_paper_come_up() {
+        for (network, hosts) in [(Network::Ring, 4), (Network::Hypercube, 8), (Network::Tree, 7)] {
+            let topology = planned(hosts, &network.cables(hosts).unwrap());
+            let ends = ends(&topology, &parts(&topology));
+            assert!(ends.iter().all(|world| is_as_planned(&topology, world)), "{network:?}");
+        }
+    }
+
+    /// Without an order the three misconfigurations of Figure 6 are all there.
+    #[test]
+    fn without_an_order_figure_6_is_reached() {
+        let free = |topology: &Topology| -> Vec<BringUp> {
+            let whatever = |mut part: BringUp| {
+                part.steps.iter_mut().for_each(|step| step.1.clear());
+                part
+            };
+            parts(topology).into_iter().map(whatever).collect()
+        };
+        // (a) a star, (b) two hosts into a third and that into a fourth, (c) a ring.
+        for cables in [&[(0, 1), (0, 2)][..], &[(2, 0), (2, 1), (3, 2)], &[(0, 1), (1, 2), (2, 3), (3, 0)]] {
+            let topology = planned(4, cables);
+            let ends = ends(&topology, &free(&topology));
+            assert!(ends.iter().any(|world| !is_as_planned(&topology, world)), "{cables:?}");
+            assert!(ends.iter().any(|world| is_as_planned(&topology, world)), "with luck it works");
+        }
+    }
+
+    /// A ring with a host at its leader: Algorithm 4 to the letter lets that host take the leader's port.
+    #[test]
+    fn as_printed_a_host_beside_the_ring_may_break_it() {
+        let topology = planned(4, &[(0, 1), (1, 2), (2, 0), (0, 3)]);
+        assert_eq!((topology.bridges(), topology.leaders()), (0, BTreeSet::from([0])));
+        assert_eq!(topology.debug_host(3), Some(0), "the host beside the ring lends its port to the leader");
+        let mut printed = parts(&topology);
+        printed[0].steps[0].1.clear();
+        let strays = |parts: &[BringUp]| ends(&topology, parts).iter().any(|world| world.owner[0] == Some(3));
+        assert!(strays(&printed));
+        assert!(!strays(&parts(&topology)));
+    }
+
+    #[test]
+    fn a_host_says_whom_it_waits_for() {
+        let topology = planned(3, &Network::Star.cables(3).unwrap());
+        let mut centre = BringUp::of(&topology, 0);
+        assert_eq!((centre.poll(), centre.waits_for().collect::<Vec<_>>()), (None, vec![1, 2]));
+        centre.handle_attached(1);
+        centre.handle_attached(2);
+        centre.handle_detached(1);
+        assert_eq!((centre.poll(), centre.waits_for().collect::<Vec<_>>()), (None, vec![1]));
+        centre.handle_attached(1);
+        assert_eq!(centre.poll(), Some(Act::Enumerate));
+        centre.handle_done();
+        assert!(centre.is_complete() && centre.poll().is_none());
+    }
+}

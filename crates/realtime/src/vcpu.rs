@@ -1,0 +1,16 @@
+//! Virtual CPUs: time-budgeted servers for tasks and for the bottom halves of interrupts, and the test that admits them
+//! (Equation 1 of West, Golchin and Njavro, 2023). R4.
+//!
+//! A task runs on a [`SporadicServer`] (Main VCPU), a bottom half on a [`InheritingServer`] (I/O VCPU). Priorities are
+//! rate-monotonic: the shorter period goes first. The servers read no clock: the caller says when something happened, in
+//! nanoseconds of one monotonic clock, never backwards.
+
+mod admission;
+mod inheriting;
+mod reserve;
+mod sporadic;
+
+pub use admission::{Load, Overload, admit};
+pub use inheriting::InheritingServer;
+pub use reserve::{Overrun, Reserve};
+pub use sporadic::{REPLENISHMENTS_MAX, SporadicServer};
