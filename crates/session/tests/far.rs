@@ -2,6 +2,8 @@
 
 #[path = "far/road.rs"]
 mod road;
+#[path = "far/rules.rs"]
+mod rules;
 
 use std::time::Duration;
 
