@@ -191,6 +191,21 @@ fn a_halt_is_cleared_with_nothing_on_its_way_and_a_stall_that_nobody_heard_is_no
 }
 
 #[test]
+fn who_halts_an_endpoint_hears_nothing_that_it_sent_before() {
+    let mut bench = Bench::new();
+    bench.read(1, 512);
+    bench.send(b"one");
+    bench.send(b"two");
+    bench.heard();
+    let setup = Setup { request: 3, ..Setup::clear_halt(DATA_IN) };
+    bench.far.submit(bench.now, Urb::control(UrbId(2), setup, Payload::Empty).launch(), &mut bench.done);
+    assert_eq!((bench.heard(), bench.asked()), (vec![(2, Status::Ok, vec![])], 0));
+    bench.read(3, 512);
+    bench.answer(|urb| urb.fail(Status::Stall));
+    assert_eq!(bench.heard(), [(3, Status::Stall, vec![])]);
+}
+
+#[test]
 fn lengths_that_change_see_what_a_device_would_have_sent() {
     let mut bench = Bench::new();
     bench.read(1, 512);
