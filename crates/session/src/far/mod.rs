@@ -251,6 +251,11 @@ impl<D: Device> Far<D> {
     }
 }
 
+/// A user who halts an endpoint himself hears nothing more of it before he clears it (`testusb` test 13).
+fn is_set_halt(setup: Setup) -> bool {
+    setup.is_standard(request::SET_FEATURE, Recipient::Endpoint) && setup.value == request::ENDPOINT_HALT
+}
+
 fn is_clear_halt(setup: Setup) -> bool {
     setup.is_standard(request::CLEAR_FEATURE, Recipient::Endpoint) && setup.value == request::ENDPOINT_HALT
 }
@@ -260,6 +265,7 @@ fn changes_endpoints(setup: Setup) -> bool {
     setup.is_standard(request::SET_CONFIGURATION, Recipient::Device)
         || setup.is_standard(request::SET_INTERFACE, Recipient::Interface)
         || is_clear_halt(setup)
+        || is_set_halt(setup)
 }
 
 /// The endpoints that it changes.
@@ -274,7 +280,7 @@ fn concerned<D: Device>(device: &D, setup: Setup) -> impl Fn(EpAddr) -> bool + u
         of_interface
             .flat_map(|setting| &setting.endpoints)
             .for_each(|endpoint| concerned[endpoint.address.index()] = true);
-    } else if is_clear_halt(setup) {
+    } else if is_clear_halt(setup) || is_set_halt(setup) {
         concerned[EpAddr::from_byte(setup.index as u8).index()] = true;
     }
     move |endpoint| concerned[endpoint.index()]

@@ -12,7 +12,7 @@
 //! | a transfer is as long as we had asked for | a longer request of the user's is filled with what follows, as a device would |
 //! | a transfer is longer than a request of the user's | the rest is the next one's; within a packet it is an overflow |
 //! | CLEAR_FEATURE(halt) | first nothing of ours is with the device; data stays, an undelivered stall does not |
-//! | SET_INTERFACE, SET_CONFIGURATION | first nothing of ours is with the device; data of the old setting is forgotten |
+//! | SET_INTERFACE, SET_CONFIGURATION, SET_FEATURE(halt) | first nothing of ours is with the device; what came is forgotten |
 //! | a reset | the user's requests end, what came is forgotten |
 
 use std::collections::VecDeque;

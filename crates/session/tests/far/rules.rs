@@ -1,0 +1,302 @@
+//! The rules of receiving ahead, one by one, over a device that does what it is told.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use farbus_model::definition::InterfaceDefinition;
+use farbus_model::{
+    BufferPool, Completions, Definition, Descriptors, Device, Direction, Done, EpAddr, InFlight, Instant, Payload,
+    Selection, Setup, Speed, Status, Urb, UrbId,
+};
+use farbus_session::far::{Far, LINGER, Plan};
+
+const DATA_IN: EpAddr = EpAddr::from_byte(0x81);
+
+/// What it was asked and has not answered, for the test to answer.
+type Asked = Arc<Mutex<VecDeque<InFlight>>>;
+
+struct Told {
+    descriptors: Descriptors,
+    selection: Selection,
+    asked: Asked,
+}
+
+impl Device for Told {
+    fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    fn speed(&self) -> Speed {
+        Speed::High
+    }
+
+    fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    fn submit(&mut self, _now: Instant, urb: InFlight, done: &mut Completions) {
+        match urb.endpoint.is_control() && urb.direction == Direction::Out {
+            true => done.push(urb.accept()),
+            false => self.asked.lock().unwrap().push_back(urb),
+        }
+    }
+
+    fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
+        let mut asked = self.asked.lock().unwrap();
+        if let Some(at) = asked.iter().position(|urb| urb.id == id) {
+            done.push(asked.remove(at).unwrap().fail(Status::Cancelled));
+        }
+    }
+
+    fn reset(&mut self, _now: Instant, done: &mut Completions) {
+        self.asked.lock().unwrap().drain(..).for_each(|urb| done.push(urb.fail(Status::Shutdown)));
+    }
+}
+
+struct Bench {
+    far: Far<Told>,
+    asked: Asked,
+    done: Completions,
+    now: Instant,
+}
+
+impl Bench {
+    fn new() -> Self {
+        // CDC data, at high speed: packets of 512 bytes.
+        let definition = Definition::new(1, 1).speed(Speed::High).names("a", "line", "1");
+        let descriptors = definition.interface(InterfaceDefinition::new(10, 0, 0).bulk_pair(1)).build();
+        let mut selection = Selection::default();
+        assert!(selection.select_configuration(&descriptors, 1));
+        let asked = Asked::default();
+        let far = Far::new(Told { descriptors, selection, asked: Arc::clone(&asked) }, Plan::within(64));
+        let done = Completions::new(BufferPool::new(0));
+        Self { far, asked, done, now: Instant::ZERO + Duration::from_secs(1) }
+    }
+
+    fn read(&mut self, id: u64, length: u32) {
+        self.far.submit(self.now, Urb::data_in(UrbId(id), DATA_IN, length).launch(), &mut self.done);
+    }
+
+    fn clear_halt(&mut self, id: u64) {
+        let urb = Urb::control(UrbId(id), Setup::clear_halt(DATA_IN), Payload::Empty);
+        self.far.submit(self.now, urb.launch(), &mut self.done);
+    }
+
+    /// The device answers the first that it was asked.
+    fn answer(&mut self, act: impl FnOnce(InFlight) -> Done) {
+        let answered = act(self.asked.lock().unwrap().pop_front().expect("it was asked"));
+        self.far.act(self.now, &mut self.done, |_, done| done.push(answered));
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.answer(|urb| urb.answer(bytes.into()));
+    }
+
+    /// What the user heard: name, outcome, bytes.
+    fn heard(&mut self) -> Vec<(u64, Status, Vec<u8>)> {
+        std::iter::from_fn(|| self.done.pop()).map(|done| (done.id.0, done.status, done.payload.into_vec())).collect()
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.far.reset(self.now, &mut self.done);
+    }
+}
+
+#[test]
+fn what_nobody_asked_for_yet_stays_and_the_queue_has_an_end() {
+    let mut bench = Bench::new();
+    bench.read(1, 512);
+    let ahead = bench.asked();
+    assert_eq!(ahead, 32, "a line is asked at once, as far as the credit goes");
+    for number in 0..ahead as u8 {
+        bench.send(&[number]);
+    }
+    assert_eq!(bench.heard(), [(1, Status::Ok, vec![0])]);
+    assert_eq!(bench.asked(), 1, "the queue is full but for the one that was fetched");
+    for number in 1..4 {
+        bench.read(number, 512);
+        assert_eq!(bench.heard(), [(number, Status::Ok, vec![number as u8])]);
+    }
+}
+
+#[test]
+fn a_withdrawn_request_takes_nothing_with_it_and_the_last_one_ends_the_asking_after_a_while() {
+    let mut bench = Bench::new();
+    bench.read(1, 512);
+    bench.far.cancel(bench.now, UrbId(1), &mut bench.done);
+    assert_eq!(bench.heard(), [(1, Status::Cancelled, vec![])]);
+    bench.send(b"kept");
+    bench.read(2, 512);
+    assert_eq!(bench.heard(), [(2, Status::Ok, b"kept".to_vec())]);
+    bench.read(3, 512);
+    bench.far.cancel(bench.now, UrbId(3), &mut bench.done);
+    bench.send(b"late");
+    let at = bench.far.poll_timeout().expect("it is asked no more, some time");
+    assert_eq!(at, bench.now + LINGER);
+    bench.now = at;
+    bench.far.handle_timeout(at, &mut bench.done);
+    assert_eq!((bench.asked(), bench.far.arrived()), (0, 1));
+    bench.heard();
+    bench.read(4, 512);
+    assert_eq!(bench.heard(), [(4, Status::Ok, b"late".to_vec())]);
+    assert_eq!(bench.asked(), 0, "nobody waits");
+    bench.read(5, 512);
+    assert!(bench.asked() > 0);
+}
+
+#[test]
+fn a_failure_is_told_once_behind_what_came_before_it_and_the_device_is_asked_again_by_who_still_waits() {
+    let mut bench = Bench::new();
+    bench.read(1, 512);
+    bench.send(b"one");
+    bench.send(b"two");
+    bench.answer(|urb| urb.fail(Status::Stall));
+    assert_eq!(bench.heard(), [(1, Status::Ok, b"one".to_vec())]);
+    assert_eq!(bench.asked(), 0, "what is behind a failure is withdrawn");
+    bench.read(2, 512);
+    bench.read(3, 512);
+    assert_eq!(bench.heard(), [(2, Status::Ok, b"two".to_vec()), (3, Status::Stall, vec![])]);
+    assert_eq!(bench.asked(), 0, "nobody asks for more");
+    bench.read(4, 512);
+    assert!(bench.asked() > 0);
+}
+
+#[test]
+fn a_halt_is_cleared_with_nothing_on_its_way_and_a_stall_that_nobody_heard_is_none() {
+    let mut bench = Bench::new();
+    bench.read(1, 512);
+    bench.send(b"one");
+    bench.send(b"two");
+    bench.answer(|urb| urb.fail(Status::Stall));
+    bench.heard();
+    bench.clear_halt(2);
+    assert_eq!(bench.heard(), [(2, Status::Ok, vec![])]);
+    bench.read(3, 512);
+    bench.read(4, 512);
+    assert_eq!(bench.heard(), [(3, Status::Ok, b"two".to_vec())], "data stays, the stall does not");
+    assert!(bench.asked() > 0);
+    bench.clear_halt(5);
+    // What was asked was withdrawn first, and is asked again afterwards, because somebody waits.
+    assert_eq!(bench.heard(), [(5, Status::Ok, vec![])]);
+    assert!(bench.asked() > 0);
+    bench.send(b"three");
+    assert_eq!(bench.heard(), [(4, Status::Ok, b"three".to_vec())]);
+}
+
+#[test]
+fn who_halts_an_endpoint_hears_nothing_that_it_sent_before() {
+    let mut bench = Bench::new();
+    bench.read(1, 512);
+    bench.send(b"one");
+    bench.send(b"two");
+    bench.heard();
+    let setup = Setup { request: 3, ..Setup::clear_halt(DATA_IN) };
+    bench.far.submit(bench.now, Urb::control(UrbId(2), setup, Payload::Empty).launch(), &mut bench.done);
+    assert_eq!((bench.heard(), bench.asked()), (vec![(2, Status::Ok, vec![])], 0));
+    bench.read(3, 512);
+    bench.answer(|urb| urb.fail(Status::Stall));
+    assert_eq!(bench.heard(), [(3, Status::Stall, vec![])]);
+}
+
+#[test]
+fn lengths_that_change_see_what_a_device_would_have_sent() {
+    let mut bench = Bench::new();
+    bench.read(1, 512);
+    bench.send(&[1; 512]);
+    bench.send(&[2; 512]);
+    bench.send(&[3; 10]);
+    bench.heard();
+    // Longer: full transfers go on in the next, up to the short packet.
+    bench.read(2, 2048);
+    assert_eq!(bench.heard(), [(2, Status::Ok, [vec![2; 512], vec![3; 10]].concat())]);
+    // Shorter, by whole packets: the rest is the next one's.
+    bench.send(&[4; 512]);
+    bench.send(&[5; 100]);
+    bench.read(3, 1024);
+    assert_eq!(bench.heard(), [(3, Status::Ok, [vec![4; 512], vec![5; 100]].concat())]);
+    while bench.asked.lock().unwrap().front().is_some_and(|urb| urb.length < 1024) {
+        bench.send(b"");
+    }
+    bench.send(&[6; 1000]);
+    while bench.far.arrived() > 1 {
+        bench.read(9, 1024);
+    }
+    bench.heard();
+    bench.read(4, 512);
+    bench.read(5, 100);
+    let heard = bench.heard();
+    assert_eq!(heard[0], (4, Status::Ok, vec![6; 512]));
+    // Within a packet: the device sends more than there is room for.
+    assert_eq!(heard[1], (5, Status::Overflow, vec![6; 100]));
+    assert_eq!(bench.far.arrived(), 0, "and the rest of that packet is gone");
+}
+
+#[test]
+fn a_short_packet_is_an_error_to_who_said_so_and_a_reset_ends_everything() {
+    let mut bench = Bench::new();
+    let mut urb = Urb::data_in(UrbId(1), DATA_IN, 512);
+    urb.flags.short_not_ok = true;
+    bench.far.submit(bench.now, urb.launch(), &mut bench.done);
+    bench.send(b"short");
+    assert_eq!(bench.heard(), [(1, Status::Short, b"short".to_vec())]);
+    bench.send(b"stays");
+    bench.send(b"not");
+    bench.read(2, 512);
+    bench.read(3, 512);
+    bench.read(4, 512);
+    bench.heard();
+    bench.far.reset(bench.now, &mut bench.done);
+    assert_eq!(bench.heard(), [(4, Status::Shutdown, vec![])]);
+    assert_eq!((bench.asked(), bench.far.arrived()), (0, 0));
+}
+
+#[test]
+fn control_requests_are_answered_in_their_order_whoever_knows_the_answer() {
+    let mut bench = Bench::new();
+    bench.far.begin(bench.now, &mut bench.done);
+    let fetched = bench.asked();
+    assert!(fetched >= 4, "strings and their languages");
+    let get = |id, kind, index, language| {
+        Urb::control(UrbId(id), Setup::get_descriptor(kind, index, language, 255), Payload::Empty).launch()
+    };
+    // Known, joined, and behind the joined one: known as well, but not first.
+    bench.far.submit(bench.now, get(1, 1, 0, 0), &mut bench.done);
+    bench.far.submit(bench.now, get(2, 3, 0, 0), &mut bench.done);
+    bench.far.submit(bench.now, get(3, 1, 0, 0), &mut bench.done);
+    assert_eq!(bench.heard().len(), 1);
+    assert_eq!(bench.asked(), fetched);
+    bench.send(&[4, 3, 9, 4]);
+    let heard = bench.heard();
+    assert_eq!(heard.len(), 1, "{heard:?}");
+    assert_eq!(heard[0].2, [4, 3, 9, 4]);
+    // The device answers the third itself, behind all that was asked before.
+    for _ in 1..fetched {
+        bench.answer(|urb| urb.fail(Status::Stall));
+    }
+    bench.answer(|urb| urb.answer(vec![18; 18].into()));
+    assert_eq!(bench.heard(), [(3, Status::Ok, vec![18; 18])]);
+}
+
+#[test]
+fn nothing_is_asked_early_that_was_not_to_be() {
+    let mut bench = Bench::new();
+    let (asked, descriptors) = (Asked::default(), bench.far.descriptors().clone());
+    let mut selection = Selection::default();
+    selection.select_configuration(&descriptors, 1);
+    bench.far.reset(bench.now, &mut bench.done);
+    bench.far = Far::new(Told { descriptors, selection, asked: Arc::clone(&asked) }, Plan::OFF);
+    bench.asked = asked;
+    bench.far.begin(bench.now, &mut bench.done);
+    assert_eq!(bench.asked(), 0);
+    bench.read(1, 512);
+    assert_eq!(bench.asked(), 1);
+    bench.send(b"one");
+    assert_eq!((bench.heard(), bench.asked()), (vec![(1, Status::Ok, b"one".to_vec())], 0));
+}
