@@ -21,6 +21,7 @@ pub mod block;
 pub mod claims;
 pub mod exporter;
 pub mod importer;
+pub mod isochronous;
 pub mod leases;
 pub mod native;
 pub mod observe;
