@@ -22,6 +22,7 @@ use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 
 use crate::address::LOCAL;
 pub use crate::address::address_of;
+use crate::ahead::Ahead;
 use crate::broker::Hands;
 use crate::device_port::DevicePort;
 pub use crate::failure::{Attribute, FailureReport};
@@ -224,6 +225,8 @@ pub struct Client {
     /// As somebody said it.
     grace: Option<Duration>,
     over: Over,
+    /// What is done about their distance.
+    ahead: Ahead,
     /// What its devices go through.
     recipe: Recipe,
     /// Who a host is, found out while the files that say so could be read.
@@ -247,7 +250,14 @@ impl Default for Client {
 impl Client {
     /// One that connects, plugs in and mounts through `hands`.
     pub fn through(hands: Hands) -> Self {
-        Self { hands, grace: None, over: Over::default(), recipe: Recipe::default(), pinned: None }
+        Self {
+            hands,
+            grace: None,
+            over: Over::default(),
+            ahead: Ahead::default(),
+            recipe: Recipe::default(),
+            pinned: None,
+        }
     }
 
     /// One for a single host (`HOST:PORT`), which needs no files any more.
@@ -635,6 +645,16 @@ impl Client {
     /// Over what sessions reach their hosts.
     pub fn travel(&mut self, over: Over) {
         self.over = over;
+    }
+
+    /// What is done about its devices' distance, those in sessions that this kernel uses.
+    pub fn ask_ahead(&mut self, ahead: Ahead) {
+        self.ahead = ahead;
+    }
+
+    /// The same.
+    pub fn ahead(&self) -> Ahead {
+        self.ahead
     }
 
     /// The paired host that an address names.

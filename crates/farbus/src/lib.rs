@@ -15,6 +15,7 @@
 //! lines, and what the command can do a program can do.
 
 mod address;
+pub mod ahead;
 pub mod allow;
 pub mod attach;
 mod attachments;

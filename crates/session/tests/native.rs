@@ -7,6 +7,8 @@
 
 #[path = "native/disk.rs"]
 mod disk;
+#[path = "native/far.rs"]
+mod far;
 #[path = "native/kernel.rs"]
 mod kernel;
 #[path = "native/modules.rs"]
@@ -120,6 +122,35 @@ fn a_kernel_is_answered_once_through_cuts_crashes_and_restarts() {
         }
         world.settle(random)
     });
+}
+
+#[test]
+fn a_far_device_answers_once_and_loses_nothing_that_it_sent() {
+    every_seed("the far device", |random| {
+        let mut world = usb::UsbWorld::new(random, None, far::Near::new);
+        for _ in 0..400 {
+            world.step(random);
+        }
+        world.settle(random)
+    });
+}
+
+#[test]
+fn a_far_device_s_spoilt_snapshot_is_refused_or_does_no_harm() {
+    let (mut refused, mut taken) = (0, 0);
+    every_seed("the far device's spoilt snapshot", |random| {
+        let mut world = usb::UsbWorld::new(random, None, far::Near::new);
+        for _ in 0..60 {
+            world.step(random);
+            match world.spoil(random) {
+                true => refused += 1,
+                false => taken += 1,
+            }
+        }
+        world.settle(random).max(15)
+    });
+    println!("{refused} refused, {taken} taken");
+    assert!(refused > 0 && taken > 0, "{refused} refused, {taken} taken prove little");
 }
 
 #[test]

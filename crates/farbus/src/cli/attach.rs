@@ -15,6 +15,7 @@ use super::listen::place_told;
 use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
 use super::served::{Served, say_served};
+use crate::ahead::Ahead;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, Client, ClientError, FailureReport, Target, remember_address};
@@ -87,6 +88,10 @@ pub struct AttachArgs {
     /// Over what links of its session are made: 'quic' for networks that lose much or change their address; with paired hosts.
     #[arg(long, value_name = "WAY", default_value = Over::Tcp.as_str())]
     over: Over,
+    /// kernel: what is done about a device's distance. auto: descriptors travel once, all together, and what keyboards, serial lines and
+    /// the like send is fetched before it is asked for; off: the device is asked what the kernel asks, and nothing else.
+    #[arg(long, value_name = "MODE", default_value = Ahead::Auto.as_str())]
+    ahead: Ahead,
     /// What everything goes through, the device's user first: compression, sealing, faults; see 'farbus module'. May be given more than
     /// once; undone at the exporter in reverse order.
     #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
@@ -190,6 +195,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
     let mut client = Client::for_host(&target.address, hands)?;
     client.travel(args.over);
+    client.ask_ahead(args.ahead);
     client.go_through(recipe);
     if let Some(seconds) = args.grace {
         client.outlive(Duration::from_secs(seconds));

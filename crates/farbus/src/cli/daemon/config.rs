@@ -18,6 +18,7 @@ use super::super::attach::{Via, default_folder};
 use super::super::listen::{everywhere, listen_address, listen_place, place_said};
 use super::super::share::What;
 use crate::address::{DEFAULT_PORT, SECURE_PORT};
+use crate::ahead::Ahead;
 use crate::allow::Network;
 use crate::broker::Hands;
 use crate::broker::Mandate;
@@ -79,6 +80,8 @@ pub struct Attach {
     pub grace: Option<Duration>,
     /// Over what its links are made.
     pub over: Over,
+    /// What is done about its distance.
+    pub ahead: Ahead,
     /// What it goes through.
     pub modules: Vec<Asked>,
     /// What for.
@@ -188,6 +191,7 @@ struct AttachTable {
     mode: Option<Spanned<String>>,
     grace: Option<Spanned<u64>>,
     over: Option<Spanned<String>>,
+    ahead: Option<Spanned<String>>,
     #[serde(default)]
     modules: Vec<Spanned<String>>,
     reason: Option<String>,
@@ -430,9 +434,10 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
     }
     let grace = table.grace.map(grace_from).transpose()?;
     let over = table.over.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    let ahead = table.ahead.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let modules = table.modules.iter().map(module_from).collect::<Result<_, _>>()?;
     let at = table.at.map(Spanned::into_inner);
-    Ok(Attach { target, via, at, place, mode, grace, over, modules, reason: table.reason })
+    Ok(Attach { target, via, at, place, mode, grace, over, ahead, modules, reason: table.reason })
 }
 
 /// A module that needs nothing of this host: a daemon that reads its file again has given its rights away.
@@ -619,6 +624,7 @@ mod tests {
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nmode = \"write\"", "4:8", "exclusive (one who may write)"),
             ("[[attach]]\ntarget = \"a/b\"\nmode = \"read\"", "3:8", "\"nbd\" and \"uas\""),
             ("[[attach]]\ntarget = \"a/b\"\nover = \"udp\"", "3:8", "tcp and quic"),
+            ("[[attach]]\ntarget = \"a/b\"\nahead = \"on\"", "3:9", "auto and off"),
             ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"zip\"]", "3:12", "there are lz4, zstd"),
             ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"seal:key-file=k\"]", "3:12", "'farbus attach --module'"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = 121", "3:9", "wait 120 s"),
