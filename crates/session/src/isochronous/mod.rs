@@ -63,6 +63,7 @@ const CLASS_AUDIO: u8 = 1;
 /// A device whose isochronous streams are carried over a long way.
 pub struct Isochronous<D> {
     device: D,
+    is_on: bool,
     /// What the device left, and is not ours to pass on before it was looked at. Its pool is the asker's while the device works.
     below: Completions,
     orders: Orders,
@@ -90,10 +91,11 @@ enum Stream {
 }
 
 impl<D: Device> Isochronous<D> {
-    /// Over `device`.
-    pub fn new(device: D) -> Self {
+    /// Over `device`; nothing is done for it unless it is on.
+    pub fn new(device: D, is_on: bool) -> Self {
         Self {
             device,
+            is_on,
             below: Completions::new(BufferPool::new(0)),
             orders: Orders::default(),
             own: 0,
@@ -239,7 +241,7 @@ impl<D: Device> Isochronous<D> {
         let address = urb.endpoint;
         let known = self.device.selection().endpoint(address).copied();
         if !self.streams.contains_key(&address.as_byte()) {
-            let is_far = self.reach.is_far() && self.near & 1 << address.index() == 0;
+            let is_far = self.is_on && self.reach.is_far() && self.near & 1 << address.index() == 0;
             let Some(endpoint) = known.filter(|_| is_far) else {
                 self.near |= 1 << address.index();
                 return self.act(now, done, |device, done| device.submit(now, urb, done));
@@ -358,6 +360,7 @@ impl<D: Device> Isochronous<D> {
 
     /// Writes it down.
     pub fn save(&self, to: &mut Writer) {
+        to.flag(self.is_on);
         to.u64(self.orders.named());
         self.reach.save(to);
         to.u32(self.near);
@@ -379,7 +382,7 @@ impl<D: Device> Isochronous<D> {
     /// # Errors
     /// [`Reject`]: none can have stood so; with the device.
     pub fn restore(now: Instant, device: D, from: &mut Reader<'_>) -> Result<Self, (D, Reject)> {
-        let mut restored = Self::new(device);
+        let mut restored = Self::new(device, false);
         match restored.read(now, from) {
             // Nothing is launched before all of it is right: what was launched has to be answered.
             Ok((held, waiting)) => {
@@ -399,6 +402,7 @@ impl<D: Device> Isochronous<D> {
     }
 
     fn read(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(Vec<Urb>, Waiting), Reject> {
+        self.is_on = from.flag("streams")?;
         self.orders.name_after(from.u64("names")?);
         self.reach = Reach::restore(from)?;
         self.near = from.u32("near endpoints")?;

@@ -61,7 +61,7 @@ impl Driver {
     pub fn new(way: Way, seed: u64, endpoint: EpAddr, packets: u32) -> Self {
         let device = Audio::device(Speed::Full);
         let mut driver = Self {
-            card: Isochronous::new(Distant::new(device, way, seed)),
+            card: Isochronous::new(Distant::new(device, way, seed), true),
             now: Instant::ZERO + Duration::from_secs(5),
             random: Random::new(seed ^ 1),
             done: Completions::new(BufferPool::new(1 << 20)),
@@ -199,7 +199,7 @@ impl Driver {
     /// Another process goes on with the card, over the same way.
     pub fn move_on(&mut self) {
         let bytes = self.saved();
-        let nothing = Isochronous::new(Distant::new(Audio::device(Speed::Full), NO_WAY, 0));
+        let nothing = Isochronous::new(Distant::new(Audio::device(Speed::Full), NO_WAY, 0), true);
         let device = std::mem::replace(&mut self.card, nothing).hand_over();
         let mut reader = snapshot::open(&bytes, KIND).unwrap();
         self.card = Isochronous::restore(self.now, device, &mut reader).map_err(|(_, reject)| reject).unwrap();
