@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Gathering, Link, Wake};
+use farbus_io::link::{Clock, Gathering, Link, Wake, wait_exactly};
 use farbus_model::{BlockDevice, BlockInfo, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
@@ -420,6 +420,8 @@ impl<'a, H: House> Engine<'a, H> {
     }
 
     fn run(mut self) {
+        // Devices made of code have moments of their own.
+        wait_exactly();
         let last = loop {
             match self.turn() {
                 Ok(None) => {}

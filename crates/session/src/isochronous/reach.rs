@@ -9,8 +9,8 @@ use crate::snapshot::{Reader, Writer};
 
 /// The nearest of so many counts: one that a busy machine held up is no distance.
 const COUNT: usize = 8;
-/// Nearer than this a request is asked for and answered within a frame, and nothing is done here.
-const FAR: Duration = Duration::from_millis(1);
+/// A device that is nearer is left alone: drivers keep more than this with a device.
+const FAR: Duration = Duration::from_millis(2);
 /// Requests are kept with the device for so much longer at least: a busy machine's schedulers.
 const SPARE: Duration = Duration::from_millis(8);
 /// The longest way back is forgotten by one part in so many with each request.
