@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use farbus::{
     bare::{
-        self, DeviceRecord,
+        self, Clock, DeviceRecord,
         blocks::{MemoryMedium, SparseMemory, StoreDevice},
         native::{
             RemoteBlock, RemoteUsb, Served, ServedBlock, ServedUsb, Services,
@@ -54,9 +54,10 @@ pub fn serve(listener: &TcpListener) -> Result<()> {
     let medium = MemoryMedium::new(memory);
     loop {
         let (stream, _) = listener.accept()?;
-        let mut shelf = Shelf { medium: medium.clone() };
+        let clock = Clock::start();
+        let mut shelf = Shelf { medium: medium.clone(), clock };
         thread::spawn(move || {
-            if let Err(error) = bare::link(stream).and_then(|link| bare::serve(&link, &mut shelf)) {
+            if let Err(error) = bare::link(stream).and_then(|link| bare::serve(&link, clock, &mut shelf)) {
                 eprintln!("session ended: {error}");
             }
         });
@@ -76,19 +77,23 @@ pub fn serve_proxy(address: &str) -> Result<()> {
 
 struct Shelf {
     medium: MemoryMedium,
+    clock: Clock,
 }
 
 impl Services for Shelf {
     fn open(&mut self, _now: farbus::model::Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
         let gone = |message: String| End { cause: Cause::Gone, message };
+        let clock = self.clock;
+        let clock = Box::new(move || clock.now());
         match open.class {
             Class::BLOCK => {
                 let device = StoreDevice::new(self.medium.open().map_err(gone)?);
-                Ok((1, Box::new(ServedBlock::new(number, device, 1, |_, _| {}))))
+                Ok((1, Box::new(ServedBlock::new(number, device, 1, |_, _| {}).timed_by(clock))))
             }
             Class::USB => {
                 let device = SourceSink::device(Speed::Super, Fill::Zeros, false);
-                Ok((1, Box::new(ServedUsb::new(number, device, record(), Limits::DEFAULT, |_, _| {}))))
+                let served = ServedUsb::new(number, device, record(), Limits::DEFAULT, |_, _| {});
+                Ok((1, Box::new(served.timed_by(clock))))
             }
             _ => Err(gone(format!("there is no '{}' here", open.name))),
         }

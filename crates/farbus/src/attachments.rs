@@ -276,7 +276,13 @@ impl Shared {
                 self.open_usb(number, session, bus_id, open.mode).map(|face| (face, Some(Mode::Exclusive)))
             }
             native::Class::BLOCK => {
-                let claimed = Offer { shared: self, session }.claim_block(bus_id, open.mode)?;
+                let claimed = Offer { shared: self, session }.claim_block(bus_id, open.mode);
+                if matches!(&claimed, Err(end) if end.cause == native::Cause::Class)
+                    && self.may_drive(bus_id, open.mode)?
+                {
+                    return self.open_driven(number, session, bus_id).map(|face| (face, Some(Mode::Exclusive)));
+                }
+                let claimed = claimed?;
                 let mode = claimed.mode;
                 self.open_block(number, session, bus_id, claimed).map(|face| (face, Some(mode)))
             }
@@ -371,7 +377,8 @@ impl Shared {
         match home.leave_fate(fate) {
             Some(Fate::Back(Face::Usb { device, give_back, .. }, _)) => give_back(device, now),
             Some(Fate::Back(Face::Block { device, give_back, .. }, _)) => give_back(device, now),
-            Some(Fate::Back(Face::Observer { .. } | Face::Shown { .. }, _) | Fate::Over(_)) | None => {}
+            Some(Fate::Back(Face::Observer { .. } | Face::Shown { .. } | Face::Disk { .. }, _) | Fate::Over(_))
+            | None => {}
         }
     }
 
@@ -438,13 +445,18 @@ impl Shared {
                 "a USB device has one user at a time, who may change it".into(),
             ));
         }
-        let (record, device) = Offer { shared: self, session }.claim(bus_id).map_err(|status| match status {
+        let claimed = Offer { shared: self, session }.claim(bus_id);
+        let (record, device) = claimed.map_err(|status| self.why_not_claimed(bus_id, status))?;
+        Ok(self.usb_face(number, session, record, device))
+    }
+
+    pub(crate) fn why_not_claimed(&self, bus_id: &str, status: OpStatus) -> native::End {
+        match status {
             OpStatus::Busy => self.busy(bus_id),
             OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
             OpStatus::DeviceError => refusal(native::Cause::Device, status.to_string()),
             _ => refusal(native::Cause::Refused, status.to_string()),
-        })?;
-        Ok(self.usb_face(number, session, record, device))
+        }
     }
 
     fn usb_face(
@@ -592,7 +604,7 @@ impl Shared {
     }
 
     /// Who has a device that somebody else wants.
-    fn busy(&self, bus_id: &str) -> native::End {
+    pub(crate) fn busy(&self, bus_id: &str) -> native::End {
         let registry = self.registry();
         let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
         let message = match holder {
@@ -606,7 +618,14 @@ impl Shared {
     }
 
     /// A session gives a device back, or what it had of it.
-    fn take_in(&self, number: u64, session: &Session, device: Option<Box<dyn Device>>, is_gone: bool, now: Instant) {
+    pub(crate) fn take_in(
+        &self,
+        number: u64,
+        session: &Session,
+        device: Option<Box<dyn Device>>,
+        is_gone: bool,
+        now: Instant,
+    ) {
         let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
         let noted = *session.ending.lock().unwrap_or_else(PoisonError::into_inner);
         let ending = match (session.is_taken_back.load(Ordering::Acquire), is_gone) {

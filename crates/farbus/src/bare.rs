@@ -8,7 +8,6 @@ use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use farbus_io::link::Clock;
 use farbus_session::native::hello::SessionId;
 use farbus_session::native::{ExporterSession, LaneLimits, Services};
 
@@ -17,8 +16,8 @@ use crate::engine::span_until;
 use crate::greeting;
 use crate::linked::Dial;
 
-/// A connected byte channel.
-pub use farbus_io::link::Link;
+/// What says how late it is, and a connected byte channel.
+pub use farbus_io::link::{Clock, Link};
 /// Block devices, stores among them.
 pub use farbus_session::block as blocks;
 /// What travels in a session, and both its ends.
@@ -45,12 +44,11 @@ pub fn dial(address: String) -> Dial {
     Box::new(move || Link::connect(&address, CONNECT_TIME_MAX).map_err(|error| error.source))
 }
 
-/// Serves one session, with what `services` opens, until its link ends.
+/// Serves one session, with what `services` opens, until its link ends. What they measure within a turn they measure with `clock`, too.
 ///
 /// # Errors
 /// What the system says of the link; `InvalidData` if the importer broke the protocol.
-pub fn serve(link: &Link, services: &mut impl Services) -> io::Result<()> {
-    let clock = Clock::start();
+pub fn serve(link: &Link, clock: Clock, services: &mut impl Services) -> io::Result<()> {
     let hello = greeting::hear_hello(link, GREETING_TIME_MAX)?;
     let [id, incarnation] = [random(), random()];
     let incarnation = u64::from_le_bytes(incarnation.first_chunk().copied().expect("sixteen bytes"));
@@ -136,7 +134,7 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let exporter = thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
-            serve(&link(stream).unwrap(), &mut Disk).unwrap();
+            serve(&link(stream).unwrap(), Clock::start(), &mut Disk).unwrap();
         });
         let mut done = Completions::new(BufferPool::new(1 << 20));
         let open =

@@ -38,7 +38,7 @@ impl DiskRelay {
         if !matches!(way, Way::Device { .. }) {
             return Err(ClientError::Local(format!(
                 "{target} can be had as a USB disk alone, which takes one command at a time whatever it is shown as: --via uas wants a \
-                 disk that a farbus shares ('disk:PATH' or 'block:PATH'), with a session (a paired host, or --grace SECONDS)\n  \
+                 disk of a farbus that drives it, with a session (a paired host, or --grace SECONDS)\n  \
                  try: --via kernel"
             )));
         }

@@ -2,16 +2,15 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 
 use farbus_io::trust::fill_random;
-use farbus_modules::{Allowance, Asked, Catalogue, Maker, Recipe, Refusal};
+use farbus_modules::{Allowance, Asked, Catalogue, Files, Maker, Recipe, Refusal, Sink};
 use farbus_session::native::{Allowed, Through};
 
 use crate::module_program::Program;
-
-/// Bytes of a file that a module is told: a key.
-const FILE_BYTES_MAX: u64 = 64 << 10;
+use crate::recording::Recording;
 
 /// The modules of this process, and those programs that these words name, started; the words then name them as all else.
 fn catalogue_for(asked: &[Asked]) -> Result<(Catalogue, Vec<Asked>), Refusal> {
@@ -34,7 +33,7 @@ fn catalogue_for(asked: &[Asked]) -> Result<(Catalogue, Vec<Asked>), Refusal> {
 /// [`Refusal`]: which module cannot be, and why.
 pub fn recipe(asked: &[Asked]) -> Result<Recipe, Refusal> {
     let (catalogue, asked) = catalogue_for(asked)?;
-    Recipe::new(&catalogue, &asked, &mut read)
+    Recipe::new(&catalogue, &asked, &mut OwnFiles)
 }
 
 /// What importers may ask for: all that need nothing of this host, and these.
@@ -45,7 +44,7 @@ pub fn allowed(also: &[Asked]) -> Result<Arc<Allowed>, Refusal> {
     let mut modules = Allowance::usual(&Catalogue::builtin());
     let (catalogue, also) = catalogue_for(also)?;
     for asked in also {
-        modules.allow(&catalogue, &asked, &mut read)?;
+        modules.allow(&catalogue, &asked, &mut OwnFiles)?;
     }
     Ok(Arc::new(Allowed { modules, random: Box::new(fill_random) }))
 }
@@ -56,13 +55,23 @@ pub fn through(recipe: &Recipe) -> Option<Through> {
     is_wanted.then(|| Through { recipe: recipe.clone(), random: Box::new(fill_random) })
 }
 
-fn read(path: &str) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(|error| format!("it cannot be read: {error}"))?;
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| format!("it cannot be read: {error}"))?;
-    match bytes.len() as u64 > FILE_BYTES_MAX {
-        true => Err("it has more than 64 KiB".to_owned()),
-        false => Ok(bytes),
+/// The files of this host.
+struct OwnFiles;
+
+impl Files for OwnFiles {
+    fn read(&mut self, path: &str, bytes_max: usize) -> Result<Vec<u8>, String> {
+        let mut bytes = Vec::new();
+        let unread = |error| format!("it cannot be read: {error}");
+        let file = File::open(path).map_err(unread)?;
+        file.take(bytes_max as u64 + 1).read_to_end(&mut bytes).map_err(unread)?;
+        match bytes.len() > bytes_max {
+            true => Err(format!("it has more than {} KiB", bytes_max >> 10)),
+            false => Ok(bytes),
+        }
+    }
+
+    fn create(&mut self, path: &str) -> Result<Arc<dyn Sink>, String> {
+        Ok(Arc::new(Recording::create(Path::new(path))?))
     }
 }
 

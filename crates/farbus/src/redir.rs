@@ -278,7 +278,6 @@ impl Relay {
             if let Err(reject) = self.look_after_stay() {
                 break Ended::Broken(reject);
             }
-            self.arrival.see(self.clock.now(), self.host.counters().urbs);
             gate.shut(self.held.is_some() || !matches!(self.stay, Stay::Here));
             if let Some(ended) = self.host.session().device().ended() {
                 self.say_farewell();
@@ -306,7 +305,7 @@ impl Relay {
         match (verdict, frozen) {
             (Verdict::Go, _) => {}
             (Verdict::Stay, Some(frozen)) => self.thaw(frozen),
-            (Verdict::Stay, None) => self.resume(),
+            (Verdict::Stay, None) => self.host.resume(),
         }
         verdict
     }
@@ -333,7 +332,7 @@ impl Relay {
                 readiness.and_then(Watched::interest).map(|interest| wait(&mut [interest], Some(LOOK_AGAIN)));
             let can_wait = on_device.is_some_and(|waited| waited.is_ok());
             if !is_served || !can_wait || now - since >= PART_WITHIN {
-                self.resume();
+                self.host.resume();
                 return false;
             }
             self.host.with_device(|device, done| device.handle_ready(now, done));
@@ -359,6 +358,8 @@ impl Relay {
 
     fn turn(&mut self, ender: &Ender, gate: &Gate) -> io::Result<()> {
         let guest_full = self.serve_guest();
+        // Before the wait: whoever has his answer may say nothing more for a long time.
+        self.arrival.see(self.clock.now(), self.host.counters().urbs);
         self.look_after_held();
         let now = self.clock.now();
         self.host.with_device(|device, done| device.end_turn(now, done));
@@ -482,14 +483,7 @@ impl Relay {
     /// The guest goes on, here or where it has come from now.
     fn go_on(&mut self) {
         if self.held.take().is_some() {
-            self.resume();
-        }
-    }
-
-    fn resume(&mut self) {
-        if let Err(fault) = self.host.resume(self.clock.now()) {
-            warn!("{GUEST} was hung up on: {fault}");
-            self.dismiss();
+            self.host.resume();
         }
     }
 

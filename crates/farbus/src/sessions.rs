@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use farbus_host::DrivenDisk;
 use farbus_io::link::{Clock, Gathering, Link, Wake, wait_exactly};
-use farbus_model::{BlockDevice, BlockInfo, Device, Instant, Limits, Readiness};
+use farbus_model::{BlockDevice, BlockInfo, BufferPool, Completions, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
 use farbus_session::native::served_observer::Shown;
@@ -136,6 +137,15 @@ pub enum Face {
         /// Or where if it is handed over.
         pass_on: PassOn<Box<dyn BlockDevice>>,
     },
+    /// A USB disk that is driven here, as a block device.
+    Disk {
+        /// It.
+        disk: Box<DrivenDisk<Box<dyn Device>>>,
+        /// What to say of what is not flushed.
+        durability: u64,
+        /// Where the USB device goes in the end.
+        give_back: GiveBack<Box<dyn Device>>,
+    },
 }
 
 impl Face {
@@ -153,6 +163,15 @@ impl Face {
             Face::Shown { device, info, durability, leave } => {
                 let block = ServedBlock::new(number, device, durability, move |_, now| leave(now));
                 Box::new(block.promising(info).timed_by(clock))
+            }
+            Face::Disk { disk, durability, give_back } => {
+                let give_back = move |disk: Box<DrivenDisk<Box<dyn Device>>>, now| {
+                    let mut unheard = Completions::new(BufferPool::new(0));
+                    let device = disk.into_device(now, &mut unheard);
+                    while unheard.pop().is_some() {}
+                    give_back(device, now);
+                };
+                Box::new(ServedBlock::new(number, disk, durability, give_back).timed_by(clock))
             }
             Face::Observer { seat, readiness, hush, description, leave } => {
                 Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave))

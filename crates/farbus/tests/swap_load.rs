@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use farbus::swap::journal;
 use farbus_io::store::FileStore;
 use farbus_model::{BlockStore, Medium, StoreError};
 use farbus_session::block::swap::{Journal, Milestone, Options, Phase, Step};
@@ -64,17 +65,16 @@ impl Drop for Folder {
     }
 }
 
-/// A journal as durable as the real one. When it says that the device is the destination, thirty requests are pending, and stay so.
+/// The journal. When it says that the device is the destination, thirty requests are pending, and stay so.
 struct Notes {
-    file: File,
+    journal: journal::Notes,
     load: Arc<Load>,
 }
 
 impl Journal for Notes {
     fn note(&mut self, milestone: Milestone) -> Result<(), String> {
         self.load.is_pressing.store(milestone == Milestone::Switched, Ordering::Relaxed);
-        let length = self.file.metadata().unwrap().len() + 1;
-        self.file.set_len(length).and_then(|()| self.file.sync_all()).map_err(|error| error.to_string())
+        self.journal.note(milestone)
     }
 }
 
@@ -241,16 +241,12 @@ fn at_most(answers: &[Answer], of: impl Fn(&Answer) -> Duration) -> String {
 }
 
 /// Swaps, and says when each phase began.
-fn swap(
-    switch: &Switch,
-    to: Arc<dyn Medium>,
-    journal: PathBuf,
-    verify: bool,
-    load: &Arc<Load>,
-) -> Vec<(Phase, Instant)> {
+fn swap(switch: &Switch, to: Arc<dyn Medium>, state: &Path, verify: bool, load: &Arc<Load>) -> Vec<(Phase, Instant)> {
     let clock = Instant::now();
     let now = || farbus_model::Instant::ZERO + clock.elapsed();
-    let notes = Box::new(Notes { file: File::create(journal).unwrap(), load: Arc::clone(load) });
+    let (from, onto) = (journal::Medium::called("from"), journal::Medium::called("onto"));
+    let journal = journal::Notes::to(journal::Journals::of(state).begin(&from, &onto).unwrap().file);
+    let notes = Box::new(Notes { journal, load: Arc::clone(load) });
     let options = Options { verify, ..Options::default() };
     let mut swap = Swap::begin(switch, to, notes, options, now()).unwrap();
     let mut phases = vec![(swap.phase(), Instant::now())];
@@ -354,7 +350,7 @@ fn swaps(under: &Path, name: &str, bytes: u64, count: usize, is_slow: impl Fn(us
     let mut seen = Vec::new();
     for number in 1..=count {
         let (plain, next) = medium(number);
-        let phases = swap(&switch, next, folder.0.join("journal"), number % 2 == 0, &load);
+        let phases = swap(&switch, next, &folder.0.join("state"), number % 2 == 0, &load);
         thread::sleep(Duration::from_millis(300));
         let noticed = noticed(&load, &phases);
         let after = drain(&load);

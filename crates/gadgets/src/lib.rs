@@ -18,6 +18,7 @@ pub mod emulated;
 pub mod keyboard;
 pub mod picture;
 mod saved;
+pub mod serial;
 pub mod storage;
 pub mod zero;
 

@@ -11,13 +11,14 @@
 //! **It never touches** a socket, a file, a thread or a clock; nor a gadget by name. Whether the
 //! device is in this process or across the world is the port's affair.
 //!
-//! **Enter at** [`run`], the whole journey in one loop; then [`RemoteDisk`] and [`RemoteDevice`],
+//! **Enter at** [`run`], the whole journey in one loop; then [`RemoteDisk`], [`DrivenDisk`] and [`RemoteDevice`],
 //! which callers use; then [`storage::bulk_only`], where the races are.
 //!
 //! **Why** everything a device says is checked here even though a wire has been checked before:
 //! the wire's gate sees that a reply fits its request, and only the driver knows what it must mean.
 //! Every wait has an end ([`limits`]), so that the most hostile device costs a bounded time.
 
+pub mod driven_disk;
 pub mod driver;
 pub mod enumerate;
 pub mod limits;
@@ -28,6 +29,7 @@ pub mod remote_disk;
 pub mod storage;
 pub mod transfers;
 
+pub use driven_disk::DrivenDisk;
 pub use driver::{Driver, IdSource};
 pub use enumerate::{Configure, Enumerate, EnumerateError};
 pub use local::LocalPort;

@@ -17,7 +17,7 @@
 pub mod discovery;
 pub mod frontend;
 pub mod link;
-pub mod module_process;
+pub mod module;
 pub mod parting;
 pub mod service;
 pub mod store;

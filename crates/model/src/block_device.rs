@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use crate::block::StoreError;
-use crate::device::{Completions, Readiness};
+use crate::device::{Command, CommandError, Completions, Readiness};
 use crate::payload::Payload;
 use crate::time::Instant;
 
@@ -56,6 +56,41 @@ pub trait BlockDevice: Send {
         false
     }
 
+    /// Something its owner, not its user, asks of it; as [`Device::command`](crate::Device::command).
+    ///
+    /// # Errors
+    /// [`CommandError`] when this device does not know the command or refuses it.
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &Command,
+        done: &mut Completions<BlockDone>,
+    ) -> Result<(), CommandError> {
+        let _ = (now, done);
+        Err(CommandError::unknown(command))
+    }
+
+    /// Whether it is known what it is. One that is got to know first becomes ready, or [is gone](BlockDevice::is_gone).
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    /// Why it is gone, if more is known than that; a sentence for a person.
+    fn why_gone(&self) -> Option<String> {
+        None
+    }
+
+    /// What another process needs to go on with what is behind it, while it holds no request; as [`Device::save`](crate::Device::save).
+    /// None: no other process can. Empty: it only has to be opened again.
+    fn state(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+
+    /// A device that is new here is the one whose [`BlockDevice::state`] this was in another process. Says whether it can be.
+    fn go_on_from(&mut self, state: &[u8]) -> bool {
+        state.is_empty()
+    }
+
     /// What another process needs to go on with it, the requests that it holds among that: nobody asks anything of it meanwhile, and
     /// it may go on here all the same. None: no other process can.
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
@@ -99,6 +134,31 @@ impl<T: BlockDevice + ?Sized> BlockDevice for Box<T> {
 
     fn is_gone(&self) -> bool {
         (**self).is_gone()
+    }
+
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &Command,
+        done: &mut Completions<BlockDone>,
+    ) -> Result<(), CommandError> {
+        (**self).command(now, command, done)
+    }
+
+    fn is_ready(&self) -> bool {
+        (**self).is_ready()
+    }
+
+    fn why_gone(&self) -> Option<String> {
+        (**self).why_gone()
+    }
+
+    fn state(&self) -> Option<Vec<u8>> {
+        (**self).state()
+    }
+
+    fn go_on_from(&mut self, state: &[u8]) -> bool {
+        (**self).go_on_from(state)
     }
 
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {

@@ -147,6 +147,11 @@ pub trait Module: Send {
         let _ = (now, out);
     }
 
+    /// Its owner wants nothing to pass, or all again. Most do not mind.
+    fn pause(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
+        let _ = (now, is_paused, out);
+    }
+
     /// Whether it holds no message back.
     fn is_at_rest(&self) -> bool {
         true
@@ -196,6 +201,7 @@ impl std::error::Error for Failure {}
 #[derive(Debug, Default)]
 pub struct Turn {
     said: VecDeque<(Side, Message)>,
+    lost: u32,
     failure: Option<Failure>,
 }
 
@@ -223,6 +229,16 @@ impl Turn {
             Side::Below => self.above(message),
             Side::Peer => {}
         }
+    }
+
+    /// An event that came goes nowhere: what was granted for it is granted anew.
+    pub fn lose(&mut self) {
+        self.lost += 1;
+    }
+
+    /// How many events went nowhere since this was asked last.
+    pub fn take_lost(&mut self) -> u32 {
+        std::mem::take(&mut self.lost)
     }
 
     /// It cannot go on: the attachment ends.
@@ -295,8 +311,12 @@ pub enum Form {
     SpanUpTo(std::time::Duration),
     /// Any text of so many bytes at most, without a comma.
     Text(usize),
-    /// The path of a file, which its host reads before it gives its rights away.
-    File,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// The path of a file of so many bytes at most, which its host reads before it gives its rights away.
+    File(usize),
+    /// The path of a file, which its host makes before it gives its rights away.
+    NewFile,
 }
 
 impl fmt::Display for Form {
@@ -305,7 +325,9 @@ impl fmt::Display for Form {
             Form::Number(min, max) => write!(f, "{min} to {max}"),
             Form::SpanUpTo(max) => write!(f, "a span (us, ms, s) up to {max:?}"),
             Form::Text(max) => write!(f, "a text of up to {max} bytes"),
-            Form::File => f.write_str("a file"),
+            Form::OneOf(words) => f.write_str(&words.join(" or ")),
+            Form::File(_) => f.write_str("a file"),
+            Form::NewFile => f.write_str("a file to be made"),
         }
     }
 }

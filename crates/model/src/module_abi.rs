@@ -1,14 +1,16 @@
-//! What a module that is a process of its own hears and says: frames, one after the other (requirement I3). `docs/modules.md` says the
+//! What a module that is not code of its host hears and says: frames, one after the other (requirement I3). `docs/modules.md` says the
 //! same to whoever writes one.
 //!
 //! ```text
-//!   every frame   0 bytes that follow 4   4 what 1   5 …        little-endian
-//!   start   1     5 version 1  6 role 1  7 class 1  8 failed: length 2, bytes  … options, to the end
-//!   message 2     5 from or to 1  6 kind 1  7 pair 1  8 now 8 (to the host: zeros)  16 id 8  24 head length 2, head, payload
-//!   time    3     5 now 8
-//!   done    4     5 due 8, all ones: no moment
-//!   fail    5     5 a sentence, to the end
+//!   every frame   0 what 1   1 …        little-endian
+//!   start   1     1 version 1  2 role 1  3 class 1  4 failed: length 2, bytes  … options, to the end
+//!   message 2     1 from or to 1  2 kind 1  3 pair 1  4 now 8 (to the host: zeros)  12 id 8  20 head length 2, head, payload
+//!   time    3     1 now 8
+//!   done    4     1 due 8, all ones: no moment
+//!   fail    5     1 a sentence, to the end
 //! ```
+//!
+//! On pipes each has its length before it, 4 bytes that do not count themselves; elsewhere whatever points at it says how long it is.
 //!
 //! The host says *start* once and again for every new use, then *message* and *time*; the module answers each with any number of
 //! *messages*, and *done* (or *fail*) in the end.
@@ -19,10 +21,10 @@ use crate::time::Instant;
 
 /// The version that is spoken.
 pub const VERSION: u8 = 1;
-/// Bytes before a frame's own words.
-pub const FRAME_HEAD_BYTES: usize = 5;
+/// Bytes of a frame's length, where one travels.
+pub const LENGTH_BYTES: usize = 4;
 /// Bytes of a message before its head.
-const MESSAGE_BYTES: usize = 26;
+pub const MESSAGE_BYTES: usize = 22;
 
 const START: u8 = 1;
 const MESSAGE: u8 = 2;
@@ -30,7 +32,7 @@ const TIME: u8 = 3;
 const DONE: u8 = 4;
 const FAIL: u8 = 5;
 
-/// What the host says at the beginning of a use.
+/// What the host says at the beginning of a use, its length before it.
 pub fn start(role: Role, class: Class, failed: &[u8], options: &str) -> Vec<u8> {
     let class = match class {
         Class::Usb => 1,
@@ -45,7 +47,12 @@ pub fn start(role: Role, class: Class, failed: &[u8], options: &str) -> Vec<u8> 
     measured(bytes, 0)
 }
 
-/// What the host says before a message's payload.
+/// Whether this is what [`start`] made: all that was before it is over.
+pub fn is_start(frame: &[u8]) -> bool {
+    frame.get(LENGTH_BYTES) == Some(&START)
+}
+
+/// What the host says before a message's payload, the length of both before it.
 pub fn message(now: Instant, from: Side, message: &Message) -> Vec<u8> {
     let pair = if let Kind::Aside(pair) = message.kind { pair } else { 0 };
     let from = match from {
@@ -61,7 +68,7 @@ pub fn message(now: Instant, from: Side, message: &Message) -> Vec<u8> {
     measured(bytes, message.payload.len())
 }
 
-/// What the host says when a moment has come.
+/// What the host says when a moment has come, its length before it.
 pub fn time(now: Instant) -> Vec<u8> {
     let mut bytes = vec![0, 0, 0, 0, TIME];
     bytes.extend(now.as_nanos().to_le_bytes());
@@ -102,46 +109,55 @@ pub fn frame_bytes(bytes: &[u8], bytes_max: usize) -> Result<Option<usize>, Wron
     }
 }
 
-/// What a whole frame of a module says.
+/// What a whole frame of a module says: without its length.
 ///
 /// # Errors
 /// [`Wrong`]: no module says that.
 pub fn decode(frame: &[u8]) -> Result<Said, Wrong> {
-    let (words, rest) = frame.split_at_checked(FRAME_HEAD_BYTES).ok_or(Wrong("a frame without its kind"))?;
-    match words[4] {
-        MESSAGE => decode_message(frame),
+    let (what, words) = frame.split_first().ok_or(Wrong("a frame of no bytes"))?;
+    match *what {
+        MESSAGE => {
+            let (to, message, at) = decode_message(frame)?;
+            Ok(Said::Message(to, Message { payload: frame[at..].into(), ..message }))
+        }
         DONE => {
-            let due = rest.try_into().map(u64::from_le_bytes).map_err(|_| Wrong("a done of another length"))?;
+            let due = words.try_into().map(u64::from_le_bytes).map_err(|_| Wrong("a done of another length"))?;
             Ok(Said::Done((due != u64::MAX).then(|| Instant::from_nanos(due))))
         }
-        FAIL => Ok(Said::Fail(String::from_utf8_lossy(&rest[..rest.len().min(512)]).into_owned())),
+        FAIL => Ok(Said::Fail(String::from_utf8_lossy(&words[..words.len().min(512)]).into_owned())),
         _ => Err(Wrong("a frame of another kind")),
     }
 }
 
-fn decode_message(frame: &[u8]) -> Result<Said, Wrong> {
+/// Where the payload of a message begins, by the first [`MESSAGE_BYTES`] of a frame; `None`: it is no message.
+pub fn payload_at(frame: &[u8]) -> Option<usize> {
+    let words = frame.get(..MESSAGE_BYTES).filter(|words| words[0] == MESSAGE)?;
+    Some(MESSAGE_BYTES + usize::from(u16::from_le_bytes([words[20], words[21]])))
+}
+
+/// A message without its payload, where it goes, and where its payload begins: within the frame.
+fn decode_message(frame: &[u8]) -> Result<(Side, Message, usize), Wrong> {
     let short = Wrong("a message without all its fields");
-    let (words, rest) = frame.split_at_checked(MESSAGE_BYTES).ok_or(short)?;
-    let to = match words[5] {
+    let words = frame.get(..MESSAGE_BYTES).ok_or(short)?;
+    let to = match words[1] {
         0 => Side::Above,
         1 => Side::Below,
         2 => Side::Peer,
         _ => return Err(Wrong("a message to nobody")),
     };
-    let kind = match words[6] {
+    let kind = match words[2] {
         0 => Kind::Request,
         1 => Kind::Completion,
         2 => Kind::Cancel,
         3 => Kind::Cancelled,
         4 => Kind::Event,
-        5 => Kind::Aside(words[7]),
+        5 => Kind::Aside(words[3]),
         _ => return Err(Wrong("a message of another kind")),
     };
-    let id = u64::from_le_bytes(words[16..24].try_into().map_err(|_| short)?);
-    let head_bytes = u16::from_le_bytes(words[24..].try_into().map_err(|_| short)?);
-    let (head, payload) =
-        rest.split_at_checked(head_bytes.into()).ok_or(Wrong("a head that is longer than its message"))?;
-    Ok(Said::Message(to, Message { kind, id, head: Payload::from(head), payload: Payload::from(payload) }))
+    let id = u64::from_le_bytes(words[12..20].try_into().map_err(|_| short)?);
+    let at = payload_at(frame).ok_or(short)?;
+    let head = frame.get(MESSAGE_BYTES..at).ok_or(Wrong("a head that is longer than its message"))?;
+    Ok((to, Message { kind, id, head: Payload::from(head), payload: Payload::Empty }, at))
 }
 
 #[cfg(test)]
@@ -161,8 +177,10 @@ mod tests {
                 let mut frame = message(Instant::from_nanos(7), side, &sample);
                 frame.extend(sample.payload.contiguous().iter());
                 assert_eq!(frame_bytes(&frame, 1000), Ok(Some(frame.len())));
-                assert_eq!(decode(&frame), Ok(Said::Message(side, sample)));
-                for end in 5..MESSAGE_BYTES + 3 {
+                let frame = &frame[LENGTH_BYTES..];
+                assert_eq!(decode(frame), Ok(Said::Message(side, sample)));
+                assert_eq!(payload_at(frame), Some(MESSAGE_BYTES + 3));
+                for end in 0..MESSAGE_BYTES + 3 {
                     assert!(decode(&frame[..end]).is_err(), "{end} bytes");
                 }
             }
@@ -173,21 +191,23 @@ mod tests {
     fn what_no_module_says_is_refused() {
         assert_eq!(frame_bytes(&[1, 0, 0], 10), Ok(None));
         assert!(frame_bytes(&[0; 4], 10).is_err() && frame_bytes(&[11, 0, 0, 0], 10).is_err());
-        let done = |due: u64| [&[9, 0, 0, 0, DONE][..], &due.to_le_bytes()].concat();
+        let done = |due: u64| [&[DONE][..], &due.to_le_bytes()].concat();
         assert_eq!(decode(&done(u64::MAX)), Ok(Said::Done(None)));
         assert_eq!(decode(&done(5)), Ok(Said::Done(Some(Instant::from_nanos(5)))));
-        assert!(decode(&done(5)[..12]).is_err());
-        assert_eq!(decode(b"\x03\0\0\0\x05no"), Ok(Said::Fail("no".to_owned())));
+        assert!(decode(&done(5)[..8]).is_err());
+        assert_eq!(decode(b"\x05no"), Ok(Said::Fail("no".to_owned())));
         for what in [0, START, TIME, 6, 255] {
-            assert!(decode(&[1, 0, 0, 0, what]).is_err(), "{what}");
+            assert!(decode(&[what]).is_err(), "{what}");
         }
-        let mut frame = message(Instant::ZERO, Side::Above, &sample(Kind::Request));
-        for (at, byte) in [(5, 3), (6, 6), (25, 1)] {
+        let mut frame = message(Instant::ZERO, Side::Above, &sample(Kind::Request)).split_off(LENGTH_BYTES);
+        assert_eq!((payload_at(&frame[..21]), payload_at(&[0; 30])), (None, None));
+        for (at, byte) in [(1, 3), (2, 6), (21, 1)] {
             let before = std::mem::replace(&mut frame[at], byte);
             assert!(decode(&frame).is_err(), "byte {at}");
             frame[at] = before;
         }
         assert_eq!(start(Role::Exporter, Class::Block, &[9], "x=1"), b"\x0a\0\0\0\x01\x01\x01\x02\x01\0\x09x=1");
+        assert!(is_start(&start(Role::Importer, Class::Usb, &[], "")) && !is_start(&time(Instant::ZERO)));
         assert_eq!(time(Instant::from_nanos(1)), b"\x09\0\0\0\x03\x01\0\0\0\0\0\0\0");
     }
 }

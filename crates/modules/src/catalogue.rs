@@ -6,7 +6,10 @@ use farbus_model::module::Manifest;
 
 use crate::maker::Maker;
 use crate::refusal::{Mismatch, Refusal};
-use crate::{corrupt, cut, delay, drop, lz4, null, rate, seal, zstd};
+use crate::{
+    buffer, bundle, corrupt, cut, delay, drop, jitter, lz4, null, pause, pointer, rate, record, replay, seal, stale,
+    zstd,
+};
 
 /// Modules by their names.
 #[derive(Clone)]
@@ -22,7 +25,15 @@ impl Catalogue {
             Arc::new(zstd::ZSTD),
             Arc::new(seal::SEAL),
             Arc::new(rate::RATE),
+            Arc::new(bundle::BUNDLE),
+            Arc::new(buffer::BUFFER),
+            Arc::new(pause::PAUSE),
+            Arc::new(pointer::POINTER),
+            Arc::new(stale::STALE),
+            Arc::new(record::RECORD),
+            Arc::new(replay::REPLAY),
             Arc::new(delay::DELAY),
+            Arc::new(jitter::JITTER),
             Arc::new(drop::DROP),
             Arc::new(corrupt::CORRUPT),
             Arc::new(cut::CUT),

@@ -12,6 +12,9 @@
 //!
 //! **Why** faults are modules: a test that cuts, delays and corrupts does so with what ships.
 
+pub mod buffer;
+pub mod bundle;
+mod capture;
 pub mod catalogue;
 pub mod compress;
 pub mod corrupt;
@@ -19,21 +22,30 @@ pub mod cut;
 pub mod delay;
 mod dice;
 pub mod drop;
-mod held;
+pub mod files;
+mod heads;
+pub mod jitter;
+mod later;
 pub mod lz4;
 pub mod maker;
 pub mod null;
+pub mod pause;
 pub mod pipeline;
+pub mod pointer;
 pub mod rate;
 pub mod recipe;
+pub mod record;
 pub mod refusal;
+pub mod replay;
 pub mod seal;
 pub mod settings;
+pub mod stale;
 pub mod zstd;
 
 pub use catalogue::Catalogue;
 /// The contract that they keep.
 pub use farbus_model::module;
+pub use files::{Files, Sink};
 pub use maker::{Begun, Fill, Maker, Place};
 pub use pipeline::Pipeline;
 pub use recipe::{Allowance, Beginning, Recipe};

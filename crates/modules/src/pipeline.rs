@@ -55,6 +55,15 @@ impl Pipeline {
         }
     }
 
+    /// Its owner wants nothing to pass, or all again.
+    pub fn pause(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
+        for at in 0..self.halves.len() {
+            self.halves[at].1.pause(now, is_paused, &mut self.turn);
+            self.collect(at, out);
+            self.settle(now, out);
+        }
+    }
+
     /// Whether none of them holds a message back.
     pub fn is_at_rest(&self) -> bool {
         self.halves.iter().all(|(_, half)| half.is_at_rest())
@@ -83,6 +92,7 @@ impl Pipeline {
         if let Some(Failure { trouble, why }) = self.turn.failure() {
             out.fail(trouble, format!("module '{}': {why}", self.halves[at].0));
         }
+        (0..self.turn.take_lost()).for_each(|_| out.lose());
         while let Some((to, mut message)) = self.turn.pop() {
             if to == Side::Peer {
                 message.kind = Kind::Aside(at as u8);

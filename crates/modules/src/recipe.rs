@@ -6,10 +6,11 @@ use std::sync::Arc;
 use farbus_model::module::{Offer, PAIRS_MAX};
 
 use crate::catalogue::Catalogue;
+use crate::files::Files;
 use crate::maker::{Begun, Fill, Maker, Place};
 use crate::pipeline::Pipeline;
 use crate::refusal::{Mismatch, Refusal};
-use crate::settings::{Asked, ReadFile, Settings};
+use crate::settings::{Asked, Settings};
 
 /// What an importer's device is to go through, the device's user first.
 #[derive(Clone, Default)]
@@ -19,7 +20,7 @@ pub struct Recipe {
 
 impl fmt::Debug for Recipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.steps.iter().map(|(maker, _)| maker.manifest().name)).finish()
+        f.debug_list().entries(self.names()).finish()
     }
 }
 
@@ -28,17 +29,22 @@ impl Recipe {
     ///
     /// # Errors
     /// [`Refusal`]: which of them cannot be, and why.
-    pub fn new(catalogue: &Catalogue, asked: &[Asked], read: ReadFile<'_>) -> Result<Self, Refusal> {
+    pub fn new(catalogue: &Catalogue, asked: &[Asked], files: &mut dyn Files) -> Result<Self, Refusal> {
         if let Some(one) = asked.get(PAIRS_MAX) {
             return Err(Refusal::new(&one.name, Mismatch::TooMany { max: PAIRS_MAX }));
         }
         let mut steps = Vec::new();
         for asked in asked {
             let maker = catalogue.find(&asked.name)?;
-            let settings = Settings::of(maker.manifest(), asked, read)?;
+            let settings = Settings::of(maker.manifest(), asked, files)?;
             steps.push((Arc::clone(maker), settings));
         }
         Ok(Self { steps })
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.steps.iter().map(|(maker, _)| maker.manifest().name)
     }
 
     /// Whether there are none.
@@ -114,10 +120,12 @@ pub struct Allowance {
 impl Allowance {
     /// All that need nothing of their own host: they run inside the process, see nothing but what passes, and cost only who asked.
     pub fn usual(catalogue: &Catalogue) -> Self {
-        let needs_nothing =
-            |maker: &&Arc<dyn Maker>| maker.manifest().parameters.iter().all(|parameter| !parameter.is_own);
-        let entries =
-            catalogue.makers().iter().filter(needs_nothing).map(|maker| (Arc::clone(maker), Settings::default()));
+        let entries = catalogue.makers().iter().filter_map(|maker| {
+            let untold = Asked { name: maker.manifest().name.to_owned(), parameters: Vec::new() };
+            let mut no_file = |_: &str| Err("nobody named a file".to_owned());
+            let settings = Settings::own(maker.manifest(), &untold, &mut no_file).ok()?;
+            Some((Arc::clone(maker), settings))
+        });
         let known = catalogue.manifests().map(|manifest| manifest.name.to_owned()).collect();
         Self { entries: entries.collect(), known }
     }
@@ -126,9 +134,9 @@ impl Allowance {
     ///
     /// # Errors
     /// [`Refusal`]: there is none, or it needs to be told something else.
-    pub fn allow(&mut self, catalogue: &Catalogue, asked: &Asked, read: ReadFile<'_>) -> Result<(), Refusal> {
+    pub fn allow(&mut self, catalogue: &Catalogue, asked: &Asked, files: &mut dyn Files) -> Result<(), Refusal> {
         let maker = catalogue.find(&asked.name)?;
-        let settings = Settings::own(maker.manifest(), asked, read)?;
+        let settings = Settings::own(maker.manifest(), asked, files)?;
         self.entries.retain(|(known, _)| known.manifest().name != asked.name);
         self.entries.push((Arc::clone(maker), settings));
         Ok(())

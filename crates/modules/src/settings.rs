@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::module::{Form, Manifest, Parameter};
 
+use crate::files::{Files, Sink};
 use crate::refusal::{Mismatch, Refusal};
 
 /// A module as a person asks for it. What it is told is not looked at yet.
@@ -49,31 +51,29 @@ fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
     text.split(',').filter(|word| !word.is_empty()).map(pair).collect()
 }
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 enum Value {
     Number(u64),
     Span(Duration),
     Text(String),
-    File(Vec<u8>),
+    File(Arc<Vec<u8>>),
+    NewFile(Option<Arc<dyn Sink>>),
 }
 
 /// What a module was told, understood.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 pub struct Settings {
     values: BTreeMap<&'static str, Value>,
     travelling: String,
 }
-
-/// Reads a file for a module; the error is a sentence.
-pub type ReadFile<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<u8>, String>;
 
 impl Settings {
     /// What `asked` says to the module of this manifest, its files read.
     ///
     /// # Errors
     /// [`Refusal`]: it knows no such parameter, needs another, or the value is none.
-    pub fn of(manifest: &Manifest, asked: &Asked, read: ReadFile<'_>) -> Result<Self, Refusal> {
-        Self::understand(manifest, &asked.parameters, read, |_| true)
+    pub fn of(manifest: &Manifest, asked: &Asked, files: &mut dyn Files) -> Result<Self, Refusal> {
+        Self::understand(manifest, &asked.parameters, files, |_| true)
     }
 
     /// What the other end says to it (`name=value`, with commas between), and what its own host says: [`Settings::of`] that was
@@ -94,14 +94,14 @@ impl Settings {
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn own(manifest: &Manifest, asked: &Asked, read: ReadFile<'_>) -> Result<Self, Refusal> {
-        Self::understand(manifest, &asked.parameters, read, |parameter| parameter.is_own)
+    pub fn own(manifest: &Manifest, asked: &Asked, files: &mut dyn Files) -> Result<Self, Refusal> {
+        Self::understand(manifest, &asked.parameters, files, |parameter| parameter.is_own)
     }
 
     fn understand(
         manifest: &Manifest,
         pairs: &[(String, String)],
-        read: ReadFile<'_>,
+        files: &mut dyn Files,
         is_meant: impl Fn(&Parameter) -> bool,
     ) -> Result<Self, Refusal> {
         let wrong = |what| Refusal::new(manifest.name, Mismatch::Parameter(what));
@@ -113,7 +113,7 @@ impl Settings {
                 let known = if known.is_empty() { "nothing".to_owned() } else { known.join(", ") };
                 return Err(wrong(format!("it is not told '{name}' there, but {known}")));
             };
-            let value = parameter.form.read(text, read).map_err(|what| wrong(format!("{name}={text}: {what}")))?;
+            let value = parameter.form.read(text, files).map_err(|what| wrong(format!("{name}={text}: {what}")))?;
             if settings.values.insert(parameter.name, value).is_some() {
                 return Err(wrong(format!("'{name}' is said twice")));
             }
@@ -127,7 +127,7 @@ impl Settings {
                 let Some(default) = parameter.default else {
                     return Err(wrong(format!("it has to be told {0}: {1}:{0}=…", parameter.name, manifest.name)));
                 };
-                let value = parameter.form.read(default, read).map_err(&wrong)?;
+                let value = parameter.form.read(default, files).map_err(&wrong)?;
                 settings.values.insert(parameter.name, value);
             }
         }
@@ -166,7 +166,20 @@ impl Settings {
         }
     }
 
-    /// What a file holds.
+    /// A text that is one of the manifest's words.
+    pub fn is(&self, name: &str, word: &str) -> bool {
+        self.text(name) == word
+    }
+
+    /// Where it is to write, if it is told.
+    pub fn sink(&self, name: &str) -> Option<Arc<dyn Sink>> {
+        match self.values.get(name) {
+            Some(Value::NewFile(sink)) => sink.clone(),
+            _ => panic!("the manifest has a new file '{name}'"),
+        }
+    }
+
+    /// What a file holds; nothing if it names none.
     pub fn file(&self, name: &str) -> &[u8] {
         match self.values.get(name) {
             Some(Value::File(bytes)) => bytes,
@@ -183,11 +196,11 @@ impl fmt::Debug for Settings {
 }
 
 trait Read {
-    fn read(&self, text: &str, read: ReadFile<'_>) -> Result<Value, String>;
+    fn read(&self, text: &str, files: &mut dyn Files) -> Result<Value, String>;
 }
 
 impl Read for Form {
-    fn read(&self, text: &str, read: ReadFile<'_>) -> Result<Value, String> {
+    fn read(&self, text: &str, files: &mut dyn Files) -> Result<Value, String> {
         match *self {
             Form::Number(min, max) => {
                 let number = text.parse().ok().filter(|number| (min..=max).contains(number));
@@ -199,7 +212,16 @@ impl Read for Form {
             }
             Form::Text(max) if text.len() <= max => Ok(Value::Text(text.to_owned())),
             Form::Text(_) => Err(format!("it is {self}")),
-            Form::File => read(text).map(Value::File),
+            Form::OneOf(words) => match words.contains(&text) {
+                true => Ok(Value::Text(text.to_owned())),
+                false => Err(format!("it is {self}")),
+            },
+            Form::File(_) | Form::NewFile if text.is_empty() => Ok(match self {
+                Form::NewFile => Value::NewFile(None),
+                _ => Value::File(Arc::default()),
+            }),
+            Form::File(bytes_max) => files.read(text, bytes_max).map(|bytes| Value::File(Arc::new(bytes))),
+            Form::NewFile => files.create(text).map(|sink| Value::NewFile(Some(sink))),
         }
     }
 }
@@ -235,7 +257,7 @@ mod tests {
         assert_eq!((settings.span("time"), settings.number("seed")), (Duration::from_millis(20), 0));
         assert_eq!(settings.travelling(), "time=20ms,jitter=1ms");
         let there = Settings::joined(DELAY.manifest(), settings.travelling(), &Settings::default()).unwrap();
-        assert_eq!(there, settings);
+        assert_eq!((there.span("jitter"), there.span("time")), (settings.span("jitter"), settings.span("time")));
         assert_eq!("zstd".parse::<Asked>().map(|asked| asked.to_string()), Ok("zstd".to_owned()));
         assert!("".parse::<Asked>().is_err() && ":a=b".parse::<Asked>().is_err());
         assert_eq!("delay:fast".parse::<Asked>(), Err("'fast' is no NAME=VALUE".to_owned()));

@@ -3,6 +3,8 @@
 
 #[path = "native/random.rs"]
 mod random;
+#[path = "swap/watched.rs"]
+mod watched;
 #[path = "swap/world.rs"]
 mod world;
 
@@ -15,6 +17,7 @@ use farbus_model::{BlockStore, Instant, Medium, StoreError};
 use farbus_session::block::swap::{Journal, Milestone, Options, Phase, Report, Side, Step, SwapError};
 use farbus_session::block::{MemoryMedium, SparseMemory, Swap, Switch};
 use random::Random;
+use watched::{Asked, Watched};
 use world::{Fault, Shared, World};
 
 /// How many worlds are played.
@@ -201,41 +204,11 @@ fn what_the_destination_swallows_is_found_before_the_switch() {
 
 #[test]
 fn a_bad_block_is_named_to_the_page() {
-    struct Bad(MemoryMedium);
-    struct BadStore(Box<dyn BlockStore>);
-    impl Medium for Bad {
-        fn open(&self) -> Result<Box<dyn BlockStore>, String> {
-            Ok(Box::new(BadStore(self.0.open()?)))
-        }
-        fn preferred_bytes(&self) -> u32 {
-            4096
-        }
-    }
-    impl BlockStore for BadStore {
-        fn size_bytes(&self) -> u64 {
-            self.0.size_bytes()
-        }
-        fn is_read_only(&self) -> bool {
-            false
-        }
-        fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
-            let is_bad = (offset..offset + to.len() as u64).contains(&1_234_567);
-            if is_bad { Err(StoreError::Medium) } else { self.0.read_at(offset, to) }
-        }
-        fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
-            self.0.write_at(offset, from)
-        }
-        fn flush(&mut self) -> Result<(), StoreError> {
-            self.0.flush()
-        }
-        fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
-            self.0.discard(offset, len)
-        }
-        fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
-            self.0.write_zeroes(offset, len)
-        }
-    }
-    let switch = Switch::new(Arc::new(Bad(memory(4 << 20)))).unwrap();
+    let bad = Watched::new(memory(4 << 20), |asked, range| match asked {
+        Asked::Read if range.contains(&1_234_567) => Err(StoreError::Medium),
+        _ => Ok(()),
+    });
+    let switch = Switch::new(bad).unwrap();
     let error = run(&switch, Arc::new(memory(4 << 20)), Options::default()).unwrap_err();
     let offset = 1_234_567 / 4096 * 4096;
     assert_eq!(error, SwapError::Medium { side: Side::Source, offset, error: StoreError::Medium });
@@ -250,16 +223,7 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     };
     let small = begin(Arc::new(memory(1 << 19))).unwrap_err();
     assert_eq!(small, SwapError::TooSmall { needed: 1 << 20, found: 1 << 19 });
-    struct ReadOnly;
-    impl Medium for ReadOnly {
-        fn open(&self) -> Result<Box<dyn BlockStore>, String> {
-            Ok(Box::new(MemoryStore::new(vec![0; 1 << 20]).read_only()))
-        }
-        fn preferred_bytes(&self) -> u32 {
-            4096
-        }
-    }
-    assert_eq!(begin(Arc::new(ReadOnly)).unwrap_err(), SwapError::ReadOnly);
+    assert_eq!(begin(Arc::new(Sealed(vec![0; 1 << 20]))).unwrap_err(), SwapError::ReadOnly);
     let first = begin(Arc::new(memory(1 << 20))).unwrap();
     assert_eq!(begin(Arc::new(memory(1 << 20))).unwrap_err(), SwapError::AnotherSwap);
     // One that is dropped is given up.
@@ -270,15 +234,6 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
 
 #[test]
 fn a_read_only_device_stays_one_on_a_medium_that_could_be_written() {
-    struct Sealed(Vec<u8>);
-    impl Medium for Sealed {
-        fn open(&self) -> Result<Box<dyn BlockStore>, String> {
-            Ok(Box::new(MemoryStore::new(self.0.clone()).read_only()))
-        }
-        fn preferred_bytes(&self) -> u32 {
-            4096
-        }
-    }
     let switch = Switch::new(Arc::new(Sealed(vec![7; 1 << 20]))).unwrap();
     let mut user = switch.open().unwrap();
     run(&switch, Arc::new(memory(2 << 20)), Options::default()).unwrap();
@@ -291,43 +246,16 @@ fn a_read_only_device_stays_one_on_a_medium_that_could_be_written() {
 
 #[test]
 fn a_request_that_hangs_is_waited_for_and_then_the_swap_is_given_up() {
-    struct Hanging(Arc<(Mutex<()>, AtomicBool)>, MemoryMedium);
-    struct HangingStore(Arc<(Mutex<()>, AtomicBool)>, Box<dyn BlockStore>);
-    impl Medium for Hanging {
-        fn open(&self) -> Result<Box<dyn BlockStore>, String> {
-            Ok(Box::new(HangingStore(Arc::clone(&self.0), self.1.open()?)))
-        }
-        fn preferred_bytes(&self) -> u32 {
-            4096
-        }
-    }
-    impl BlockStore for HangingStore {
-        fn size_bytes(&self) -> u64 {
-            self.1.size_bytes()
-        }
-        fn is_read_only(&self) -> bool {
-            false
-        }
-        fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
-            self.1.read_at(offset, to)
-        }
-        fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
-            self.0.1.store(true, Ordering::Release);
-            drop(self.0.0.lock().unwrap_or_else(PoisonError::into_inner));
-            self.1.write_at(offset, from)
-        }
-        fn flush(&mut self) -> Result<(), StoreError> {
-            Ok(())
-        }
-        fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
-            self.1.discard(offset, len)
-        }
-        fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
-            self.1.write_zeroes(offset, len)
-        }
-    }
     let hold = Arc::new((Mutex::new(()), AtomicBool::new(false)));
-    let switch = Switch::new(Arc::new(Hanging(Arc::clone(&hold), memory(1 << 20)))).unwrap();
+    let holding = Arc::clone(&hold);
+    let hanging = Watched::new(memory(1 << 20), move |asked, _| {
+        if asked == Asked::Write {
+            holding.1.store(true, Ordering::Release);
+            drop(holding.0.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        Ok(())
+    });
+    let switch = Switch::new(hanging).unwrap();
     let mut user = switch.open().unwrap();
     let held = hold.0.lock().unwrap();
     let writer = std::thread::spawn(move || {
@@ -361,39 +289,6 @@ fn a_request_that_hangs_is_waited_for_and_then_the_swap_is_given_up() {
 /// has to reach both.
 #[test]
 fn what_is_written_where_the_source_failed_after_the_decision_is_not_lost() {
-    struct Failing(Arc<AtomicBool>, MemoryMedium);
-    struct FailingStore(Arc<AtomicBool>, Box<dyn BlockStore>);
-    impl Medium for Failing {
-        fn open(&self) -> Result<Box<dyn BlockStore>, String> {
-            Ok(Box::new(FailingStore(Arc::clone(&self.0), self.1.open()?)))
-        }
-        fn preferred_bytes(&self) -> u32 {
-            4096
-        }
-    }
-    impl BlockStore for FailingStore {
-        fn size_bytes(&self) -> u64 {
-            self.1.size_bytes()
-        }
-        fn is_read_only(&self) -> bool {
-            false
-        }
-        fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
-            self.1.read_at(offset, to)
-        }
-        fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
-            if self.0.load(Ordering::Relaxed) { Err(StoreError::Medium) } else { self.1.write_at(offset, from) }
-        }
-        fn flush(&mut self) -> Result<(), StoreError> {
-            Ok(())
-        }
-        fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
-            self.1.discard(offset, len)
-        }
-        fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
-            self.1.write_zeroes(offset, len)
-        }
-    }
     struct Writing(Arc<AtomicBool>, Box<dyn BlockStore>);
     impl Journal for Writing {
         fn note(&mut self, milestone: Milestone) -> Result<(), String> {
@@ -407,7 +302,12 @@ fn what_is_written_where_the_source_failed_after_the_decision_is_not_lost() {
         }
     }
     let is_failing = Arc::new(AtomicBool::new(false));
-    let switch = Switch::new(Arc::new(Failing(Arc::clone(&is_failing), memory(1 << 20)))).unwrap();
+    let fails = Arc::clone(&is_failing);
+    let failing = Watched::new(memory(1 << 20), move |asked, _| match asked {
+        Asked::Write if fails.load(Ordering::Relaxed) => Err(StoreError::Medium),
+        _ => Ok(()),
+    });
+    let switch = Switch::new(failing).unwrap();
     let journal = Box::new(Writing(is_failing, switch.open().unwrap()));
     run_with(&switch, Arc::new(memory(1 << 20)), journal, Options::default()).unwrap();
     let mut bytes = [0; 4096];
@@ -463,6 +363,19 @@ fn threads_at_full_speed_notice_nothing() {
         last.open().unwrap().read_at(part as u64 * PART, &mut bytes).unwrap();
         assert!(bytes == model, "part {part} after {requests} requests");
         assert!(requests > 0);
+    }
+}
+
+/// A medium that is only read.
+struct Sealed(Vec<u8>);
+
+impl Medium for Sealed {
+    fn open(&self) -> Result<Box<dyn BlockStore>, String> {
+        Ok(Box::new(MemoryStore::new(self.0.clone()).read_only()))
+    }
+
+    fn preferred_bytes(&self) -> u32 {
+        4096
     }
 }
 

@@ -25,8 +25,11 @@ mod trust;
 mod twin;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use farbus_io::module::Way;
 
 pub use output::{Failure, report};
+
+use crate::module_program;
 
 /// Any machine's devices on any other machine, as if they were plugged in there.
 #[derive(Debug, Parser)]
@@ -86,14 +89,20 @@ enum Verb {
     #[command(hide = true)]
     Broker,
     /// The process that ends a module's program when nobody uses it any more; started by others alone.
-    #[command(hide = true, name = crate::module_program::HOST_VERB)]
+    #[command(hide = true, name = module_program::HOST_VERB)]
     ModuleHost {
+        /// It shares memory.
+        #[arg(long)]
+        ring: bool,
         /// The program.
         program: std::path::PathBuf,
     },
     /// The process that becomes a module's program, without rights; started by others alone.
-    #[command(hide = true, name = crate::module_program::PROGRAM_VERB)]
+    #[command(hide = true, name = module_program::PROGRAM_VERB)]
     ModuleProgram {
+        /// It shares memory.
+        #[arg(long)]
+        ring: bool,
         /// The program.
         program: std::path::PathBuf,
     },
@@ -159,11 +168,19 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Completions(args) => docs::completions(&args, Cli::command()),
         Verb::Broker => crate::broker::run(daemon::read_config).map_err(Failure::local),
         Verb::Man(args) => docs::man(&args, Cli::command()),
-        Verb::ModuleHost { program } => match crate::module_program::host(&program).map_err(Failure::local)? {
-            0 => Ok(()),
-            code => Err(Failure::local(format!("{} ended with exit code {code}", program.display()))),
-        },
-        Verb::ModuleProgram { program } => Err(Failure::local(crate::module_program::become_program(&program))),
+        Verb::ModuleHost { ring, program } => {
+            match module_program::host(&program, way(ring)).map_err(Failure::local)? {
+                0 => Ok(()),
+                code => Err(Failure::local(format!("{} ended with exit code {code}", program.display()))),
+            }
+        }
+        Verb::ModuleProgram { ring, program } => {
+            Err(Failure::local(module_program::become_program(&program, way(ring))))
+        }
         Verb::Nearby => crate::nearby::run().map_err(Failure::local),
     }
+}
+
+fn way(is_ring: bool) -> Way {
+    if is_ring { Way::Ring } else { Way::Pipes }
 }

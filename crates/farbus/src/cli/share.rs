@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use farbus_gadgets::audio::Audio;
 use farbus_gadgets::keyboard::Keyboard;
+use farbus_gadgets::serial::Serial;
 use farbus_gadgets::storage::{Options, Storage};
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_io::link::Listener;
@@ -52,6 +53,8 @@ use crate::usb;
     zero[,speed=SPEED][,fill=FILL][,verify]  source and sink; FILL is zeros or mod63 (usbtest pattern=1),\n  \
     \x20                                     SPEED is full, high or super\n  \
     keyboard                              types what 'farbus type' tells it\n  \
+    serial[,speed=SPEED]                  a serial line with a loopback plug: what is sent comes back
+  \
     audio[,speed=SPEED]                   a sound card: its microphone hears a tone, 'farbus status' counts what is played\n  \
     stream:pattern[,size=640x480][,format=rgb24][,rate=30]\n  \
     \x20                                     frames of a test picture; 'farbus stream read' reads them\n  \
@@ -117,6 +120,9 @@ pub enum What {
         verify: bool,
     },
     Keyboard,
+    Serial {
+        speed: Speed,
+    },
     Audio {
         speed: Speed,
     },
@@ -148,9 +154,10 @@ impl FromStr for What {
                 None => Ok(What::Keyboard),
                 Some(word) => Err(format!("keyboard has no option '{word}'")),
             },
-            Some("audio") => audio_from(words),
+            Some("audio") => Ok(What::Audio { speed: speed_from("audio", Speed::Full, words)? }),
+            Some("serial") => Ok(What::Serial { speed: speed_from("serial", Speed::High, words)? }),
             _ => Err(format!(
-                "'{text}' is not a device: try disk:PATH, zero, keyboard, audio, stream:pattern or usb:BUSID"
+                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, audio, stream:pattern or usb:BUSID"
             )),
         }
     }
@@ -193,16 +200,17 @@ fn zero_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
     Ok(What::Zero { speed, fill, verify })
 }
 
-fn audio_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
-    let mut speed = Speed::Full;
+/// The words of a device that has nothing but a speed.
+fn speed_from<'a>(what: &str, usual: Speed, words: impl Iterator<Item = &'a str>) -> Result<Speed, String> {
+    let mut speed = usual;
     for word in words {
         match word {
             "speed=full" => speed = Speed::Full,
             "speed=high" => speed = Speed::High,
-            _ => return Err(format!("audio has no option '{word}': there are speed=full and speed=high")),
+            _ => return Err(format!("{what} has no option '{word}': there are speed=full and speed=high")),
         }
     }
-    Ok(What::Audio { speed })
+    Ok(speed)
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
@@ -356,6 +364,7 @@ impl What {
             What::Disk { kind, .. } => kind,
             What::Zero { .. } => "zero",
             What::Keyboard => "keyboard",
+            What::Serial { .. } => "serial",
             What::Audio { .. } => "audio",
             What::Stream(_) => "stream",
             What::Usb(_) => "usb",
@@ -378,6 +387,7 @@ pub fn offer(
         }
         What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
         What::Keyboard => share.add(name, Keyboard::device()),
+        What::Serial { speed } => share.add(name, Serial::device(speed)),
         What::Audio { speed } => share.add(name, Audio::device(speed)),
         What::Stream(ref spec) => {
             let (stage, device) = spec.open(hands).map_err(Failure::local)?;
@@ -475,6 +485,8 @@ mod tests {
         assert_eq!(read("block:/x,scratch"), Ok(disk("block:/x,scratch", 512, "block")));
         assert_eq!(read("memory:1G"), Ok(disk("memory:1G", 512, "memory")));
         assert_eq!(read("keyboard"), Ok(What::Keyboard));
+        assert_eq!(read("serial"), Ok(What::Serial { speed: Speed::High }));
+        assert_eq!(read("serial,speed=full"), Ok(What::Serial { speed: Speed::Full }));
         assert_eq!(read("audio"), Ok(What::Audio { speed: Speed::Full }));
         assert_eq!(read("audio,speed=high"), Ok(What::Audio { speed: Speed::High }));
         let zero = What::Zero { speed: Speed::Super, fill: Fill::Mod63, verify: true };

@@ -1,12 +1,13 @@
 //! What is remembered of swaps: which of two media the device is.
 //!
 //! A file for each swap in the folder `swaps` of the host's state. Its first line says which media; each line after it how far the swap
-//! came, and the last one counts. A line is appended and made durable before whatever it says is relied on; one that a power
-//! cut tore has never been said.
+//! came, and the last one counts. A line is made durable before whatever it says is relied on; one that a power cut tore has never been
+//! said. The file has room for all its lines from the start, zeros that were written: to say something changes nothing but data, so that the
+//! file system has nothing else to make durable, for which everybody who writes there would wait.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -18,8 +19,8 @@ use serde::{Deserialize, Serialize};
 const FOLDER: &str = "swaps";
 /// What a file's name ends with.
 const SUFFIX: &str = "journal";
-/// Room that a file takes at once, bytes: when the disk is full a line can be written all the same.
-const ROOM_BYTES: u64 = 4096;
+/// Room behind the first line, bytes. When the disk is full a line can be written all the same.
+const ROOM_BYTES: usize = 4096;
 /// A journal has a few lines; what is longer is none.
 const JOURNAL_BYTES_MAX: u64 = 64 << 10;
 
@@ -125,7 +126,7 @@ pub struct Journals {
 /// A journal that is begun: [`Notes`] writes it.
 #[derive(Debug)]
 pub struct Begun {
-    /// To append to.
+    /// To go on with.
     pub file: File,
     path: PathBuf,
     /// Whether the destination has a part of the copy already.
@@ -147,7 +148,12 @@ impl Journals {
     /// If there is no folder for them.
     pub fn of_user() -> io::Result<Self> {
         let state = Folder::of_user().map_err(io::Error::other)?;
-        Ok(Self { folder: state.path().join(FOLDER) })
+        Ok(Self::of(state.path()))
+    }
+
+    /// Those of the host whose state this folder has.
+    pub fn of(state: &Path) -> Self {
+        Self { folder: state.join(FOLDER) }
     }
 
     /// Begins that of a swap; nothing is said by it yet.
@@ -166,16 +172,15 @@ impl Journals {
         let mut number = entries.last().map_or(1, |entry| entry.number + 1);
         let (mut file, path) = loop {
             let path = self.path_of(number);
-            match OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path) {
+            match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
                 Ok(file) => break (file, path),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
                 Err(error) => return Err(error),
             }
         };
-        // Where it cannot be had it is tried without.
-        let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, ROOM_BYTES);
         let mut line = serde_json::to_vec(&Header { from: from.clone(), to: to.clone() })?;
         line.push(b'\n');
+        line.resize(line.len() + ROOM_BYTES, 0);
         file.write_all(&line)?;
         file.sync_all()?;
         File::open(&self.folder)?.sync_all()?;
@@ -288,14 +293,26 @@ pub fn check(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Appends to a journal that somebody else has begun, who may make files.
+/// Goes on with a journal that somebody else has begun, who may make files.
 #[derive(Debug)]
-pub struct Notes(File);
+pub struct Notes {
+    file: File,
+    /// Where the next line begins, once one was written.
+    at: Option<u64>,
+}
 
 impl Notes {
-    /// To this file, which is open for appending.
+    /// In this file, which is open for reading and writing.
     pub fn to(file: File) -> Self {
-        Self(file)
+        Self { file, at: None }
+    }
+
+    /// Behind everything that was said.
+    fn end(&self) -> io::Result<u64> {
+        let mut said = Vec::new();
+        (&self.file).rewind()?;
+        (&self.file).take(JOURNAL_BYTES_MAX).read_to_end(&mut said)?;
+        Ok(said.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1))
     }
 }
 
@@ -311,8 +328,10 @@ impl Journal for Notes {
             // Should a line before have been torn, this one is whole all the same.
             bytes.insert(0, b'\n');
             bytes.push(b'\n');
-            self.0.write_all(&bytes)?;
-            self.0.sync_data()
+            let at = self.at.map_or_else(|| self.end(), Ok)?;
+            self.at = Some(at + bytes.len() as u64);
+            self.file.write_all_at(&bytes, at)?;
+            self.file.sync_data()
         };
         write().map_err(|error| error.to_string())
     }
@@ -336,7 +355,7 @@ mod tests {
         }
 
         fn journals(&self) -> Journals {
-            Journals { folder: self.0.join("state").join(FOLDER) }
+            Journals::of(&self.0.join("state"))
         }
 
         fn disk(&self, name: &str) -> Medium {
@@ -390,6 +409,25 @@ mod tests {
         scratch.swap(&a, &b, &DONE);
         assert!(fs::read_dir(&scratch.journals().folder).unwrap().count() <= count + 1);
         assert_eq!(scratch.standing(&a), Standing::MovedTo(b.at.clone()));
+    }
+
+    #[test]
+    fn a_line_takes_no_room_that_the_file_had_not() {
+        let scratch = Scratch::new();
+        let (a, b) = (scratch.disk("a"), scratch.disk("b"));
+        let begun = scratch.journals().begin(&a, &b).unwrap();
+        let path = begun.path.clone();
+        let blocks = || fs::metadata(&path).map(|about| (about.len(), about.blocks())).unwrap();
+        let before = blocks();
+        // Whoever goes on need not be who began.
+        let mut notes = Notes::to(begun.file.try_clone().unwrap());
+        notes.note(Milestone::Copying).unwrap();
+        notes.note(Milestone::Abandoned).unwrap();
+        Notes::to(begun.file).note(Milestone::Switched).unwrap();
+        assert_eq!(blocks(), before);
+        assert_eq!(scratch.standing(&a), Standing::MovedTo(b.at));
+        let said = String::from_utf8(fs::read(&path).unwrap()).unwrap();
+        assert!(said.trim_end_matches('\0').ends_with("\n\"copying\"\n\n\"abandoned\"\n\n\"switched\"\n"), "{said:?}");
     }
 
     #[test]

@@ -155,6 +155,41 @@ fn a_block_device_s_file_goes_through_them_both_ways() {
 }
 
 #[test]
+fn what_was_recorded_answers_in_the_device_s_place() {
+    let house = House::new();
+    let file = house.path("disk.pcapng");
+    let [full, empty] = ["full", "empty"].map(|name| house.path(name));
+    fs::write(&full, [text(), vec![0; MIB as usize - text().len()]].concat()).unwrap();
+    fs::write(&empty, vec![0; MIB as usize]).unwrap();
+    let disks = [&full, &empty].map(|image| format!("disk:{}", image.display()));
+    let share = share(&house, &[&disks[0], &disks[1]], &[]);
+    let read = |name: &str, module: String| {
+        let mut disk = client(&[&module]).open_disk(&share.target(name).parse().unwrap()).unwrap();
+        let mut found = vec![0; 64 << 10];
+        disk.read_at(4096, &mut found).unwrap();
+        assert_eq!(found, text()[4096..][..64 << 10], "{name} {module}");
+    };
+    read("disk", format!("record:file={}", file.display()));
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    wait_until_written(&file);
+    // The other disk has nothing of it, and is not asked.
+    read("disk2", format!("replay:file={},pace=none", file.display()));
+    let refused = house.run(&["attach", &share.target("disk"), "--via", "nbd", "--module", "replay"]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.stderr.contains("neither end has a recording"), "{refused:?}");
+}
+
+/// A recording is written behind: until nothing more comes.
+fn wait_until_written(file: &Path) {
+    let length = || fs::metadata(file).unwrap().len();
+    let mut last = 0;
+    while last == 0 || length() != last {
+        last = length();
+        thread::sleep(std::time::Duration::from_millis(300));
+    }
+}
+
+#[test]
 fn who_does_not_fit_is_told_which_module_and_why() {
     let house = House::new();
     let (ours, theirs) = (key(&house, "ours", 1), key(&house, "theirs", 2));
@@ -209,6 +244,14 @@ fn example(house: &House, name: &str, source: &str) -> PathBuf {
     path
 }
 
+/// The same of one in C, built.
+fn compiled(house: &House, name: &str, source: &str) -> PathBuf {
+    let (built, source) = (house.path(name), example(house, source, source));
+    let compile = Command::new("cc").args(["-O1", "-o"]).args([&built, &source]).status().unwrap();
+    assert!(compile.success());
+    built
+}
+
 fn read_through(house: &House, share: &Share, module: &str) -> (Vec<u8>, u64) {
     let (way, at) = (Counted::to(share), house.path("at"));
     let words = ["attach", &way.target("block"), "--via", "fuse", "--at", at.to_str().unwrap(), "--module", module];
@@ -231,16 +274,28 @@ fn a_program_in_any_language_is_a_module() {
     fs::write(&image, [text(), vec![0; MIB as usize - text().len()]].concat()).unwrap();
     let disk = format!("block:{}", image.display());
     let python = example(&house, "xor.py", "xor.py");
-    let source = example(&house, "xor.c", "xor.c");
-    let built = house.path("xor");
-    let compile = Command::new("cc").args(["-O1", "-o"]).args([&built, &source]).status().unwrap();
-    assert!(compile.success());
-    // Either end may have it in its own language.
-    for (there, here) in [(&python, &python), (&built, &python), (&python, &built)] {
+    let (built, ring) = (compiled(&house, "xor", "xor.c"), compiled(&house, "xor.ring", "xor_ring.c"));
+    let sandboxed = house.path("xor.wasm");
+    let text_of_it = fs::read_to_string(example(&house, "xor.wat", "xor.wat")).unwrap();
+    fs::write(&sandboxed, wat::parse_str(text_of_it).unwrap()).unwrap();
+    // Either end may have it in its own language, and in its own way.
+    let ends = [
+        (&python, &python),
+        (&built, &python),
+        (&python, &built),
+        (&ring, &built),
+        (&sandboxed, &ring),
+        (&built, &sandboxed),
+    ];
+    for (there, here) in ends {
         let share = share(&house, &[&disk], &["--allow-module", there.to_str().unwrap()]);
         let (found, _) = read_through(&house, &share, &format!("{}:options=77", here.display()));
         assert!(text().starts_with(&found), "{there:?}, {here:?}");
     }
+    // What is no module says so before anything is asked for.
+    fs::write(&sandboxed, text()).unwrap();
+    let refused = house.run(&["share", &disk, "--allow-module", sandboxed.to_str().unwrap()]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("it is no WebAssembly"), "{refused:?}");
     // Whoever has no such program has no such module.
     let share = share(&house, &[&disk], &[]);
     let refused = house.run(&["attach", &share.target("block"), "--via", "fuse", "--module", built.to_str().unwrap()]);

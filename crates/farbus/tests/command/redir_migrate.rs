@@ -110,6 +110,23 @@ fn keys_that_are_pressed_while_a_guest_moves_are_typed_where_it_goes() {
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 }
 
+/// What is waited for there may be the only thing that is said for a long time: whoever measures a move hears of it at once.
+#[test]
+fn the_first_answer_where_a_guest_goes_is_told_when_it_is_given_and_not_with_the_next() {
+    let house = House::new();
+    let cluster = Cluster::new(&house, &["zero"]);
+    let (_attach, socket) = cluster.lend(0, "zero", "redir", &[]);
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    let (heir, socket) = cluster.lend(1, "zero", "redir", &["--inherit"]);
+    let mut there = arrive(&socket);
+    cluster.hosts[0].ok(&["migrate", "zero", "--to", "rack"]);
+    guest.say(3, read(512));
+    drop(guest);
+    hear_read(&mut there, 3, 512);
+    heir.assert_logged("answers its first request here");
+}
+
 #[test]
 fn a_guest_that_stays_or_whose_heir_does_not_come_goes_on_where_it_was() {
     let house = House::new();

@@ -58,15 +58,15 @@ impl ReadData {
         at
     }
 
-    /// The bytes as one payload: without a copy where one command brought exactly them.
-    pub fn into_payload(mut self) -> Payload {
-        if self.skip == 0 && self.rest.is_empty() {
-            self.first.truncate(self.len);
-            return self.first;
+    /// The bytes as one payload, where they arrived.
+    pub fn into_payload(self) -> Payload {
+        let (skip, len) = (self.skip, self.len);
+        let mut all = Payload::joined(self.into_pieces().filter(|piece| !piece.is_empty()));
+        if skip > 0 {
+            all.split_front(skip);
         }
-        let mut bytes = Vec::with_capacity(self.len);
-        self.runs().for_each(|run| bytes.extend_from_slice(run));
-        bytes.into()
+        all.truncate(len);
+        all
     }
 
     /// The payloads, for whoever owns the buffers.

@@ -13,6 +13,7 @@ use rustls::Connection;
 
 use super::socket::{receive_from, send_to};
 use super::tls::{HandshakeFailure, HandshakeLimits, Tls};
+use crate::sys::tcp::set_retransmission_min;
 
 /// How long a peer may leave sent bytes unacknowledged before the link counts as lost (RFC 5482): longer than a
 /// retransmission after 2 s of silence, short enough that a dead peer's device is free within 5 s (U11).
@@ -21,6 +22,9 @@ const UNACKNOWLEDGED_MS_MAX: u32 = 4_000;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(2);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 const KEEPALIVE_PROBES: u32 = 2;
+/// Beyond its usual round trip, what is unacknowledged for so long is sent again. Longer than a receiver of Linux's puts an
+/// acknowledgement off (40 ms), and a quarter of Linux's default, which a key press lost in a crowd on the link would wait.
+const RETRANSMISSION_MIN: Duration = Duration::from_millis(50);
 
 /// A connected byte channel, bare or encrypted: one type to its users.
 #[derive(Debug)]
@@ -90,6 +94,8 @@ impl Link {
         sockopt::set_tcp_keepintvl(&fd, KEEPALIVE_INTERVAL)?;
         sockopt::set_tcp_keepcnt(&fd, KEEPALIVE_PROBES)?;
         sockopt::set_tcp_user_timeout(&fd, UNACKNOWLEDGED_MS_MAX)?;
+        // An older kernel has its own idea of it.
+        let _ = set_retransmission_min(&fd, RETRANSMISSION_MIN);
         Ok(Self { fd, peer: peer.to_string(), tls: None, is_lost: None })
     }
 

@@ -7,6 +7,8 @@ pub mod errno;
 pub mod lease;
 pub mod passing;
 pub mod peer;
+pub mod shared_words;
+pub mod tcp;
 pub mod unread;
 pub mod usbfs;
 pub mod vhci;

@@ -3,22 +3,21 @@
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Parameter, Side, Turn};
+use farbus_model::module::{Class, Effects, Form, Manifest, Message, Parameter};
 
 use crate::dice::{Dice, SEED};
-use crate::held::Held;
+use crate::later::{Later, Pace};
 use crate::maker::Simple;
 
 /// What it is, and how it is made.
 pub const DELAY: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {
-        Box::new(Delay {
+        Box::new(Later::new(Delay {
             time: settings.span("time"),
             jitter: settings.span("jitter"),
             dice: Dice::new(settings.number("seed")),
-            held: Held::default(),
-        })
+        }))
     },
 };
 
@@ -52,37 +51,20 @@ const MANIFEST: Manifest = Manifest {
     manual: include_str!("manual.md"),
 };
 
+/// When a message leaves: so much later.
 struct Delay {
     time: Duration,
     jitter: Duration,
     dice: Dice,
-    held: Held,
 }
 
-impl Module for Delay {
-    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
-        if from != Side::Above {
-            return out.pass(from, message);
-        }
-        let jitter = self.dice.below(self.jitter.as_nanos() as u64 + 1);
-        self.held.put(now + self.time + Duration::from_nanos(jitter), message);
-        self.held.release(now, out);
+impl Pace for Delay {
+    fn due(&mut self, now: Instant, _message: &Message) -> Instant {
+        now + self.time + Duration::from_nanos(self.dice.below(self.jitter.as_nanos() as u64 + 1))
     }
 
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.held.next_due()
-    }
-
-    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
-        self.held.release(now, out);
-    }
-
-    fn is_at_rest(&self) -> bool {
-        self.held.is_empty()
-    }
-
-    fn save(&self) -> Option<Vec<u8>> {
-        Some(self.dice.state())
+    fn state(&self) -> Vec<u8> {
+        self.dice.state()
     }
 
     fn restore(&mut self, state: &[u8]) -> bool {

@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use farbus_model::Instant;
-use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Parameter, Side, Turn};
+use farbus_model::module::{Class, Effects, Form, Manifest, Message, Parameter};
 
-use crate::held::Held;
+use crate::later::{Later, Pace};
 use crate::maker::Simple;
 
 /// What it is, and how it is made.
 pub const RATE: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {
-        Box::new(Rate { bytes_per_s: settings.number("bytes-per-s"), free_at: Instant::ZERO, held: Held::default() })
+        Box::new(Later::new(Rate { bytes_per_s: settings.number("bytes-per-s"), free_at: Instant::ZERO }))
     },
 };
 
@@ -33,39 +33,22 @@ const MANIFEST: Manifest = Manifest {
     manual: include_str!("manual.md"),
 };
 
+/// When a message leaves: when all that came before, and it, have passed.
 struct Rate {
     bytes_per_s: u64,
-    /// When all that came before will have passed.
     free_at: Instant,
-    held: Held,
 }
 
-impl Module for Rate {
-    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
-        if from != Side::Above {
-            return out.pass(from, message);
-        }
+impl Pace for Rate {
+    fn due(&mut self, now: Instant, message: &Message) -> Instant {
         let ns = message.len() as u128 * 1_000_000_000 / u128::from(self.bytes_per_s);
         self.free_at = self.free_at.max(now) + Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX / 4));
-        self.held.put(self.free_at, message);
-        self.held.release(now, out);
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.held.next_due()
-    }
-
-    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
-        self.held.release(now, out);
-    }
-
-    fn is_at_rest(&self) -> bool {
-        self.held.is_empty()
+        self.free_at
     }
 
     /// At rest the way is free.
-    fn save(&self) -> Option<Vec<u8>> {
-        Some(Vec::new())
+    fn state(&self) -> Vec<u8> {
+        Vec::new()
     }
 
     fn restore(&mut self, state: &[u8]) -> bool {

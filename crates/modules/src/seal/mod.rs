@@ -29,7 +29,7 @@ const MANIFEST: Manifest = Manifest {
     classes: Class::ALL,
     parameters: &[Parameter {
         name: "key-file",
-        form: Form::File,
+        form: Form::File(64 << 10),
         default: None,
         what: "the key that both hosts have: 16 bytes at least",
         is_own: true,
@@ -299,7 +299,7 @@ mod tests {
 
     fn settings(key: u8) -> Settings {
         let asked: Asked = "seal:key-file=k".parse().unwrap();
-        Settings::of(&MANIFEST, &asked, &mut |_| Ok(vec![key; 32])).unwrap()
+        Settings::of(&MANIFEST, &asked, &mut |_: &str| Ok(vec![key; 32])).unwrap()
     }
 
     fn place_of(role: Role) -> Place {
@@ -341,7 +341,7 @@ mod tests {
             assert!(begun.finish(&begun.opening()[..length]).is_err(), "{length} bytes");
         }
         let short = "seal:key-file=k".parse().unwrap();
-        let short = Settings::of(&MANIFEST, &short, &mut |_| Ok(vec![1; 15])).unwrap();
+        let short = Settings::of(&MANIFEST, &short, &mut |_: &str| Ok(vec![1; 15])).unwrap();
         let why = SEAL.begin(&short, &place_of(Role::Importer), &mut fill(3)).err().unwrap().to_string();
         assert_eq!(why, "module 'seal': its key-file has 15 bytes, and 16 at least are a key");
     }

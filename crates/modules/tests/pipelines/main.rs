@@ -13,7 +13,7 @@ use random::Random;
 
 const ENDPOINTS: u64 = 3;
 /// Pairs that change nothing that can be seen above them.
-const HARMLESS: [&str; 8] = [
+const HARMLESS: [&str; 13] = [
     "null",
     "lz4",
     "lz4:min=1",
@@ -22,6 +22,11 @@ const HARMLESS: [&str; 8] = [
     "seal:key-file=k",
     "delay:time=1ms,jitter=3ms",
     "rate:bytes-per-s=200000",
+    "jitter:spread=2ms,shape=normal",
+    "buffer:time=3ms,messages=5",
+    "bundle:time=2ms",
+    "bundle:small=64,bytes=100",
+    "pause",
 ];
 
 fn place(role: Role) -> Place {
@@ -292,7 +297,16 @@ fn any_nesting_gives_what_no_pair_gives() {
 
 #[test]
 fn a_pipeline_at_rest_goes_on_in_another_process() {
-    let asked = ["zstd", "delay:time=1ms,seed=4", "seal:key-file=k", "drop:one-in=4294967296"];
+    let asked = [
+        "zstd",
+        "delay:time=1ms,seed=4",
+        "bundle:time=1ms",
+        "seal:key-file=k",
+        "drop:one-in=4294967296",
+        "buffer:time=1ms",
+        "jitter:spread=1ms",
+        "pause",
+    ];
     let mut random = Random::new(5);
     let mut world = World::new(agreed(&asked));
     for _ in 0..5 {
@@ -356,7 +370,7 @@ fn ends_that_do_not_fit_say_which_module_and_why() {
     let allowance = Allowance::usual(&catalogue);
     let recipe = |asked: &[&str]| {
         let asked: Vec<Asked> = asked.iter().map(|text| text.parse().unwrap()).collect();
-        Recipe::new(&catalogue, &asked, &mut |_| Ok(vec![1; 32]))
+        Recipe::new(&catalogue, &asked, &mut |_: &str| Ok(vec![1; 32]))
     };
     let offers = |asked: &[&str]| {
         let begun = recipe(asked).unwrap().begin(&place(Role::Importer), &mut |bytes| bytes.fill(1)).unwrap();

@@ -125,6 +125,16 @@ struct Attached {
     served: Box<dyn Served>,
     /// It was handed over, and came back for as long as another process takes to go on.
     bequest: Option<Bequest>,
+    /// It is yet to be got to know: its importer has not been told that it is open; and what it goes through then.
+    unsaid: Option<Unsaid>,
+}
+
+struct Unsaid(Option<Agreed>);
+
+impl Attached {
+    fn new(open: Open, lease: u64, served: Box<dyn Served>) -> Self {
+        Self { open, lease, served, bequest: None, unsaid: None }
+    }
 }
 
 /// Whoever waits for a device that is to be handed over to him.
@@ -451,7 +461,7 @@ impl ExporterSession {
             let opened = self.agree(number, &open).and_then(|agreed| Ok((agreed, services.open(now, number, &open)?)));
             match opened {
                 Ok((agreed, (lease, served))) => {
-                    self.say_opened(number, Attached { open, lease, served, bequest: None }, agreed);
+                    self.say_opened(number, Attached::new(open, lease, served), agreed);
                 }
                 Err(end) => self.say_end(Kind::Refused, number, &end),
             }
@@ -519,7 +529,7 @@ impl ExporterSession {
                         self.say_at_length(Kind::Luggage, number, luggage);
                     }
                     let open = heir.inherit.open;
-                    self.agree_and_say_opened(now, number, Attached { open, lease, served, bequest: None });
+                    self.agree_and_say_opened(now, number, Attached::new(open, lease, served));
                 }
                 Err(end) => self.say_end(Kind::Refused, number, &end),
             }
@@ -536,7 +546,7 @@ impl ExporterSession {
     /// Nobody came for what was handed over: its importer goes on with it, if that still waits.
     pub fn take_back(&mut self, now: Instant, number: u16, lease: u64, served: Box<dyn Served>) {
         match self.moving.remove(&number) {
-            Some(open) => self.agree_and_say_opened(now, number, Attached { open, lease, served, bequest: None }),
+            Some(open) => self.agree_and_say_opened(now, number, Attached::new(open, lease, served)),
             None => served.finish(now),
         }
     }
@@ -552,6 +562,11 @@ impl ExporterSession {
     }
 
     fn say_opened(&mut self, number: u16, mut attached: Attached, agreed: Option<Agreed>) {
+        if !attached.served.is_ready() {
+            attached.unsaid = Some(Unsaid(agreed));
+            self.attachments.insert(number, attached);
+            return;
+        }
         if let Some((pipeline, answers)) = agreed {
             attached.served = Box::new(PipedServed::new(number, attached.served, pipeline));
             self.lane.send(Message::control(Kind::Modules, number, 0, encode_answers(&answers).into()));
@@ -583,19 +598,30 @@ impl ExporterSession {
         for (number, end) in ended {
             self.close(now, number, &end);
         }
+        self.say_who_is_ready();
+    }
+
+    fn say_who_is_ready(&mut self) {
+        let is_ready = |attached: &Attached| attached.unsaid.is_some() && attached.served.is_ready();
+        let ready: Vec<u16> =
+            self.attachments.iter().filter(|(_, attached)| is_ready(attached)).map(|(&number, _)| number).collect();
+        for number in ready {
+            let Some(mut attached) = self.attachments.remove(&number) else { continue };
+            let agreed = attached.unsaid.take().and_then(|Unsaid(agreed)| agreed);
+            self.say_opened(number, attached, agreed);
+        }
     }
 
     /// Takes an attachment away: its device is unplugged, or somebody else may have it now.
     pub fn close(&mut self, now: Instant, number: u16, end: &End) {
-        let is_there = match self.attachments.remove(&number) {
-            Some(Attached { served, .. }) => {
+        match self.attachments.remove(&number) {
+            Some(Attached { served, unsaid, .. }) => {
                 served.finish(now);
-                true
+                let kind = if unsaid.is_some() { Kind::Refused } else { Kind::Closed };
+                self.say_end(kind, number, end);
             }
-            None => self.disinherit(now, number),
-        };
-        if is_there {
-            self.say_end(Kind::Closed, number, end);
+            None if self.disinherit(now, number) => self.say_end(Kind::Closed, number, end),
+            None => {}
         }
     }
 
@@ -632,7 +658,8 @@ impl ExporterSession {
         for (number, open) in moving {
             match services.recall(now, number, &open) {
                 Some(Recalled { lease, served, bequest }) => {
-                    self.attachments.insert(number, Attached { open, lease, served, bequest: Some(bequest) });
+                    self.attachments
+                        .insert(number, Attached { bequest: Some(bequest), ..Attached::new(open, lease, served) });
                 }
                 None => drop(self.moving.insert(number, open)),
             }
@@ -678,7 +705,7 @@ impl ExporterSession {
         to.u64(ms(self.lost_until.map_or(self.grace, |until| until - now)));
         self.lane.save(now, to);
         to.count(self.attachments.len());
-        for (&number, Attached { open, lease, served, bequest }) in &self.attachments {
+        for (&number, Attached { open, lease, served, bequest, .. }) in &self.attachments {
             to.u16(number);
             to.bytes(&Open { name: name_of(number, &open.name), ..open.clone() }.encode());
             to.u64(*lease);
@@ -773,7 +800,7 @@ impl ExporterSession {
     pub fn serve(&mut self, now: Instant, left: Left, mut served: Box<dyn Served>) {
         let Left { number, open, lease, bequest, .. } = left;
         with_pool(&mut served, &mut self.pool, |served| served.go_on(now, &mut self.lane));
-        self.attachments.insert(number, Attached { open, lease, served, bequest });
+        self.attachments.insert(number, Attached { bequest, ..Attached::new(open, lease, served) });
         self.hand_over_again(now);
     }
 

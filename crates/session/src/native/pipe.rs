@@ -68,14 +68,18 @@ pub struct Pipe {
     attachment: u16,
     arriving: BTreeMap<u16, Arriving>,
     arriving_bytes: usize,
-    /// Requests that owe an answer.
+    /// Requests that owe an answer; at the exporter those that the class, or a module in its place, has not answered.
     open: BTreeSet<u16>,
     /// Those of them that are timed.
     timed: BTreeSet<u16>,
     /// How long they stayed where, while their reply is among the modules.
     residences: BTreeMap<u16, Payload>,
-    /// Of messages among the modules, by kind and tag.
-    envelopes: BTreeMap<(u8, u64), VecDeque<Envelope>>,
+    /// Of messages among the modules, by kind and tag. What leaves in another's word leaves its envelope, which the next of its tag replaces.
+    envelopes: BTreeMap<(u8, u64), Envelope>,
+    /// At the exporter: requests that the class has.
+    with_class: BTreeSet<u16>,
+    /// Events that went nowhere, and were not granted anew.
+    lost: u32,
     turn: Turn,
     above: VecDeque<Arrived>,
     below: VecDeque<Message>,
@@ -95,6 +99,8 @@ impl Pipe {
             timed: BTreeSet::new(),
             residences: BTreeMap::new(),
             envelopes: BTreeMap::new(),
+            with_class: BTreeSet::new(),
+            lost: 0,
             turn: Turn::default(),
             above: VecDeque::new(),
             below: VecDeque::new(),
@@ -125,7 +131,11 @@ impl Pipe {
         let mut kept = Part::empty();
         kept.put(residence);
         let envelope = Envelope { urgency, flow, residence: kept, done_at };
-        self.envelopes.entry((kind.code(), id)).or_default().push_back(envelope);
+        if kind == module::Kind::Completion {
+            self.with_class.remove(&head.tag);
+            self.open.remove(&head.tag);
+        }
+        self.envelopes.insert((kind.code(), id), envelope);
         let message = module::Message { kind, id, head: words.into(), payload };
         self.pipeline.handle(now, Side::Above, message, &mut self.turn);
         self.collect();
@@ -188,6 +198,7 @@ impl Pipe {
                 if !self.open.insert(tag) {
                     return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
                 }
+                self.timed.remove(&tag);
                 if flags.timed {
                     self.timed.insert(tag);
                 }
@@ -196,7 +207,8 @@ impl Pipe {
                 if !self.open.contains(&tag) || self.arriving.contains_key(&tag) || self.residences.contains_key(&tag) {
                     return Err(Reject::new("tag", tag.into(), "a reply answers a request, once"));
                 }
-                if flags.timed != self.timed.contains(&tag) {
+                // What travelled in another's word has not got its flag.
+                if flags.timed && !self.timed.contains(&tag) {
                     return Err(Reject::new("tag", tag.into(), "a request is answered timed if it was to be"));
                 }
                 if flags.timed {
@@ -239,6 +251,17 @@ impl Pipe {
         self.pipeline.poll_timeout()
     }
 
+    /// Its owner wants nothing to pass, or all again.
+    pub fn pause(&mut self, now: Instant, is_paused: bool) {
+        self.pipeline.pause(now, is_paused, &mut self.turn);
+        self.collect();
+    }
+
+    /// Events that went nowhere since this was asked last: their grants are to be given back.
+    pub fn take_lost(&mut self) -> u32 {
+        std::mem::take(&mut self.lost)
+    }
+
     /// What the class is to hear next.
     pub fn poll_above(&mut self) -> Option<Arrived> {
         self.above.pop_front()
@@ -265,6 +288,7 @@ impl Pipe {
     }
 
     fn collect(&mut self) {
+        self.lost += self.turn.take_lost();
         while let Some((side, message)) = self.turn.pop() {
             match side {
                 Side::Above => self.rise(message),
@@ -302,7 +326,16 @@ impl Pipe {
                     residence = vec![0; RESIDENCE_BYTES].into();
                 }
             }
-            Kind::Request => frame.flags.timed = self.timed.contains(&tag),
+            Kind::Request => {
+                // One that came in another's word, as bundles do, is as good as one of its own.
+                if !self.with_class.insert(tag) || self.open.len() > REQUESTS_MAX {
+                    return self.lie("it asked the device twice");
+                }
+                if self.open.insert(tag) {
+                    self.timed.remove(&tag);
+                }
+                frame.flags.timed = self.timed.contains(&tag);
+            }
             _ => {}
         }
         let first = Payload::joined([residence, head]);
@@ -328,17 +361,13 @@ impl Pipe {
             _ => return self.lie("it said what its end of a pair does not say"),
         };
         let mut frame = Head::new(said, self.attachment, tag);
-        let key = (kind.code(), id);
-        let mut envelope = self.envelopes.get_mut(&key).and_then(VecDeque::pop_front);
-        if self.envelopes.get(&key).is_some_and(VecDeque::is_empty) {
-            self.envelopes.remove(&key);
-        }
+        let mut envelope = self.envelopes.remove(&(kind.code(), id));
         let mut part = Part::empty();
         match said {
             Kind::Request if envelope.is_none() => return self.lie("it asked what nobody asked"),
             Kind::Request => frame.flags.timed = self.timed.contains(&tag),
             Kind::Reply => {
-                if !self.open.remove(&tag) {
+                if !self.open.remove(&tag) && envelope.is_none() {
                     return self.lie("it answered what nobody asked");
                 }
                 frame.flags.timed = self.timed.remove(&tag);

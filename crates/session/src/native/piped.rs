@@ -88,6 +88,18 @@ impl<A: Attached> Piped<A> {
         self.modules.is_some()
     }
 
+    /// Its owner wants nothing to pass, or all again.
+    pub fn pause(&mut self, now: Instant, is_paused: bool) {
+        if let Some(pipe) = self.modules.as_mut().and_then(|modules| modules.pipe.as_mut()) {
+            pipe.pause(now, is_paused);
+        }
+    }
+
+    /// Whether one of this name is among its modules.
+    pub fn goes_through(&self, name: &str) -> bool {
+        self.modules.as_ref().is_some_and(|modules| modules.through.recipe.names().any(|known| known == name))
+    }
+
     /// It is this late: what is said next is said now.
     pub fn tell_time(&mut self, now: impl FnOnce() -> Instant) {
         if let Some(modules) = &mut self.modules {

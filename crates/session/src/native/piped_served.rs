@@ -4,7 +4,7 @@ use farbus_model::module::Role;
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
 use farbus_modules::Pipeline;
 use farbus_wire::native::control::{Credit, End};
-use farbus_wire::native::{Arrived, Kind, Lane, LaneLimits};
+use farbus_wire::native::{Arrived, Head, Kind, Lane, LaneLimits};
 
 use super::pipe::{Pipe, end_of};
 use super::served::{Bequest, Served};
@@ -12,6 +12,7 @@ use crate::Reject;
 
 /// Any class's half of an exporter, behind modules. It does not go on in another process: its attachment ends there, and says so.
 pub struct PipedServed {
+    attachment: u16,
     served: Box<dyn Served>,
     pipe: Pipe,
     /// What the class says before it went through the modules; it has no link.
@@ -23,7 +24,7 @@ impl PipedServed {
     /// `served`, as `attachment`, behind `pipeline`.
     pub fn new(attachment: u16, served: Box<dyn Served>, pipeline: Pipeline) -> Self {
         let inner = Lane::new(LaneLimits { receive_bytes: 0, unacknowledged_bytes_max: 0 });
-        Self { served, pipe: Pipe::new(pipeline, Role::Exporter, attachment), inner, end: None }
+        Self { attachment, served, pipe: Pipe::new(pipeline, Role::Exporter, attachment), inner, end: None }
     }
 
     /// What came out of the modules goes on, until there is nothing more.
@@ -32,7 +33,13 @@ impl PipedServed {
             while let Some(message) = self.pipe.poll_below() {
                 lane.send(message);
             }
-            if let Some(message) = self.inner.poll_message() {
+            let lost = self.pipe.take_lost();
+            if lost > 0 {
+                // To the class it is as if the importer had granted as many more.
+                let head = Head::new(Kind::Grant, self.attachment, 0);
+                let body = lost.to_le_bytes().to_vec().into();
+                self.served.handle_arrived(now, Arrived { head, body }, &mut self.inner)?;
+            } else if let Some(message) = self.inner.poll_message() {
                 self.pipe.say(now, message);
             } else if let Some(arrived) = self.pipe.poll_above().filter(|_| self.end.is_none()) {
                 self.served.handle_arrived(now, arrived, &mut self.inner)?;

@@ -626,7 +626,9 @@ impl Attached for RemoteUsb {
             let is_taken_back = flight.is_taken_back || !flight.is_withdrawing;
             Some((tag, urb.id, urb.direction == Direction::In && is_taken_back))
         });
-        let in_flight: Vec<(u16, UrbId, bool)> = in_flight.collect();
+        let mut in_flight: Vec<(u16, UrbId, bool)> = in_flight.collect();
+        // The last first: what comes meanwhile is the first one's.
+        in_flight.sort_unstable_by_key(|(_, id, _)| std::cmp::Reverse(*id));
         for (tag, id, is_taken_back) in in_flight {
             self.cancel(now, id, done);
             if let Some(flight) = self.slots.get_mut(tag) {

@@ -18,6 +18,11 @@ pub trait Served: Send {
     /// What the device is, in its class's words.
     fn description(&self) -> Vec<u8>;
 
+    /// Whether that is known. Who opens one of which it is not waits until it is, or is refused what [`Served::poll_end`] says.
+    fn is_ready(&self) -> bool {
+        true
+    }
+
     /// A request, more of its data, or its withdrawal arrived. What is to be said goes to `lane`.
     ///
     /// # Errors

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use farbus_model::block_device::take_lost;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant, Payload,
-    Readiness, StoreError,
+    BlockDevice, BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Command, CommandError, Completions,
+    Instant, Payload, Readiness, StoreError,
 };
 use farbus_wire::native::block::{self, Description, REQUEST_BYTES};
 use farbus_wire::native::control::{Cause, Credit, End};
@@ -254,13 +254,27 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         self.flights.is_empty() && self.device.readiness().is_none()
     }
 
+    fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
+        let result = self.device.command(now, command, &mut self.done);
+        self.collect(now, lane);
+        result
+    }
+
     fn pool_mut(&mut self) -> Option<&mut BufferPool> {
         Some(&mut self.done.pool)
     }
 
     fn poll_end(&mut self) -> Option<End> {
-        let message = "the disk is gone".to_owned();
-        self.device.is_gone().then_some(End { cause: Cause::Gone, message })
+        if !self.device.is_gone() {
+            return None;
+        }
+        // One that never was what it should have been is there all the same.
+        let cause = if self.device.is_ready() { Cause::Gone } else { Cause::Device };
+        Some(End { cause, message: self.device.why_gone().unwrap_or_else(|| "the disk is gone".to_owned()) })
+    }
+
+    fn is_ready(&self) -> bool {
+        self.device.is_ready()
     }
 
     fn hand_over(mut self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
@@ -278,6 +292,9 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     }
 
     fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
+        if !self.device.go_on_from(from.bytes("device")?) {
+            return Err(Reject::new("device", 0, "it is the one that was saved"));
+        }
         for _ in 0..from.count("writes that arrive", REQUEST_BYTES)? {
             let (tag, is_timed) = (from.u16("tag")?, from.flag("timed")?);
             let request = block::decode_request(BlockId(tag.into()), from.take(REQUEST_BYTES, "request")?)?;
@@ -299,6 +316,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     }
 
     fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        to.bytes(&self.device.state().ok_or(Unmovable)?);
         to.count(self.flights.len());
         for (&tag, flight) in &self.flights {
             let Arriving { request, data, .. } = &**flight.arriving.as_ref().expect("it is at rest");
@@ -308,6 +326,11 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
             to.runs(data.iter().map(Payload::len).sum(), data.iter().flat_map(Payload::runs));
         }
         Ok(())
+    }
+
+    fn leave(mut self: Box<Self>, now: Instant) {
+        self.device.leave();
+        self.finish(now);
     }
 
     /// Requests that are with the device are the device's to end; nobody hears of it.

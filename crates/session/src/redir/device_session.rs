@@ -11,6 +11,10 @@
 //! | reset | each stream *stalled*, each transfer *cancelled*, once |
 //! | a configuration or setting is selected | interfaces, endpoints, then the answer |
 //! | the device is gone | every transfer's packet, then `device_disconnect` |
+//! | its guest moves, and the device withdraws a read that has nothing | nothing here: the read goes along, and is asked again there |
+//! | the same, and part of it has come | its packet, once the device has sent the rest |
+//! | the same, of a stream's URB that has data | its packets, here or there |
+//! | its guest stays after all | what was said meanwhile goes on once all that was withdrawn has come back |
 //!
 //! **Why an id may come twice.** QEMU names a packet by the address of its guest's transfer descriptor. The guest's driver may
 //! reuse that memory as soon as it has cancelled, before our answer to the cancel is there; QEMU tells the answers apart by
@@ -54,8 +58,8 @@ enum State {
 /// A request of ours to the device, and who is told how it ends.
 #[derive(Debug)]
 enum Flight {
-    /// A transfer of the guest's.
-    Transfer { id: u64, asked: Asked, is_withdrawn: bool, length: u32 },
+    /// A transfer of the guest's, and what had come of it before it was taken back and asked for the rest.
+    Transfer { id: u64, asked: Asked, is_withdrawn: bool, length: u32, begun: Payload },
     /// A read of the guest's that is taken back because the guest moves: it is asked again where the guest goes.
     TakenBack { id: u64, asked: Asked, length: u32 },
     /// The guest selects a configuration.
@@ -97,6 +101,8 @@ pub struct DeviceSession<D> {
     is_refused: bool,
     /// The guest is on its way elsewhere.
     is_moving: bool,
+    /// Or stays after all, as soon as what was withdrawn has come back.
+    is_to_go_on: bool,
     /// Reads that were taken back, by the order in which they were asked.
     taken_back: BTreeMap<UrbId, Packet>,
     /// What the guest has said meanwhile.
@@ -124,6 +130,7 @@ impl<D: Device> DeviceSession<D> {
             next_urb: 1,
             is_refused: false,
             is_moving: false,
+            is_to_go_on: false,
             taken_back: BTreeMap::new(),
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -198,7 +205,7 @@ impl<D: Device> DeviceSession<D> {
         self.streams.clear();
         self.transfers.clear();
         (self.outbox_bytes, self.waiting_bytes) = (0, 0);
-        (self.is_refused, self.is_moving) = (false, false);
+        (self.is_refused, self.is_moving, self.is_to_go_on) = (false, false, false);
         self.outbox.clear();
         self.waiting.clear();
         self.taken_back.clear();
@@ -235,7 +242,7 @@ impl<D: Device> DeviceSession<D> {
 
     /// The guest is about to go on elsewhere: nothing new is begun for it, streams stop, and what it says waits.
     pub fn quiesce(&mut self, now: Instant) {
-        self.is_moving = true;
+        (self.is_moving, self.is_to_go_on) = (true, false);
         self.streams.values_mut().for_each(|stream| stream.pause(true));
         let urbs: Vec<UrbId> = self.streams.values().flat_map(Stream::in_flight).collect();
         urbs.into_iter().for_each(|urb| self.device.cancel(now, urb, &mut self.done));
@@ -243,19 +250,20 @@ impl<D: Device> DeviceSession<D> {
     }
 
     /// Takes back the reads that have nothing yet: a device may keep one waiting for ever. What writes is waited for: nobody
-    /// could tell how much of it was taken.
+    /// could tell how much of it was taken; and a read that has begun is, for the device is at it.
     pub fn take_back_reads(&mut self, now: Instant) {
         let mut urbs = Vec::new();
         for (urb, flight) in &mut self.flights {
-            if let Flight::Transfer { id, asked: Asked::Bulk { endpoint, stream }, is_withdrawn: false, length } =
-                *flight
-                && endpoint.direction() == Direction::In
+            if let Flight::Transfer { id, asked, is_withdrawn: false, length, begun } = &*flight
+                && matches!(asked, Asked::Bulk { endpoint, .. } if endpoint.direction() == Direction::In)
+                && begun.is_empty()
             {
-                *flight = Flight::TakenBack { id, asked: Asked::Bulk { endpoint, stream }, length };
+                *flight = Flight::TakenBack { id: *id, asked: *asked, length: *length };
                 urbs.push(*urb);
             }
         }
-        urbs.into_iter().for_each(|urb| self.device.cancel(now, urb, &mut self.done));
+        // The last first: what comes meanwhile is the first one's.
+        urbs.into_iter().rev().for_each(|urb| self.device.cancel(now, urb, &mut self.done));
         self.collect(now);
     }
 
@@ -278,12 +286,22 @@ impl<D: Device> DeviceSession<D> {
         requests
     }
 
-    /// The guest stays after all.
+    /// The guest stays after all: as soon as what was withdrawn has come back, whole, in part or not at all, its streams and its reads
+    /// go on behind it.
+    pub fn stay(&mut self) {
+        self.is_to_go_on = self.is_moving;
+    }
+
+    /// A guest that stays goes on, if it may now.
     ///
     /// # Errors
     /// [`Reject`], as [`DeviceSession::handle_packet`]: of something that it said meanwhile.
     pub fn go_on(&mut self, now: Instant) -> Result<(), Reject> {
-        self.is_moving = false;
+        let is_withdrawing = |flight: &Flight| matches!(flight, Flight::Stream(_) | Flight::TakenBack { .. });
+        if !self.is_to_go_on || self.flights.values().any(is_withdrawing) {
+            return Ok(());
+        }
+        (self.is_moving, self.is_to_go_on) = (false, false);
         self.streams.values_mut().for_each(|stream| stream.pause(false));
         let taken_back = std::mem::take(&mut self.taken_back).into_values();
         let said: Vec<Packet> = taken_back.chain(self.waiting.drain(..)).collect();
@@ -491,7 +509,7 @@ impl<D: Device> DeviceSession<D> {
         urb.id = self.take_id();
         self.transfers.insert(id, urb.id);
         let length = urb.length;
-        self.launch(now, urb, Flight::Transfer { id, asked, is_withdrawn: false, length });
+        self.launch(now, urb, Flight::Transfer { id, asked, is_withdrawn: false, length, begun: Payload::Empty });
         Ok(())
     }
 
@@ -723,18 +741,23 @@ impl<D: Device> DeviceSession<D> {
             self.bytes_held -= done.length as usize;
             self.counters.urbs += 1;
             match self.flights.remove(&done.id) {
-                Some(Flight::Transfer { id, asked, .. }) => {
+                Some(Flight::Transfer { id, asked, begun, .. }) => {
                     if self.transfers.get(&id) == Some(&done.id) {
                         self.transfers.remove(&id);
                     }
-                    self.answer(id, asked, done);
+                    self.bytes_held -= begun.len();
+                    self.answer(id, asked, behind(begun, done));
                 }
-                Some(Flight::TakenBack { id, asked: Asked::Bulk { endpoint, stream }, length })
-                    if done.status == Status::Cancelled && self.is_moving =>
+                Some(Flight::TakenBack { id, asked: asked @ Asked::Bulk { endpoint, stream }, length })
+                    if done.status == Status::Cancelled =>
                 {
+                    if done.actual > 0 {
+                        self.read_on(now, id, asked, length, done.payload);
+                        continue;
+                    }
                     self.transfers.remove(&id);
-                    let packet =
-                        DataPacket { endpoint, outcome: Outcome::Success, length, stream, payload: done.payload };
+                    let (outcome, payload) = (Outcome::Success, Payload::Empty);
+                    let packet = DataPacket { endpoint, outcome, length, stream, payload };
                     self.taken_back.insert(done.id, Packet { id, message: Message::Bulk(packet) });
                 }
                 // It has ended by itself.
@@ -759,6 +782,17 @@ impl<D: Device> DeviceSession<D> {
                 None => unreachable!("a device answers what it was asked, once"),
             }
         }
+    }
+
+    /// A read was taken back when some of it was there: the device is asked for the rest, and waited for.
+    fn read_on(&mut self, now: Instant, id: u64, asked: Asked, length: u32, mut begun: Payload) {
+        let Asked::Bulk { endpoint, stream } = asked else { unreachable!("only such are taken back") };
+        begun.own();
+        self.bytes_held += begun.len();
+        let urb = Urb::data_in(self.take_id(), endpoint, length - begun.len() as u32);
+        self.transfers.insert(id, urb.id);
+        let flight = Flight::Transfer { id, asked, is_withdrawn: false, length, begun };
+        self.launch(now, Urb { stream: stream as u16, ..urb }, flight);
     }
 
     fn stream_done(&mut self, now: Instant, endpoint: EpAddr, done: Done) {
@@ -823,7 +857,7 @@ impl<D: Device> DeviceSession<D> {
         self.caps = Caps::NONE;
         self.streams.clear();
         self.transfers.clear();
-        self.is_moving = false;
+        (self.is_moving, self.is_to_go_on) = (false, false);
     }
 
     /// The device as it is, for whoever goes on with it.
@@ -842,6 +876,15 @@ impl<D: Device> DeviceSession<D> {
         while self.done.pop().is_some() {}
         self.device
     }
+}
+
+/// What the rest of a read came to, behind what had come before.
+fn behind(begun: Payload, rest: Done) -> Done {
+    if begun.is_empty() {
+        return rest;
+    }
+    let actual = begun.len() as u32 + rest.actual;
+    Done { actual, payload: Payload::joined([begun, rest.payload]), ..rest }
 }
 
 /// Bytes of a transfer's data.

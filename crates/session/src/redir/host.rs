@@ -83,12 +83,9 @@ impl<D: Device> RedirHost<D> {
 
     /// The guest stays, or goes on from here on another connection: at the very next byte in both directions, whatever carries
     /// them. Call [`RedirHost::advance`] afterwards.
-    ///
-    /// # Errors
-    /// [`Fault`]: of something that the guest said meanwhile.
-    pub fn resume(&mut self, now: Instant) -> Result<(), Fault> {
+    pub fn resume(&mut self) {
         self.is_held = false;
-        Ok(self.session.go_on(now)?)
+        self.session.stay();
     }
 
     /// Takes the stream away, for another home: what stays is the device as it is, not reset, which nobody uses.
@@ -179,6 +176,7 @@ impl<D: Device> RedirHost<D> {
     /// # Errors
     /// [`Fault`]: the connection is at its end; call [`RedirHost::disconnect`].
     pub fn advance(&mut self, now: Instant) -> Result<(), Fault> {
+        self.session.go_on(now)?;
         if let Some(conn) = &mut self.conn {
             while let Some(packet) = conn.poll_packet()? {
                 match &packet.message {

@@ -248,6 +248,10 @@ impl Stream {
         self.in_flight.remove(at);
         Some(match done.status {
             Status::Ok | Status::Short => self.take_in(done),
+            // What came before it was withdrawn did come; of what has its moment the next is as good.
+            Status::Cancelled if self.is_paused && done.actual > 0 && !matches!(self.kind, Kind::Iso { .. }) => {
+                self.take_in(done)
+            }
             Status::Cancelled if self.is_paused => Ended::GoesOn,
             Status::Stall
             | Status::Cancelled

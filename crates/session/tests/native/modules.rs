@@ -17,7 +17,7 @@ use crate::random::Random;
 use crate::world::World;
 
 /// What changes nothing above.
-const HARMLESS: [&str; 7] = [
+const HARMLESS: [&str; 11] = [
     "null",
     "lz4:min=1",
     "zstd:min=1",
@@ -25,6 +25,10 @@ const HARMLESS: [&str; 7] = [
     "seal:key-file=k",
     "delay:time=300us,jitter=500us",
     "rate:bytes-per-s=500000000",
+    "jitter:spread=500us,shape=bursts",
+    "buffer:time=300us,messages=3",
+    "bundle:time=300us",
+    "pause",
 ];
 
 /// Both ends of an attachment's modules.
@@ -44,9 +48,9 @@ impl Modules {
     pub fn new(asked: &[&str], key: u8) -> Self {
         let catalogue = Catalogue::builtin();
         let asked: Vec<Asked> = asked.iter().map(|text| text.parse().unwrap()).collect();
-        let recipe = Recipe::new(&catalogue, &asked, &mut |_| Ok(vec![7; 32])).unwrap();
+        let recipe = Recipe::new(&catalogue, &asked, &mut |_: &str| Ok(vec![7; 32])).unwrap();
         let mut allowance = Allowance::usual(&catalogue);
-        allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut |_| Ok(vec![key; 32])).unwrap();
+        allowance.allow(&catalogue, &"seal:key-file=k".parse().unwrap(), &mut |_: &str| Ok(vec![key; 32])).unwrap();
         let mut salts = Random::new(1);
         let through = Through { recipe, random: Box::new(move |bytes| bytes.fill_with(|| salts.next() as u8)) };
         let allowed = Allowed { modules: allowance, random: Box::new(|bytes| bytes.fill(3)) };

@@ -1,0 +1,142 @@
+//! A USB disk that its exporter drives, used as a block device over a session.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use farbus::linked::{Dial, Linked};
+use farbus::share::Share;
+use farbus_gadgets::keyboard::Keyboard;
+use farbus_gadgets::storage::{Options, Storage};
+use farbus_io::link::Link;
+use farbus_model::block::MemoryStore;
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockRequest, BufferPool, Command, Completions, Device, StoreError,
+};
+use farbus_session::native::control::{Cause, Class, End, Mode, Open};
+use farbus_session::native::{Attached, RemoteBlock, RemoteUsb};
+
+const GRACE: Duration = Duration::from_secs(5);
+const SIZE: usize = 4 << 20;
+
+/// A share with a stick, which is a USB device and nothing else, and a keyboard.
+fn exporter(options: Options) -> (Share, SocketAddr) {
+    let share = Share::default();
+    let stick = Storage::device(Box::new(MemoryStore::new(vec![0; SIZE])), options).unwrap();
+    share.add("stick", stick).unwrap();
+    share.add("keyboard", Keyboard::device()).unwrap();
+    let address = share.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    (share, address)
+}
+
+fn open<A: Attached>(
+    address: SocketAddr,
+    (name, class, mode): (&str, Class, Mode),
+    make: impl FnOnce(u16, Open) -> A,
+    done: &mut A::Done,
+) -> Result<Linked<A>, End> {
+    let address = address.to_string();
+    let connect = move || Link::connect(&address, GRACE).map_err(|error| io::Error::other(error.to_string()));
+    let dial: Dial = Box::new(connect);
+    let open = Open { class, mode, epoch: 0, name: name.into(), reason: String::new() };
+    let linked = Linked::open(dial, make(1, open), GRACE, done).unwrap();
+    match linked.end() {
+        Some(end) => Err(end.clone()),
+        None => Ok(linked),
+    }
+}
+
+struct User {
+    linked: Linked<RemoteBlock>,
+    done: Completions<BlockDone>,
+}
+
+impl User {
+    fn open(address: SocketAddr) -> Result<Self, End> {
+        let mut done = Completions::new(BufferPool::new(0));
+        let linked = open(address, ("stick", Class::BLOCK, Mode::Exclusive), RemoteBlock::new, &mut done)?;
+        Ok(Self { linked, done })
+    }
+
+    fn submit(&mut self, request: BlockRequest) {
+        let now = self.linked.clock().now();
+        self.linked.submit(now, request.launch(), &mut self.done);
+    }
+
+    fn answer(&mut self) -> BlockDone {
+        loop {
+            self.linked.turn(&mut self.done);
+            match self.done.pop() {
+                Some(done) => return done,
+                None => self.linked.wait(None).unwrap(),
+            }
+        }
+    }
+
+    fn ask(&mut self, request: BlockRequest) -> Result<Vec<u8>, StoreError> {
+        self.submit(request);
+        let answer = self.answer();
+        answer.result.map(|()| answer.payload.into_vec())
+    }
+}
+
+#[test]
+fn a_usb_stick_is_a_block_device_for_one() {
+    let (share, address) = exporter(Options::default());
+    let mut user = User::open(address).unwrap();
+    assert_eq!((user.linked.info().size_bytes, user.linked.info().block_bytes), (SIZE as u64, 512));
+    for at in 0..32u64 {
+        user.submit(BlockRequest::write(BlockId(at), at << 12, vec![at as u8; 4096].into()));
+    }
+    (0..32).for_each(|_| assert_eq!(user.answer().result, Ok(())));
+    assert_eq!(user.ask(BlockRequest::flush(BlockId(0))), Ok(Vec::new()));
+    assert_eq!(user.ask(BlockRequest::read(BlockId(0), 31 << 12, 4096)), Ok(vec![31; 4096]));
+
+    // It is claimed as a driver claims it.
+    let second = User::open(address).err().unwrap();
+    assert_eq!(second.cause, Cause::Busy);
+    assert!(second.message.starts_with("in use by 127.0.0.1"), "{}", second.message);
+    let mut done = Completions::new(BufferPool::new(0));
+    let second = open(address, ("stick", Class::USB, Mode::Exclusive), RemoteUsb::new, &mut done);
+    assert_eq!(second.err().map(|end| end.cause), Some(Cause::Busy));
+    assert_eq!(share.status()[0].state, "in use");
+    user.linked.close(&mut user.done);
+
+    // It goes back as a USB device that nobody has used, with what was written.
+    let mut user = User::open(address).unwrap();
+    assert_eq!(user.ask(BlockRequest::read(BlockId(0), 5 << 12, 4096)), Ok(vec![5; 4096]));
+    user.linked.close(&mut user.done);
+    let mut done = Completions::new(BufferPool::new(0));
+    let usb = open(address, ("stick", Class::USB, Mode::Exclusive), RemoteUsb::new, &mut done).unwrap();
+    assert_eq!(usb.selection().configuration(), 0);
+}
+
+#[test]
+fn what_is_no_disk_is_refused_in_type_and_what_has_no_medium_with_the_reason() {
+    let (share, address) = exporter(Options { removable: true, ..Options::default() });
+    let refused = |name, mode| {
+        let mut done = Completions::new(BufferPool::new(0));
+        open(address, (name, Class::BLOCK, mode), RemoteBlock::new, &mut done).err().unwrap()
+    };
+    assert_eq!(refused("keyboard", Mode::Exclusive).cause, Cause::Class);
+    assert_eq!(refused("stick", Mode::Read).cause, Cause::Class, "it has one user, who may change it");
+    share.command("stick", Command::Eject).unwrap();
+    let end = refused("stick", Mode::Exclusive);
+    assert_eq!((end.cause, end.message.as_str()), (Cause::Device, "there is no medium in the device"));
+    assert_eq!(share.status()[0].state, "available");
+    share.command("stick", Command::Insert).unwrap();
+
+    let mut user = User::open(address).unwrap();
+    assert_eq!(user.ask(BlockRequest::write(BlockId(1), 0, vec![1; 512].into())), Ok(Vec::new()));
+    share.command("stick", Command::Eject).unwrap();
+    assert_eq!(user.ask(BlockRequest::read(BlockId(2), 0, 512)), Err(StoreError::Gone));
+    loop {
+        user.linked.turn(&mut user.done);
+        if let Some(end) = user.linked.end() {
+            assert_eq!(end.cause, Cause::Gone);
+            break;
+        }
+        user.linked.wait(None).unwrap();
+    }
+    assert_eq!(share.status()[0].state, "available", "the device itself is there");
+}

@@ -1,0 +1,406 @@
+//! A disk behind a USB device, as a block device: the driver sits beside the device, and what asks may be far away.
+
+use std::collections::VecDeque;
+
+use farbus_model::{
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BufferPool, Command, CommandError, Completions, Device,
+    Done, Instant, Payload, Readiness, Speed, StoreError, Urb, UrbId,
+};
+
+use crate::driver::{Driver, IdSource};
+use crate::enumerate::Configure;
+use crate::limits::BLOCK_BYTES;
+use crate::storage::{Answer, Disk, DiskError, Options, Target};
+
+/// The most bytes of one request: eight or more commands at high speed, one at SuperSpeed. Whoever asks for more makes pieces of it.
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
+/// What it serves best, whatever its sectors: flash has pages of this size or more, and so have those who ask.
+const PREFERRED_BYTES: u32 = 4096;
+
+/// A Bulk-Only disk and its driver, used as a block device (requirement U9: command, data and status do not cross the distance one by
+/// one; a request does, whole, and many may be on their way though the disk takes one command at a time).
+///
+/// It is got to know first: configured, asked what it is and how large. Until it [is ready](BlockDevice::is_ready) requests wait and
+/// [`BlockDevice::info`] says nothing true; one that does not become ready [is gone](BlockDevice::is_gone), and
+/// [says why](BlockDevice::why_gone).
+///
+/// | what happens | what comes of it |
+/// |---|---|
+/// | a sector cannot be read or written | that request fails, [`StoreError::Medium`] |
+/// | STALL, phase error, no answer in time | the transport is reset and the command repeated, see [`crate::storage::bulk_only`] |
+/// | the medium was taken out or exchanged | everything fails, and the disk is gone: nothing reaches another medium |
+/// | the device was unplugged | the same |
+/// | a write is to be durable | SYNCHRONIZE CACHE behind it |
+#[derive(Debug)]
+pub struct DrivenDisk<D: Device> {
+    device: D,
+    below: Completions,
+    ids: IdSource,
+    target: Target,
+    driver: Stage,
+    info: BlockInfo,
+    /// It was got to know, here or in another process.
+    is_ready: bool,
+    queue: VecDeque<BlockInFlight>,
+    job: Option<Job>,
+    end: Option<DiskError>,
+    /// Another process goes on with it.
+    is_left: bool,
+}
+
+/// How far the driver is.
+#[derive(Debug)]
+enum Stage {
+    /// Nothing was asked of the device yet; whether it is configured as it was in another process.
+    New {
+        is_configured: bool,
+    },
+    Configuring(Configure),
+    /// It is brought up, and then used.
+    Driving(Box<Disk>),
+    Ended,
+}
+
+/// The request that is carried out.
+#[derive(Debug)]
+struct Job {
+    request: BlockInFlight,
+    /// It was, and is being made durable.
+    is_flushing: bool,
+}
+
+/// The Bulk-Only interface of a device, if it has one in some configuration.
+fn target_of(device: &(impl Device + ?Sized)) -> Option<Target> {
+    let speed: Speed = device.speed();
+    let selectable = device.descriptors().configurations.iter().filter(|configuration| configuration.value != 0);
+    selectable.filter_map(|configuration| Target::find(configuration, speed)).next()
+}
+
+/// Whether `device` has what is driven here.
+pub fn fits(device: &(impl Device + ?Sized)) -> bool {
+    target_of(device).is_some()
+}
+
+impl<D: Device> DrivenDisk<D> {
+    /// Drives `device`, which nobody else uses.
+    ///
+    /// # Errors
+    /// The device, if it has no Bulk-Only interface.
+    pub fn new(device: D) -> Result<Self, D> {
+        let Some(target) = target_of(&device) else { return Err(device) };
+        Ok(Self {
+            device,
+            below: Completions::new(BufferPool::new(0)),
+            ids: IdSource::new(),
+            target,
+            driver: Stage::New { is_configured: false },
+            info: block_info(0, *BLOCK_BYTES.start(), true),
+            is_ready: false,
+            queue: VecDeque::new(),
+            job: None,
+            end: None,
+            is_left: false,
+        })
+    }
+
+    /// The device, for its owner.
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// The device, which may be used anew: nothing of ours is with it. What was written and not flushed is as durable as the device
+    /// makes it by itself; one of code is told to.
+    pub fn into_device(mut self, now: Instant, done: &mut Completions<BlockDone>) -> D {
+        if !self.is_left {
+            self.device.reset(now, &mut self.below);
+            // A device that cannot be made durable says so itself at the next command.
+            let _ = self.device.command(now, &Command::Sync, &mut self.below);
+        }
+        while self.below.pop().is_some() {}
+        self.finish_all(&DiskError::Gone, done);
+        self.device
+    }
+
+    /// Takes requests to the device and answers back, until neither has anything to say.
+    fn pump(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        std::mem::swap(&mut self.below.pool, &mut done.pool);
+        if let Stage::New { is_configured } = self.driver {
+            self.driver = match is_configured {
+                false => Stage::Configuring(Configure::new(now, self.ids.clone(), self.target.configuration)),
+                true => self.bring_up(now),
+            };
+        }
+        loop {
+            while self.exchange(now) || self.advance(now, done) {}
+            self.device.end_turn(now, &mut self.below);
+            if self.below.is_empty() {
+                break;
+            }
+        }
+        std::mem::swap(&mut self.below.pool, &mut done.pool);
+    }
+
+    fn bring_up(&self, now: Instant) -> Stage {
+        Stage::Driving(Box::new(Disk::new(now, self.ids.clone(), self.target, Options::default())))
+    }
+
+    /// Whether anything passed between the driver and the device.
+    fn exchange(&mut self, now: Instant) -> bool {
+        let mut has_moved = false;
+        while let Some(id) = self.driver.poll_cancel() {
+            self.device.cancel(now, id, &mut self.below);
+            has_moved = true;
+        }
+        while let Some(urb) = self.driver.poll_submit() {
+            self.device.submit(now, urb.launch(), &mut self.below);
+            has_moved = true;
+        }
+        while let Some(answer) = self.below.pop() {
+            self.driver.handle_done(now, answer);
+            self.below.pool.recycle(self.driver.poll_spent());
+            has_moved = true;
+        }
+        has_moved
+    }
+
+    /// Whether an operation has ended, or begun.
+    fn advance(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
+        match &mut self.driver {
+            Stage::Configuring(configure) => match configure.poll_outcome() {
+                None => return false,
+                Some(Ok(_)) => self.driver = self.bring_up(now),
+                Some(Err(_)) if self.device.is_gone() => self.finish_all(&DiskError::Gone, done),
+                Some(Err(_)) => {
+                    self.finish_all(&DiskError::Unsupported("its configuration cannot be selected"), done);
+                }
+            },
+            Stage::Driving(disk) => match disk.poll_outcome() {
+                Some(outcome) => self.handle_outcome(now, outcome, done),
+                None if self.job.is_none() && disk.is_idle() => return self.begin_next(now),
+                None => return false,
+            },
+            Stage::New { .. } | Stage::Ended => return false,
+        }
+        true
+    }
+
+    fn handle_outcome(&mut self, now: Instant, outcome: Result<Answer, DiskError>, done: &mut Completions<BlockDone>) {
+        let Stage::Driving(disk) = &mut self.driver else { return };
+        let Some(Job { request, is_flushing }) = self.job.take() else {
+            match outcome {
+                Ok(_) => self.get_to_know(done),
+                Err(error) => self.finish_all(&error, done),
+            }
+            return;
+        };
+        match outcome {
+            Ok(_) if request.is_durable && !is_flushing && request.op != BlockOp::Flush => {
+                disk.flush(now);
+                self.job = Some(Job { request, is_flushing: true });
+            }
+            Ok(Answer::Data(data)) => done.push(request.answer(data.into_payload())),
+            Ok(Answer::Done | Answer::Ready) => done.push(request.answer(Payload::Empty)),
+            Err(error) => {
+                done.push(request.fail(StoreError::from(&error)));
+                if matches!(StoreError::from(&error), StoreError::Gone) {
+                    self.finish_all(&error, done);
+                }
+            }
+        }
+    }
+
+    /// It was brought up: what it is is known, or whether it is what it was.
+    fn get_to_know(&mut self, done: &mut Completions<BlockDone>) {
+        let Stage::Driving(disk) = &self.driver else { return };
+        let known = disk.info();
+        let info = block_info(known.size_bytes(), known.block_bytes, known.read_only);
+        if self.is_ready && info != self.info {
+            return self.finish_all(&DiskError::MediumChanged, done);
+        }
+        (self.info, self.is_ready) = (info, true);
+    }
+
+    fn begin_next(&mut self, now: Instant) -> bool {
+        let Stage::Driving(disk) = &mut self.driver else { return false };
+        let Some(mut request) = self.queue.pop_front() else { return false };
+        let (offset, length) = (request.offset, request.length);
+        match request.op {
+            BlockOp::Read => disk.read(now, offset, length as usize),
+            BlockOp::Write => disk.write(now, offset, request.take_payload()),
+            BlockOp::Flush => disk.flush(now),
+            BlockOp::Discard => disk.write_zeroes(now, offset, length.into(), true),
+            BlockOp::WriteZeroes => disk.write_zeroes(now, offset, length.into(), false),
+        }
+        self.job = Some(Job { request, is_flushing: false });
+        true
+    }
+
+    /// It is of no use any more.
+    fn finish_all(&mut self, error: &DiskError, done: &mut Completions<BlockDone>) {
+        self.driver = Stage::Ended;
+        let job = self.job.take().map(|job| job.request);
+        job.into_iter().chain(self.queue.drain(..)).for_each(|request| done.push(request.fail(StoreError::Gone)));
+        self.end.get_or_insert(error.clone());
+    }
+}
+
+impl Stage {
+    fn poll_submit(&mut self) -> Option<Urb> {
+        match self {
+            Stage::Configuring(configure) => configure.poll_submit(),
+            Stage::Driving(disk) => disk.poll_submit(),
+            Stage::New { .. } | Stage::Ended => None,
+        }
+    }
+
+    fn poll_cancel(&mut self) -> Option<UrbId> {
+        match self {
+            Stage::Configuring(configure) => configure.poll_cancel(),
+            Stage::Driving(disk) => disk.poll_cancel(),
+            Stage::New { .. } | Stage::Ended => None,
+        }
+    }
+
+    fn handle_done(&mut self, now: Instant, done: Done) {
+        match self {
+            Stage::Configuring(configure) => configure.handle_done(now, done),
+            Stage::Driving(disk) => disk.handle_done(now, done),
+            Stage::New { .. } | Stage::Ended => {}
+        }
+    }
+
+    fn poll_spent(&mut self) -> Payload {
+        if let Stage::Driving(disk) = self { disk.poll_spent() } else { Payload::Empty }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        match self {
+            Stage::Configuring(configure) => configure.poll_timeout(),
+            Stage::Driving(disk) => disk.poll_timeout(),
+            // What was not begun is due.
+            Stage::New { .. } => Some(Instant::ZERO),
+            Stage::Ended => None,
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        match self {
+            Stage::Configuring(configure) => configure.handle_timeout(now),
+            Stage::Driving(disk) => disk.handle_timeout(now),
+            Stage::New { .. } | Stage::Ended => {}
+        }
+    }
+}
+
+fn block_info(size_bytes: u64, block_bytes: u32, is_read_only: bool) -> BlockInfo {
+    let preferred_bytes = block_bytes.max(PREFERRED_BYTES);
+    BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max: REQUEST_BYTES_MAX, is_read_only }
+}
+
+impl<D: Device> BlockDevice for DrivenDisk<D> {
+    fn info(&self) -> &BlockInfo {
+        &self.info
+    }
+
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        if self.end.is_some() {
+            return done.push(request.fail(StoreError::Gone));
+        }
+        // A command that is repeated sends its bytes again.
+        request.share_payload();
+        self.queue.push_back(request);
+        self.pump(now, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.driver.poll_timeout().into_iter().chain(self.device.poll_timeout()).min()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        if self.device.poll_timeout().is_some_and(|due| due <= now) {
+            self.device.handle_timeout(now, &mut self.below);
+        }
+        self.pump(now, done);
+        if self.driver.poll_timeout().is_some_and(|due| due <= now) {
+            self.driver.handle_timeout(now);
+            self.pump(now, done);
+        }
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.pump(now, done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.device.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.device.handle_ready(now, &mut self.below);
+        self.pump(now, done);
+        if self.device.is_gone() && self.end.is_none() {
+            self.finish_all(&DiskError::Gone, done);
+        }
+    }
+
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &Command,
+        done: &mut Completions<BlockDone>,
+    ) -> Result<(), CommandError> {
+        self.device.command(now, command, &mut self.below)?;
+        self.pump(now, done);
+        Ok(())
+    }
+
+    fn is_ready(&self) -> bool {
+        self.is_ready
+    }
+
+    fn is_gone(&self) -> bool {
+        self.end.is_some()
+    }
+
+    fn why_gone(&self) -> Option<String> {
+        self.end.as_ref().map(DiskError::to_string)
+    }
+
+    fn state(&self) -> Option<Vec<u8>> {
+        let is_idle = match &self.driver {
+            Stage::New { .. } => true,
+            Stage::Driving(disk) => disk.is_idle() && self.job.is_none(),
+            Stage::Configuring(_) | Stage::Ended => false,
+        };
+        let device = if self.is_ready && is_idle { self.device.save()? } else { return None };
+        let info = &self.info;
+        let mut state = info.size_bytes.to_le_bytes().to_vec();
+        state.extend(info.block_bytes.to_le_bytes());
+        state.push(info.is_read_only.into());
+        state.extend(device);
+        Some(state)
+    }
+
+    fn go_on_from(&mut self, state: &[u8]) -> bool {
+        let Some((size, rest)) = state.split_first_chunk() else { return false };
+        let Some((block, [is_read_only, device @ ..])) = rest.split_first_chunk() else { return false };
+        let (size_bytes, block_bytes) = (u64::from_le_bytes(*size), u32::from_le_bytes(*block));
+        let is_block = block_bytes.is_power_of_two() && BLOCK_BYTES.contains(&block_bytes);
+        let target = self.target;
+        let mut selection = self.device.selection().clone();
+        let all = self.device.descriptors();
+        let is_selected = selection.select_configuration(all, target.configuration)
+            && selection.select_interface(all, target.interface, target.alternate);
+        if !is_block || !size_bytes.is_multiple_of(block_bytes.into()) || !is_selected {
+            return false;
+        }
+        (self.info, self.is_ready) = (block_info(size_bytes, block_bytes, *is_read_only != 0), true);
+        self.driver = Stage::New { is_configured: true };
+        self.device.restore(&selection, device)
+    }
+
+    fn leave(&mut self) {
+        self.device.leave();
+        self.is_left = true;
+    }
+}

@@ -1,0 +1,125 @@
+//! A half of a pair that is done by somebody else, turn by turn.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farbus_model::module::{Class, Message, Module, Role, Side, Trouble, Turn};
+use farbus_model::{Instant, Payload, module_abi};
+
+use super::turn::{Channel, Hearing, Told};
+
+/// What a half is told that uses a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Use<'a> {
+    /// At which end.
+    pub role: Role,
+    /// Of which class.
+    pub class: Class,
+    /// The head of a completion that failed.
+    pub failed: &'a [u8],
+    /// What its user tells it.
+    pub options: &'a str,
+}
+
+/// Who does the work, for one use at a time.
+pub struct Worker {
+    inside: Arc<Mutex<Inside>>,
+}
+
+struct Inside {
+    /// How it is reached; or why it is of no use any more.
+    channel: Result<Box<dyn Channel>, String>,
+    /// How long a turn may take.
+    patience: Duration,
+    is_used: bool,
+}
+
+impl Worker {
+    /// One that is reached so, and may take so long for a turn.
+    pub fn new(channel: Box<dyn Channel>, patience: Duration) -> Self {
+        Self { inside: Arc::new(Mutex::new(Inside { channel: Ok(channel), patience, is_used: false })) }
+    }
+
+    /// A half that it does; it may take `beginning` longer to begin. It is free again when that is dropped.
+    ///
+    /// # Errors
+    /// A sentence: somebody else uses it, or it is of no use any more.
+    pub fn half(&self, used: &Use<'_>, beginning: Duration) -> Result<Box<dyn Module>, String> {
+        let mut inside = lock(&self.inside);
+        if let Err(fault) = &inside.channel {
+            return Err(format!("it was ended: {fault}"));
+        }
+        if inside.is_used {
+            return Err("it serves another attachment".to_owned());
+        }
+        let mut turn = Turn::default();
+        let frame = module_abi::start(used.role, used.class, used.failed, used.options);
+        let patience = inside.patience + beginning;
+        let due = inside.take_turn(&Told { frame: &frame, payload: &Payload::Empty }, patience, &mut turn);
+        if let Some(failure) = turn.failure() {
+            return Err(failure.why);
+        }
+        inside.is_used = true;
+        Ok(Box::new(Half { inside: Arc::clone(&self.inside), due }))
+    }
+}
+
+fn lock(inside: &Mutex<Inside>) -> MutexGuard<'_, Inside> {
+    inside.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Half {
+    inside: Arc<Mutex<Inside>>,
+    due: Option<Instant>,
+}
+
+impl Half {
+    fn take_turn(&mut self, frame: &[u8], payload: &Payload, out: &mut Turn) {
+        let mut inside = lock(&self.inside);
+        let patience = inside.patience;
+        self.due = inside.take_turn(&Told { frame, payload }, patience, out);
+    }
+}
+
+impl Module for Half {
+    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
+        let frame = module_abi::message(now, from, &message);
+        self.take_turn(&frame, &message.payload, out);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.due
+    }
+
+    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+        // One that wants to be called for ever in the past gets a turn a call, like any other.
+        self.take_turn(&module_abi::time(now), &Payload::Empty, out);
+    }
+
+    /// What it holds back is not known.
+    fn is_at_rest(&self) -> bool {
+        self.due.is_none()
+    }
+}
+
+impl Drop for Half {
+    fn drop(&mut self) {
+        lock(&self.inside).is_used = false;
+    }
+}
+
+impl Inside {
+    /// Tells it something, and passes on what it answers; when it wants to be called next.
+    fn take_turn(&mut self, told: &Told<'_>, patience: Duration, out: &mut Turn) -> Option<Instant> {
+        let exchanged = match &mut self.channel {
+            Ok(channel) => channel.exchange(told, &mut Hearing::new(patience, out)),
+            Err(fault) => Err(fault.clone()),
+        };
+        exchanged.unwrap_or_else(|fault| {
+            // It is cut off: what reached it goes, and with that the process.
+            self.channel = Err(fault.clone());
+            out.fail(Trouble::Module, fault);
+            None
+        })
+    }
+}

@@ -1,0 +1,136 @@
+//! A module that is a process of its own, and who ends it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use farbus_model::Instant;
+use farbus_model::module::Module;
+
+use super::half::{Use, Worker};
+use super::pipes::Pipes;
+use super::ring::Ring;
+use super::turn::{Channel, Hearing, Told};
+
+/// How much longer the first turn may take: a language may have to begin first.
+const BEGINNING: Duration = Duration::from_secs(10);
+
+/// The descriptor of the memory that a program shares.
+pub const MEMORY_FD: i32 = 3;
+
+/// How a process is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Its standard input and output carry frames.
+    Pipes,
+    /// Its standard output is shared memory, its standard input a socket for doorbells.
+    Ring,
+}
+
+/// A process that does a module's work, for one use at a time.
+pub struct ModuleProcess {
+    worker: Worker,
+}
+
+/// Who ends a process when nobody needs it any more: dropped, it does.
+pub struct Leash {
+    /// Held by us alone: its supervisor kills it when this is closed.
+    end: Option<OwnedFd>,
+    supervisor: Child,
+}
+
+impl Drop for Leash {
+    fn drop(&mut self) {
+        self.end = None;
+        // It ends at once, and if not, with us.
+        let _ = self.supervisor.try_wait();
+    }
+}
+
+/// How frames travel, for as long as the process is on its leash.
+struct Leashed<C> {
+    channel: C,
+    _leash: Leash,
+}
+
+impl<C: Channel> Channel for Leashed<C> {
+    fn exchange(&mut self, told: &Told<'_>, hearing: &mut Hearing<'_>) -> Result<Option<Instant>, String> {
+        self.channel.exchange(told, hearing)
+    }
+}
+
+impl ModuleProcess {
+    /// Starts `supervisor`, which is to run the program ([`supervise`]): its standard input and output are the program's, its standard
+    /// error is the end of a pipe at whose end it kills the program. A turn may take as long as `patience`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn start(supervisor: &mut Command, way: Way, patience: Duration) -> io::Result<Self> {
+        let (held, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        supervisor.stderr(held);
+        let spawn =
+            |supervisor: &mut Command| Ok::<_, io::Error>(Leash { end: Some(end), supervisor: supervisor.spawn()? });
+        let channel: Box<dyn Channel> = match way {
+            Way::Pipes => {
+                let mut leash = spawn(supervisor.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+                Box::new(Leashed { channel: Pipes::to(&mut leash.supervisor)?, _leash: leash })
+            }
+            Way::Ring => {
+                let (channel, memory, bell) = Ring::new()?;
+                Box::new(Leashed { channel, _leash: spawn(supervisor.stdin(bell).stdout(memory))? })
+            }
+        };
+        Ok(Self { worker: Worker::new(channel, patience) })
+    }
+
+    /// A half that is done by the process. It is free again when that is dropped.
+    ///
+    /// # Errors
+    /// A sentence: somebody else uses it, or it is of no use any more.
+    pub fn half(&self, used: &Use<'_>) -> Result<Box<dyn Module>, String> {
+        self.worker.half(used, BEGINNING)
+    }
+}
+
+/// What a supervisor does: runs `program` on this process's standard input and output until it ends, or until nobody holds the other end
+/// of standard error any more. Its exit code.
+///
+/// # Errors
+/// What the system says.
+pub fn supervise(program: &mut Command) -> io::Result<i32> {
+    let leash = File::from(rustix::stdio::stderr().try_clone_to_owned()?);
+    let mut child = program.stdin(Stdio::inherit()).stdout(Stdio::inherit()).stderr(Stdio::null()).spawn()?;
+    let pid = rustix::process::Pid::from_child(&child);
+    // Its pipes are the program's alone now: whoever reads them sees its end.
+    let nothing = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    rustix::stdio::dup2_stdout(&nothing)?;
+    std::thread::spawn(move || {
+        let mut leash = leash;
+        while leash.read(&mut [0; 16]).is_ok_and(|count| count > 0) {}
+        // Not waited for yet: the number is still its own.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    });
+    Ok(child.wait()?.code().unwrap_or(1))
+}
+
+/// The last thing before a program runs, in its own process: standard input and output become what `docs/modules.md` promises it. Shared
+/// memory came as standard output, which a program may print to by mistake: it gets that as [`MEMORY_FD`], and its end of the bell twice.
+///
+/// # Errors
+/// What the system says; the number is taken.
+pub fn arrange(way: Way) -> io::Result<()> {
+    if way == Way::Ring {
+        let memory = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), MEMORY_FD)?;
+        if memory.as_raw_fd() != MEMORY_FD {
+            return Err(io::Error::other("the number of the shared memory's descriptor is taken"));
+        }
+        rustix::io::fcntl_setfd(&memory, rustix::io::FdFlags::empty())?;
+        rustix::stdio::dup2_stdout(rustix::stdio::stdin())?;
+        // The program's, from now on.
+        let _ = memory.into_raw_fd();
+    }
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! Modules in WebAssembly, interpreted: they have their memory and one function of ours, `farbus.say`, and nothing else.
+//!
+//! | what one may use | limit |
+//! |---|---|
+//! | time | a turn's, looked at whenever a slice of fuel is used up |
+//! | instructions | fuel for a turn |
+//! | memory, tables | a ceiling; growing beyond fails, as the language has it |
+//! | stack | a ceiling; what goes deeper traps |
+//! | code | the interpreter's strict limits, and no start function |
+
+use std::time::Duration;
+
+use farbus_model::Instant;
+use farbus_model::module::Module;
+use farbus_model::module_abi::{self, LENGTH_BYTES, Said};
+use wasmi::{
+    Caller, CompilationMode, Config, EnforcedLimits, Engine, Error, Linker, Memory, Store, StoreLimits,
+    StoreLimitsBuilder, TypedFunc, TypedResumableCall, WasmParams, WasmResults,
+};
+
+use super::half::{Use, Worker};
+use super::turn::{Channel, Count, FRAME_BYTES_MAX, Hearing, Told};
+
+/// Bytes of a module's code.
+pub const CODE_BYTES_MAX: usize = 8 << 20;
+/// Bytes of a module's memory: the longest message a few times.
+const MEMORY_BYTES_MAX: usize = 128 << 20;
+const TABLE_ENTRIES_MAX: usize = 64 << 10;
+/// Bytes of its stack, and how deep calls may lie.
+const STACK_BYTES_MAX: usize = 1 << 20;
+const DEPTH_MAX: usize = 4096;
+/// Fuel between two looks at the clock: some milliseconds.
+const FUEL_SLICE: u64 = 1 << 20;
+/// Fuel of a turn: a hundred instructions for every byte of the longest message.
+const FUEL_TURN: u64 = 100 * FRAME_BYTES_MAX as u64;
+
+/// The code of a module, from which every use gets a sandbox of its own.
+pub struct Sandbox {
+    engine: Engine,
+    code: wasmi::Module,
+    patience: Duration,
+}
+
+/// What a sandbox's host knows of it.
+struct Host {
+    limits: StoreLimits,
+    memory: Option<Memory>,
+    said: Vec<Said>,
+    count: Count,
+}
+
+impl Sandbox {
+    /// A module of this code. A turn may take as long as `patience`.
+    ///
+    /// # Errors
+    /// A sentence: the code is none, or wants what is not there.
+    pub fn new(code: &[u8], patience: Duration) -> Result<Self, String> {
+        if code.len() > CODE_BYTES_MAX {
+            return Err(format!("it has more than {} MiB", CODE_BYTES_MAX >> 20));
+        }
+        let mut config = Config::default();
+        config
+            .consume_fuel(true)
+            .compilation_mode(CompilationMode::Eager)
+            .enforced_limits(EnforcedLimits::strict())
+            // What begins is counted like any other turn.
+            .allow_start_fn(false)
+            .set_max_recursion_depth(DEPTH_MAX)
+            .set_max_stack_height(STACK_BYTES_MAX);
+        let engine = Engine::new(&config);
+        let code = wasmi::Module::new(&engine, code).map_err(|error| format!("it is no WebAssembly: {error}"))?;
+        let sandbox = Self { engine, code, patience };
+        sandbox.instance()?;
+        Ok(sandbox)
+    }
+
+    /// A half in a sandbox of its own.
+    ///
+    /// # Errors
+    /// A sentence: it does not begin.
+    pub fn half(&self, used: &Use<'_>) -> Result<Box<dyn Module>, String> {
+        Worker::new(Box::new(self.instance()?), self.patience).half(used, Duration::ZERO)
+    }
+
+    fn instance(&self) -> Result<Instance, String> {
+        let limits = StoreLimitsBuilder::new()
+            .memory_size(MEMORY_BYTES_MAX)
+            .table_elements(TABLE_ENTRIES_MAX)
+            .instances(1)
+            .memories(1)
+            .tables(4)
+            .build();
+        let mut store =
+            Store::new(&self.engine, Host { limits, memory: None, said: Vec::new(), count: Count::default() });
+        store.limiter(|host| &mut host.limits);
+        let mut linker = Linker::new(&self.engine);
+        linker.func_wrap("farbus", "say", say).map_err(|error| error.to_string())?;
+        store.set_fuel(FUEL_SLICE).map_err(|error| error.to_string())?;
+        let instance = linker
+            .instantiate_and_start(&mut store, &self.code)
+            .map_err(|error| format!("it does not begin: {error}"))?;
+        let memory = instance.get_memory(&store, "memory").ok_or("it exports no memory")?;
+        store.data_mut().memory = Some(memory);
+        let room = instance.get_typed_func(&store, "farbus_room");
+        let room = room.map_err(|_| "it exports no farbus_room (i32) -> i32".to_owned())?;
+        let turn = instance.get_typed_func(&store, "farbus_turn");
+        let turn = turn.map_err(|_| "it exports no farbus_turn (i32, i32) -> i64".to_owned())?;
+        Ok(Instance { store, memory, room, turn })
+    }
+}
+
+/// A frame of so many bytes lies there.
+fn say(mut caller: Caller<'_, Host>, at: u32, bytes: u32) -> Result<(), Error> {
+    let memory = caller.data().memory.ok_or_else(|| Error::new("it speaks before it has begun"))?;
+    let (memory, host) = memory.data_and_store_mut(&mut caller);
+    let (at, bytes) = (at as usize, bytes as usize);
+    if bytes > FRAME_BYTES_MAX {
+        return Err(Error::new("it said a frame that is longer than any message"));
+    }
+    let frame = memory.get(at..).and_then(|rest| rest.get(..bytes));
+    let frame = frame.ok_or_else(|| Error::new("it said a frame that does not lie in its memory"))?;
+    host.count.add_bytes(bytes).and_then(|()| host.count.add_frame()).map_err(Error::new)?;
+    match module_abi::decode(frame).map_err(|module_abi::Wrong(what)| Error::new(format!("it said {what}")))? {
+        Said::Done(_) => Err(Error::new("it said that it is done, and went on")),
+        Said::Fail(why) => Err(Error::new(why)),
+        said => {
+            host.said.push(said);
+            Ok(())
+        }
+    }
+}
+
+struct Instance {
+    store: Store<Host>,
+    memory: Memory,
+    room: TypedFunc<u32, u32>,
+    turn: TypedFunc<(u32, u32), i64>,
+}
+
+/// Fuel that is left for this turn.
+struct Fuel(u64);
+
+impl Instance {
+    /// Runs one of its functions to the end, slice by slice.
+    fn call<P: WasmParams, R: WasmResults>(
+        &mut self,
+        function: TypedFunc<P, R>,
+        told: P,
+        fuel: &mut Fuel,
+        hearing: &Hearing<'_>,
+    ) -> Result<R, String> {
+        self.refuel(FUEL_SLICE, fuel, hearing)?;
+        let mut call = function.call_resumable(&mut self.store, told);
+        loop {
+            match call.map_err(|error| sentence(&error))? {
+                TypedResumableCall::Finished(answer) => return Ok(answer),
+                TypedResumableCall::HostTrap(trap) => return Err(sentence(trap.host_error())),
+                TypedResumableCall::OutOfFuel(rest) => {
+                    self.refuel(rest.required_fuel().max(FUEL_SLICE), fuel, hearing)?;
+                    call = rest.resume(&mut self.store);
+                }
+            }
+        }
+    }
+
+    fn refuel(&mut self, wanted: u64, fuel: &mut Fuel, hearing: &Hearing<'_>) -> Result<(), String> {
+        hearing.left()?;
+        fuel.0 = fuel.0.checked_sub(wanted).ok_or("it has used up the fuel of a turn")?;
+        self.store.set_fuel(wanted).map_err(|error| error.to_string())
+    }
+}
+
+/// What went wrong, in one line.
+fn sentence(error: &Error) -> String {
+    match error.as_trap_code() {
+        Some(code) => format!("it trapped: {}", code.trap_message()),
+        None => error.to_string(),
+    }
+}
+
+impl Channel for Instance {
+    fn exchange(&mut self, told: &Told<'_>, hearing: &mut Hearing<'_>) -> Result<Option<Instant>, String> {
+        let mut fuel = Fuel(FUEL_TURN);
+        let frame = &told.frame[LENGTH_BYTES..];
+        let bytes = frame.len() + told.payload.len();
+        self.store.data_mut().count = Count::default();
+        // A frame's length has 32 bits: its limit is far below.
+        let at = self.call(self.room, bytes as u32, &mut fuel, hearing)?;
+        let room = self.memory.data_mut(&mut self.store).get_mut(at as usize..).and_then(|rest| rest.get_mut(..bytes));
+        let (head, payload) = room.ok_or("it gave room that is not in its memory")?.split_at_mut(frame.len());
+        head.copy_from_slice(frame);
+        told.payload.copy_to(payload);
+        let due = self.call(self.turn, (at, bytes as u32), &mut fuel, hearing)?;
+        for said in std::mem::take(&mut self.store.data_mut().said) {
+            hearing.hear(said)?;
+        }
+        Ok(u64::try_from(due).ok().map(Instant::from_nanos))
+    }
+}

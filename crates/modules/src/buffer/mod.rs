@@ -1,0 +1,136 @@
+//! What a half gives to the link leaves in batches.
+
+use std::time::Duration;
+
+use farbus_model::Instant;
+use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Parameter, Side, Turn};
+
+use crate::maker::Simple;
+
+/// What it is, and how it is made.
+pub const BUFFER: Simple = Simple {
+    manifest: &MANIFEST,
+    make: |settings, _| {
+        Box::new(Buffer {
+            span: settings.span("time"),
+            bytes_max: settings.number("bytes") as usize,
+            messages_max: settings.number("messages") as usize,
+            kept: Vec::new(),
+            kept_bytes: 0,
+            due: None,
+        })
+    },
+};
+
+const MANIFEST: Manifest = Manifest {
+    name: "buffer",
+    version: 1,
+    summary: "keeps what passes for a while, and lets it go together",
+    classes: Class::ALL,
+    parameters: &[
+        Parameter {
+            name: "time",
+            form: Form::SpanUpTo(Duration::from_secs(1)),
+            default: None,
+            what: "how long a message is kept at most, each way",
+            is_own: false,
+        },
+        Parameter {
+            name: "bytes",
+            form: Form::Number(1, 16 << 20),
+            default: Some("65536"),
+            what: "as many bytes go before that",
+            is_own: false,
+        },
+        Parameter {
+            name: "messages",
+            form: Form::Number(1, 4096),
+            default: Some("64"),
+            what: "as many messages go before that",
+            is_own: false,
+        },
+    ],
+    effects: Effects { is_fault: false, is_movable: true },
+    cost: "the time it is told, each way; holds what waits",
+    manual: include_str!("manual.md"),
+};
+
+struct Buffer {
+    span: Duration,
+    bytes_max: usize,
+    messages_max: usize,
+    kept: Vec<Message>,
+    kept_bytes: usize,
+    /// When what came first has been kept long enough.
+    due: Option<Instant>,
+}
+
+impl Module for Buffer {
+    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
+        if from != Side::Above {
+            return out.pass(from, message);
+        }
+        self.kept_bytes += message.len();
+        self.kept.push(message);
+        self.due.get_or_insert(now + self.span);
+        if self.kept_bytes >= self.bytes_max || self.kept.len() >= self.messages_max {
+            self.due = Some(now);
+        }
+        self.handle_timeout(now, out);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.due
+    }
+
+    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+        if self.due.is_some_and(|due| due <= now) {
+            (self.due, self.kept_bytes) = (None, 0);
+            self.kept.drain(..).for_each(|message| out.below(message));
+        }
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.kept.is_empty()
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> bool {
+        state.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_model::Payload;
+    use farbus_model::module::Kind;
+
+    use super::*;
+
+    #[test]
+    fn what_is_kept_goes_together_when_it_is_enough_or_long_enough() {
+        let (span, kept) = (Duration::from_millis(5), Vec::new());
+        let mut buffer = Buffer { span, bytes_max: 100, messages_max: 4, kept, kept_bytes: 0, due: None };
+        let mut now = Instant::ZERO + Duration::from_secs(1);
+        let said = |buffer: &mut Buffer, now: Instant, sizes: &[usize]| {
+            let mut out = Turn::default();
+            for &size in sizes {
+                let message =
+                    Message { kind: Kind::Request, id: 0, head: Payload::Empty, payload: vec![0; size].into() };
+                buffer.handle(now, Side::Above, message, &mut out);
+            }
+            buffer.handle_timeout(now, &mut out);
+            std::iter::from_fn(|| out.pop()).map(|(_, message)| message.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(said(&mut buffer, now, &[1, 2, 3]), [0; 0]);
+        assert_eq!((buffer.poll_timeout(), buffer.is_at_rest()), (Some(now + span), false));
+        now = now + span;
+        assert_eq!(said(&mut buffer, now, &[]), [1, 2, 3], "long enough");
+        assert_eq!(said(&mut buffer, now, &[1, 2, 3, 4]), [1, 2, 3, 4], "so many messages");
+        assert_eq!(said(&mut buffer, now, &[60, 60, 1]), [60, 60], "so many bytes; the third is kept");
+        assert_eq!(buffer.poll_timeout(), Some(now + span));
+    }
+}

@@ -1,0 +1,310 @@
+//! Several small messages travel as one.
+//!
+//! A half numbers what it gives to the link, and the other delivers it by these numbers: bundles are words from half to half, and whatever
+//! travels by itself may overtake them.
+//!
+//! ```text
+//!   alone     number 4, then the head as it was
+//!   bundle    number 4; of each: kind 1, pair 1, bytes of head 2 and of payload 2, id 8; head, payload
+//! ```
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use farbus_model::module::{
+    ASIDE_BYTES_MAX, Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Side, Trouble, Turn,
+};
+use farbus_model::{Instant, Payload};
+
+use crate::maker::Simple;
+
+/// What it is, and how it is made.
+pub const BUNDLE: Simple = Simple {
+    manifest: &MANIFEST,
+    make: |settings, _| {
+        Box::new(Bundle {
+            span: settings.span("time"),
+            small: settings.number("small") as usize,
+            bytes_max: settings.number("bytes") as usize,
+            kept: Vec::new(),
+            kept_bytes: 0,
+            due: None,
+            next_out: 0,
+            next_in: 0,
+            early: BTreeMap::new(),
+            early_bytes: 0,
+        })
+    },
+};
+
+const MANIFEST: Manifest = Manifest {
+    name: "bundle",
+    version: 1,
+    summary: "several small messages travel as one",
+    classes: Class::ALL,
+    parameters: &[
+        Parameter {
+            name: "time",
+            form: Form::SpanUpTo(Duration::from_millis(100)),
+            default: Some("1ms"),
+            what: "how long a message waits for others at most, each way",
+            is_own: false,
+        },
+        Parameter {
+            name: "small",
+            form: Form::Number(1, 4096),
+            default: Some("512"),
+            what: "bytes of a message that waits for others; a longer one travels alone, behind them",
+            is_own: false,
+        },
+        Parameter {
+            name: "bytes",
+            form: Form::Number(64, 12 << 10),
+            default: Some("8192"),
+            what: "a bundle of so many bytes goes before that",
+            is_own: false,
+        },
+    ],
+    effects: Effects { is_fault: false, is_movable: true },
+    cost: "the time it is told, each way; 14 bytes a message in a bundle; what is urgent waits for what came before it",
+    manual: include_str!("manual.md"),
+};
+
+const NUMBER_BYTES: usize = 4;
+const ENTRY_BYTES: usize = 14;
+/// What arrives before its turn at most: as much as is under way.
+const EARLY_MAX: usize = 8192;
+const EARLY_BYTES_MAX: usize = 64 << 20;
+
+struct Bundle {
+    span: Duration,
+    small: usize,
+    bytes_max: usize,
+    kept: Vec<Message>,
+    kept_bytes: usize,
+    /// When the first of a bundle has waited long enough.
+    due: Option<Instant>,
+    next_out: u32,
+    next_in: u32,
+    /// What arrived before its turn, by its number.
+    early: BTreeMap<u32, Vec<Message>>,
+    early_bytes: usize,
+}
+
+impl Bundle {
+    fn down(&mut self, now: Instant, message: Message, out: &mut Turn) {
+        if message.len() > self.small {
+            self.let_go(out);
+            return self.alone(message, out);
+        }
+        let bytes = ENTRY_BYTES + message.len();
+        if NUMBER_BYTES + self.kept_bytes + bytes > ASIDE_BYTES_MAX {
+            self.let_go(out);
+        }
+        self.kept_bytes += bytes;
+        self.kept.push(message);
+        self.due.get_or_insert(now + self.span);
+        if self.kept_bytes >= self.bytes_max {
+            self.let_go(out);
+        }
+        self.handle_timeout(now, out);
+    }
+
+    fn alone(&mut self, mut message: Message, out: &mut Turn) {
+        let mut head = self.number();
+        message.head.runs().for_each(|run| head.extend_from_slice(run));
+        message.head = head.into();
+        out.below(message);
+    }
+
+    fn number(&mut self) -> Vec<u8> {
+        let number = self.next_out.to_le_bytes();
+        self.next_out = self.next_out.wrapping_add(1);
+        number.to_vec()
+    }
+
+    /// What is kept goes: as a bundle, if that is worth it.
+    fn let_go(&mut self, out: &mut Turn) {
+        (self.due, self.kept_bytes) = (None, 0);
+        if self.kept.len() == 1 {
+            let message = self.kept.remove(0);
+            return self.alone(message, out);
+        }
+        if self.kept.is_empty() {
+            return;
+        }
+        let mut bytes = self.number();
+        for Message { kind, id, head, payload } in self.kept.drain(..) {
+            let pair = if let Kind::Aside(pair) = kind { pair } else { 0 };
+            bytes.extend([kind.code(), pair]);
+            bytes.extend([head.len() as u16, payload.len() as u16].map(u16::to_le_bytes).concat());
+            bytes.extend(id.to_le_bytes());
+            head.runs().chain(payload.runs()).for_each(|run| bytes.extend_from_slice(run));
+        }
+        out.aside(bytes.into());
+    }
+
+    /// Delivers what has this number, and what waited for it.
+    fn up(&mut self, number: u32, messages: Vec<Message>, out: &mut Turn) {
+        if number != self.next_in {
+            let is_past = number.wrapping_sub(self.next_in) > u32::MAX / 2;
+            self.early_bytes += messages.iter().map(Message::len).sum::<usize>();
+            let is_known = self.early.insert(number, messages).is_some();
+            if is_past || is_known || self.early.len() > EARLY_MAX || self.early_bytes > EARLY_BYTES_MAX {
+                out.fail(Trouble::Peer, "its other half numbers what it sends in another way");
+            }
+            return;
+        }
+        messages.into_iter().for_each(|message| out.above(message));
+        self.next_in = self.next_in.wrapping_add(1);
+        while let Some(messages) = self.early.remove(&self.next_in) {
+            self.early_bytes -= messages.iter().map(Message::len).sum::<usize>();
+            messages.into_iter().for_each(|message| out.above(message));
+            self.next_in = self.next_in.wrapping_add(1);
+        }
+    }
+}
+
+/// What a bundle is made of: its number, and the messages.
+fn unbundled(mut bytes: Payload) -> Option<(u32, Vec<Message>)> {
+    let number = u32::from_le_bytes(*bytes.split_front(NUMBER_BYTES).contiguous().first_chunk()?);
+    let mut messages = Vec::new();
+    while !bytes.is_empty() {
+        let entry: [u8; ENTRY_BYTES] = *bytes.split_front(ENTRY_BYTES).contiguous().first_chunk()?;
+        let [kind, pair, head, head_high, payload, payload_high, id @ ..] = entry;
+        let [head_bytes, payload_bytes] =
+            [[head, head_high], [payload, payload_high]].map(|bytes| usize::from(u16::from_le_bytes(bytes)));
+        let kind = match kind {
+            0 => Kind::Request,
+            1 => Kind::Completion,
+            2 => Kind::Cancel,
+            3 => Kind::Cancelled,
+            4 => Kind::Event,
+            5 => Kind::Aside(pair),
+            _ => return None,
+        };
+        if bytes.len() < head_bytes + payload_bytes {
+            return None;
+        }
+        let head = bytes.split_front(head_bytes);
+        let payload = bytes.split_front(payload_bytes);
+        messages.push(Message { kind, id: u64::from_le_bytes(id), head, payload });
+    }
+    Some((number, messages))
+}
+
+impl Module for Bundle {
+    fn handle(&mut self, now: Instant, from: Side, mut message: Message, out: &mut Turn) {
+        match from {
+            Side::Above => self.down(now, message, out),
+            Side::Below => match message.head.split_front(NUMBER_BYTES).contiguous().first_chunk() {
+                Some(number) => self.up(u32::from_le_bytes(*number), vec![message], out),
+                None => out.fail(Trouble::Peer, "its other half sent what has no number"),
+            },
+            Side::Peer => match unbundled(message.payload) {
+                Some((number, messages)) => self.up(number, messages, out),
+                None => out.fail(Trouble::Peer, "its other half sent what is no bundle"),
+            },
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.due
+    }
+
+    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+        if self.due.is_some_and(|due| due <= now) {
+            self.let_go(out);
+        }
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.kept.is_empty() && self.early.is_empty()
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        Some([self.next_out, self.next_in].map(u32::to_le_bytes).concat())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> bool {
+        let Some((next_out, next_in)) = state.split_first_chunk::<4>() else { return false };
+        self.next_out = u32::from_le_bytes(*next_out);
+        next_in.try_into().map(|bytes| self.next_in = u32::from_le_bytes(bytes)).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::maker::{Maker, Place};
+    use crate::settings::Settings;
+    use farbus_model::module::Role;
+
+    fn half(asked: &str) -> Box<dyn Module> {
+        let mut no_file = |_: &str| Err(String::new());
+        let settings = Settings::of(&MANIFEST, &asked.parse().unwrap(), &mut no_file).unwrap();
+        let place = Place { role: Role::Importer, class: Class::Block, failed: Payload::Empty };
+        let begun = BUNDLE.begin(&settings, &place, &mut |_| ()).unwrap();
+        begun.finish(&[]).unwrap()
+    }
+
+    fn message(id: u64, bytes: usize) -> Message {
+        Message { kind: Kind::Request, id, head: vec![1].into(), payload: vec![id as u8; bytes].into() }
+    }
+
+    fn said(out: &mut Turn) -> Vec<(Side, Message)> {
+        assert_eq!(out.failure(), None);
+        std::iter::from_fn(|| out.pop()).collect()
+    }
+
+    #[test]
+    fn small_ones_travel_together_and_arrive_in_order_whatever_overtakes_them() {
+        let (mut here, mut there, mut out) = (half("bundle:time=1ms"), half("bundle"), Turn::default());
+        let now = Instant::ZERO + Duration::from_secs(1);
+        for (id, bytes) in [(1, 10), (2, 20), (3, 5000), (4, 30), (5, 0), (6, 7)] {
+            here.handle(now, Side::Above, message(id, bytes), &mut out);
+        }
+        assert_eq!(here.poll_timeout(), Some(now + Duration::from_millis(1)));
+        here.handle_timeout(now + Duration::from_millis(1), &mut out);
+        let travelling = said(&mut out);
+        assert_eq!(travelling.iter().map(|(side, _)| *side).collect::<Vec<_>>(), [Side::Peer, Side::Below, Side::Peer]);
+        let bytes: usize = travelling.iter().map(|(_, message)| message.len()).sum();
+        assert_eq!(bytes, 10 + 20 + 5000 + 30 + 7 + 6 + 3 * NUMBER_BYTES + 5 * ENTRY_BYTES);
+        // The long one is the last to arrive.
+        for at in [2, 0, 1] {
+            let (side, message) = travelling[at].clone();
+            there.handle(now, side, message, &mut out);
+        }
+        let arrived: Vec<_> =
+            said(&mut out).into_iter().map(|(side, message)| (side, message.id, message.payload.len())).collect();
+        let expected = [(1, 10), (2, 20), (3, 5000), (4, 30), (5, 0), (6, 7)];
+        assert_eq!(arrived, expected.map(|(id, bytes)| (Side::Above, id, bytes)));
+        assert!(there.is_at_rest());
+    }
+
+    #[test]
+    fn one_alone_is_no_bundle_and_much_goes_before_its_time() {
+        let (mut here, mut out) = (half("bundle:time=1ms,bytes=200"), Turn::default());
+        here.handle(Instant::ZERO, Side::Above, message(1, 10), &mut out);
+        here.handle_timeout(Instant::ZERO + Duration::from_millis(1), &mut out);
+        let sides = |out: &mut Turn| said(out).iter().map(|(side, _)| *side).collect::<Vec<_>>();
+        assert_eq!(sides(&mut out), [Side::Below]);
+        (0..3).for_each(|id| here.handle(Instant::ZERO, Side::Above, message(id, 80), &mut out));
+        assert_eq!((sides(&mut out), here.is_at_rest()), (vec![Side::Peer], true));
+    }
+
+    #[test]
+    fn what_no_other_half_sends_ends_the_attachment_and_costs_no_more_than_it_may() {
+        let aside = |bytes: &[u8]| Message { kind: Kind::Aside(0), id: 0, head: Payload::Empty, payload: bytes.into() };
+        let entry = |kind: u8, head: u16| [&[0, 0, 0, 0, kind, 0][..], &head.to_le_bytes(), &[0; 10]].concat();
+        for bytes in [&[0, 0, 0][..], &[0, 0, 0, 0, 0, 0], &entry(6, 0), &entry(0, 1), &[0xff; 200]] {
+            let (mut half, mut out) = (half("bundle"), Turn::default());
+            half.handle(Instant::ZERO, Side::Peer, aside(bytes), &mut out);
+            assert_eq!(out.failure().map(|failure| failure.trouble), Some(Trouble::Peer), "{bytes:?}");
+        }
+        let (mut half, mut out) = (half("bundle"), Turn::default());
+        let long = |number: u32| Message { head: number.to_le_bytes().to_vec().into(), ..message(1, 16 << 20) };
+        (1..6).for_each(|number| half.handle(Instant::ZERO, Side::Below, long(number), &mut out));
+        assert_eq!(out.failure().map(|failure| failure.trouble), Some(Trouble::Peer), "64 MiB before their turn");
+    }
+}

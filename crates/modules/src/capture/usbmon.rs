@@ -1,0 +1,172 @@
+//! A USB transfer as Linux's usbmon tells it (LINKTYPE_USB_LINUX_MMAPPED; `Documentation/usb/usbmon.rst`, `struct usbmon_packet`).
+//!
+//! ```text
+//!   0 id 8   8 'S' or 'C' 1   9 type 1   10 endpoint 1   11 device 1   12 bus 2   14 '-' or 0: setup 1   15 0 or '<' '>': data 1
+//!   16 seconds 8   24 microseconds 4   28 status 4   32 length 4   36 bytes of data that follow 4
+//!   40 setup 8, or errors 4 and packets 4   48 interval 4   52 start frame 4   56 flags 4   60 packets 4
+//!   then of each packet: status 4, offset 4, length 4, zeros 4; then the data
+//! ```
+
+use farbus_model::Payload;
+
+use crate::heads::{CANCELLED, CONTROL, INTERRUPT, ISOCHRONOUS, OK, Packet, UsbReply, UsbRequest, word};
+
+const HEADER_BYTES: usize = 64;
+const PACKET_BYTES: usize = 16;
+/// Packets of one transfer (`limits::ISO_PACKETS_MAX`).
+const PACKETS_MAX: usize = 1024;
+
+/// How Linux says the protocol's outcomes: an outcome's place is its number there (`wire::usbip::status` names them).
+const ERRNOS: [i32; 15] = [0, -32, -121, -75, -71, -84, -63, -110, -104, -108, -19, -22, -12, -18, -5];
+/// A request that was taken, and an isochronous packet that is yet to come.
+const IN_PROGRESS: i32 = -115;
+const NOT_YET: i32 = -18;
+/// A request that was withdrawn and waited for (ENOENT).
+const KILLED: i32 = -2;
+const OTHER: u8 = 14;
+
+fn errno(status: u8) -> i32 {
+    ERRNOS[usize::from(status.min(OTHER))]
+}
+
+fn status(errno: i32) -> u8 {
+    match errno {
+        KILLED => CANCELLED,
+        _ => ERRNOS.iter().position(|known| *known == errno).map_or(OTHER, |at| at as u8),
+    }
+}
+
+/// usbmon numbers the transfer types as it pleases: isochronous, interrupt, control, bulk. `bmAttributes`: control, isochronous, bulk, interrupt.
+const TYPES: [u8; 4] = [2, 0, 3, 1];
+
+struct Fields<'a> {
+    id: u64,
+    what: u8,
+    asked: &'a UsbRequest,
+    unix_ns: u64,
+    status: i32,
+    length: u32,
+    captured: usize,
+    start_frame: u32,
+    packets: &'a [(i32, Packet)],
+}
+
+fn written(fields: &Fields<'_>) -> Vec<u8> {
+    let Fields { asked, packets, .. } = fields;
+    let has_setup = fields.what == b'S' && asked.kind == CONTROL;
+    let no_data = if asked.is_in() { b'<' } else { b'>' };
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + PACKET_BYTES * packets.len());
+    bytes.extend(fields.id.to_le_bytes());
+    bytes.extend([fields.what, TYPES[usize::from(asked.kind & 3)], asked.endpoint, 1, 1, 0]);
+    bytes.extend([if has_setup { 0 } else { b'-' }, if fields.captured > 0 { 0 } else { no_data }]);
+    bytes.extend((fields.unix_ns / 1_000_000_000).to_le_bytes());
+    bytes.extend(((fields.unix_ns % 1_000_000_000 / 1000) as u32).to_le_bytes());
+    bytes.extend(fields.status.to_le_bytes());
+    bytes.extend(fields.length.to_le_bytes());
+    bytes.extend((fields.captured as u32).to_le_bytes());
+    if asked.kind == ISOCHRONOUS {
+        let errors = packets.iter().filter(|(status, _)| *status != 0 && fields.what == b'C').count();
+        bytes.extend([errors as u32, packets.len() as u32].map(u32::to_le_bytes).concat());
+    } else {
+        bytes.extend(if has_setup { asked.setup } else { [0; 8] });
+    }
+    let is_periodic = matches!(asked.kind, ISOCHRONOUS | INTERRUPT);
+    bytes.extend(if is_periodic { u32::from(asked.qualifier) } else { 0 }.to_le_bytes());
+    bytes.extend(fields.start_frame.to_le_bytes());
+    bytes.extend(0u32.to_le_bytes());
+    bytes.extend((packets.len() as u32).to_le_bytes());
+    for (status, Packet { offset, length, .. }) in *packets {
+        bytes.extend(status.to_le_bytes());
+        bytes.extend([*offset, *length, 0].map(u32::to_le_bytes).concat());
+    }
+    bytes
+}
+
+/// What comes before the data of a request: as many of its bytes follow.
+pub fn asked(id: u64, asked: &UsbRequest, unix_ns: u64, captured: usize) -> Vec<u8> {
+    let packets: Vec<_> = asked.packets.iter().map(|packet| (NOT_YET, *packet)).collect();
+    let (what, status, length) = (b'S', IN_PROGRESS, asked.length);
+    let start_frame = asked.start_frame;
+    written(&Fields { id, what, asked, unix_ns, status, length, captured, start_frame, packets: &packets })
+}
+
+/// The same of how it ended.
+pub fn answered(id: u64, asked: &UsbRequest, reply: &UsbReply, unix_ns: u64, captured: usize) -> Vec<u8> {
+    let packets: Vec<_> = reply.packets.iter().map(|packet| (errno(packet.status), *packet)).collect();
+    let (what, status, length) = (b'C', errno(reply.status), reply.actual);
+    let start_frame = reply.start_frame;
+    written(&Fields { id, what, asked, unix_ns, status, length, captured, start_frame, packets: &packets })
+}
+
+/// What a packet tells.
+pub enum Record {
+    /// Something was asked.
+    Asked {
+        /// Its number in the recording.
+        id: u64,
+        /// What.
+        asked: UsbRequest,
+        /// The data that goes out.
+        sent: Vec<u8>,
+    },
+    /// It ended.
+    Answered {
+        /// Its number.
+        id: u64,
+        /// How, in the class's own words.
+        head: Payload,
+        /// The data that came in.
+        data: Vec<u8>,
+    },
+}
+
+/// What a packet of a recording says, ours or usbmon's own; `asked` knows what was asked by a number.
+pub fn read(bytes: &[u8], asked: impl Fn(u64) -> Option<UsbRequest>) -> Option<Record> {
+    let word = |at: usize| word(bytes, at);
+    let id = u64::from(word(0)?) | u64::from(word(4)?) << 32;
+    let head = bytes.get(..HEADER_BYTES)?;
+    let count = word(60)? as usize;
+    if count > PACKETS_MAX {
+        return None;
+    }
+    let behind = HEADER_BYTES + PACKET_BYTES * count;
+    let data = bytes.get(behind..)?.to_vec();
+    let packets = (0..count).map(|packet| {
+        let at = HEADER_BYTES + PACKET_BYTES * packet;
+        let (errno, offset, length) = (word(at)? as i32, word(at + 4)?, word(at + 8)?);
+        Some(Packet { offset, length, status: if head[8] == b'S' { OK } else { status(errno) } })
+    });
+    let packets: Vec<Packet> = packets.collect::<Option<_>>()?;
+    let (length, start_frame) = (word(32)?, word(52)?);
+    match head[8] {
+        b'S' => {
+            let kind = TYPES.iter().position(|known| *known == head[9])? as u8;
+            let setup = if kind == CONTROL { *head[40..].first_chunk()? } else { [0; 8] };
+            let endpoint = if kind == CONTROL { head[10] & 0x80 } else { head[10] };
+            let qualifier = word(48)? as u16;
+            Some(Record::Asked {
+                id,
+                asked: UsbRequest { endpoint, kind, bits: kind, qualifier, length, setup, start_frame, packets },
+                sent: if endpoint & 0x80 == 0 { data } else { Vec::new() },
+            })
+        }
+        b'C' => {
+            let asked = asked(id)?;
+            let reply = UsbReply { status: status(word(28)? as i32), actual: length, start_frame, packets };
+            // usbmon leaves the gaps between packets that were not filled.
+            let data = match () {
+                () if !asked.is_in() => Vec::new(),
+                () if reply.packets.is_empty() => data,
+                () => reply.packets.iter().flat_map(|packet| part(&data, packet)).copied().collect(),
+            };
+            let is_plain = reply.status == OK && reply.packets.is_empty() && (asked.is_in() || length == asked.length);
+            Some(Record::Answered { id, head: if is_plain { Payload::Empty } else { reply.head(&asked) }, data })
+        }
+        _ => None,
+    }
+}
+
+fn part<'a>(data: &'a [u8], packet: &Packet) -> &'a [u8] {
+    let from = packet.offset as usize;
+    data.get(from..from + packet.length as usize).unwrap_or_default()
+}

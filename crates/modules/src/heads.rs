@@ -1,0 +1,283 @@
+//! What modules that know a class read in its heads (`docs/protocol.md`). What cannot be read is no mistake: a half above may have changed it.
+
+use farbus_model::Payload;
+
+/// A USB request's transfer type, as in `bmAttributes`.
+pub const CONTROL: u8 = 0;
+/// See [`CONTROL`].
+pub const ISOCHRONOUS: u8 = 1;
+/// See [`CONTROL`].
+pub const INTERRUPT: u8 = 3;
+
+const RESET: u8 = 1 << 5;
+const KINDS: u8 = 0b11;
+
+/// A status of the protocol's: ok.
+pub const OK: u8 = 0;
+/// Stall.
+pub const STALL: u8 = 1;
+/// Cancelled.
+pub const CANCELLED: u8 = 8;
+
+/// The head of a USB reply without packets and data.
+pub fn usb_outcome(status: u8) -> Payload {
+    vec![status, 0, 0, 0, 0, 0, 0, 0].into()
+}
+
+/// A little-endian word of 4 bytes.
+pub fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
+}
+
+struct Words<'a>(&'a [u8]);
+
+impl Words<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (word, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*word)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take().map(|[byte]| byte)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn end(&self) -> Option<()> {
+        self.0.is_empty().then_some(())
+    }
+}
+
+/// A packet of an isochronous transfer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Packet {
+    /// Where in the transfer's data.
+    pub offset: u32,
+    /// Bytes asked for or sent; in a reply those that moved.
+    pub length: u32,
+    /// In a reply.
+    pub status: u8,
+}
+
+/// What a USB device is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsbRequest {
+    /// 0x00 and 0x80 are control transfers.
+    pub endpoint: u8,
+    /// As in `bmAttributes`.
+    pub kind: u8,
+    /// All bits, as they travel.
+    pub bits: u8,
+    /// Interrupt and isochronous: polling interval; bulk: stream.
+    pub qualifier: u16,
+    /// Bytes to send, or room.
+    pub length: u32,
+    /// Of a control transfer.
+    pub setup: [u8; 8],
+    /// Isochronous.
+    pub start_frame: u32,
+    /// Isochronous.
+    pub packets: Vec<Packet>,
+}
+
+impl UsbRequest {
+    /// Whether data comes in.
+    pub fn is_in(&self) -> bool {
+        self.endpoint & 0x80 != 0
+    }
+
+    /// Whether the device is to be reset, and no more.
+    pub fn is_reset(&self) -> bool {
+        self.bits & RESET != 0
+    }
+
+    /// From a request's head.
+    pub fn read(head: &Payload) -> Option<Self> {
+        let head = head.contiguous();
+        let mut words = Words(&head);
+        let (endpoint, bits, qualifier, length) = (words.u8()?, words.u8()?, words.u16()?, words.u32()?);
+        let kind = bits & KINDS;
+        let mut request =
+            Self { endpoint, kind, bits, qualifier, length, setup: [0; 8], start_frame: 0, packets: Vec::new() };
+        if request.is_reset() {
+            return words.end().map(|()| request);
+        }
+        match kind {
+            CONTROL => request.setup = words.take()?,
+            ISOCHRONOUS => {
+                request.start_frame = words.u32()?;
+                let (count, shape) = (words.u16()?, words.u16()?);
+                let uniform = if shape == 0 { Some(words.u32()?) } else { None };
+                let mut next = 0u32;
+                for _ in 0..count {
+                    let offset = if shape == 2 { words.u32()? } else { next };
+                    let length = match uniform {
+                        Some(length) => length,
+                        None => words.u32()?,
+                    };
+                    next = offset.checked_add(length)?;
+                    request.packets.push(Packet { offset, length, status: OK });
+                }
+            }
+            _ => {}
+        }
+        words.end().map(|()| request)
+    }
+}
+
+/// How a USB request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsbReply {
+    /// The protocol's number.
+    pub status: u8,
+    /// Bytes moved.
+    pub actual: u32,
+    /// Isochronous.
+    pub start_frame: u32,
+    /// Isochronous: what came in lies one behind the other.
+    pub packets: Vec<Packet>,
+}
+
+impl UsbReply {
+    /// From a reply's head, and how many bytes of data came with it.
+    pub fn read(request: &UsbRequest, head: &Payload, data_bytes: usize) -> Option<Self> {
+        if head.is_empty() {
+            let actual = if request.is_in() { data_bytes as u32 } else { request.length };
+            return Some(Self { status: OK, actual, start_frame: 0, packets: Vec::new() });
+        }
+        let head = head.contiguous();
+        let mut words = Words(&head);
+        let (status, shape, count, actual) = (words.u8()?, words.u8()?, words.u16()?, words.u32()?);
+        let start_frame = if shape == 0 { 0 } else { words.u32()? };
+        let mut packets = Vec::new();
+        let (mut offset, count) = (0, if shape == 0 { 0 } else { usize::from(count) });
+        for packet in 0..count {
+            let asked = request.packets.get(packet)?;
+            let field = if shape == 2 { words.u32()? } else { asked.length };
+            let (length, status) = (field & 0xff_ffff, (field >> 24) as u8);
+            packets.push(Packet { offset: if request.is_in() { offset } else { asked.offset }, length, status });
+            offset += length;
+        }
+        words.end().map(|()| Self { status, actual, start_frame, packets })
+    }
+
+    /// As it travels, to whoever asked this.
+    pub fn head(&self, asked: &UsbRequest) -> Payload {
+        let is_full = |(packet, asked): (&Packet, &Packet)| packet.length == asked.length && packet.status == OK;
+        let shape = match self.packets.is_empty() {
+            true => 0,
+            false if self.packets.iter().zip(&asked.packets).all(is_full) => 1,
+            false => 2,
+        };
+        let mut head = vec![self.status, shape];
+        head.extend((self.packets.len() as u16).to_le_bytes());
+        head.extend(self.actual.to_le_bytes());
+        if shape != 0 {
+            head.extend(self.start_frame.to_le_bytes());
+        }
+        for packet in self.packets.iter().filter(|_| shape == 2) {
+            head.extend((packet.length & 0xff_ffff | u32::from(packet.status) << 24).to_le_bytes());
+        }
+        head.into()
+    }
+}
+
+/// What a block device is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockAsk {
+    /// 0 read, 1 write, 2 flush, 3 discard, 4 write zeroes.
+    pub op: u8,
+    /// 1: durable before it is answered.
+    pub flags: u8,
+    /// Bytes.
+    pub length: u32,
+    /// Where.
+    pub offset: u64,
+}
+
+impl BlockAsk {
+    /// From a request's head.
+    pub fn read(head: &Payload) -> Option<Self> {
+        let head = head.contiguous();
+        let mut words = Words(&head);
+        let (op, flags, length) = (words.u8()?, words.u8()?, words.u32()?);
+        let offset = u64::from_le_bytes(words.take()?);
+        words.end().filter(|()| op <= 4)?;
+        Some(Self { op, flags, length, offset })
+    }
+
+    /// As it travels.
+    pub fn head(&self) -> Payload {
+        let mut head = vec![self.op, self.flags];
+        head.extend(self.length.to_le_bytes());
+        head.extend(self.offset.to_le_bytes());
+        head.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_model::{Direction, EpAddr, IsoPacket, Setup, Status, TransferType, Urb, UrbId};
+    use farbus_wire::native::usb;
+
+    use super::*;
+
+    fn read(urb: &Urb, kind: TransferType) -> UsbRequest {
+        UsbRequest::read(&usb::request_part(urb, kind).to_vec().into()).expect("it is one")
+    }
+
+    #[test]
+    fn what_the_protocol_writes_is_read() {
+        let control = Urb::control(UrbId(1), Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
+        let ask = read(&control, TransferType::Control);
+        assert_eq!((ask.endpoint, ask.kind, ask.length, ask.setup), (0x80, CONTROL, 18, [0x80, 6, 0, 1, 0, 0, 18, 0]));
+        let mut interrupt = Urb::data_in(UrbId(1), EpAddr::from_byte(0x84), 8);
+        interrupt.interval = 4;
+        let ask = read(&interrupt, TransferType::Interrupt);
+        assert_eq!((ask.endpoint, ask.kind, ask.qualifier, ask.length), (0x84, INTERRUPT, 4, 8));
+        assert!(UsbRequest::read(&usb::reset_part().to_vec().into()).unwrap().is_reset());
+        assert_eq!(UsbRequest::read(&vec![0x81, 2, 0].into()), None);
+        assert_eq!(UsbRequest::read(&vec![0x81, 2, 0, 0, 1, 0, 0, 0, 9].into()), None, "more than a head");
+        for lengths in [[(0, 100), (100, 100)], [(0, 100), (100, 50)], [(0, 100), (128, 50)]] {
+            let mut iso = Urb::data_in(UrbId(1), EpAddr::from_byte(0x05), 200);
+            iso.direction = Direction::Out;
+            iso.start_frame = 77;
+            iso.iso = lengths.map(|(offset, length)| IsoPacket { offset, length, ..IsoPacket::default() }).into();
+            let ask = read(&iso, TransferType::Isochronous);
+            let found: Vec<_> = ask.packets.iter().map(|packet| (packet.offset, packet.length)).collect();
+            assert_eq!((ask.start_frame, found), (77, lengths.to_vec()));
+        }
+    }
+
+    #[test]
+    fn outcomes_are_read_and_written_as_the_protocol_does() {
+        let mut iso = Urb::data_in(UrbId(1), EpAddr::from_byte(0x84), 300);
+        iso.iso = (0..3).map(|at| IsoPacket { offset: at * 100, length: 100, ..IsoPacket::default() }).collect();
+        let ask = read(&iso, TransferType::Isochronous);
+        let packets = [(100, Status::Ok), (2, Status::Ok), (0, Status::IsoMissed)];
+        let packets =
+            iso.iso.iter().zip(packets).map(|(packet, (actual, status))| IsoPacket { actual, status, ..*packet });
+        let reply = usb::Reply { status: Status::Ok, actual: 102, start_frame: 9, iso: packets.collect() };
+        let head: Payload = reply.encode().to_vec().into();
+        let found = UsbReply::read(&ask, &head, 102).unwrap();
+        let places: Vec<_> = found.packets.iter().map(|packet| (packet.offset, packet.length, packet.status)).collect();
+        assert_eq!(places, [(0, 100, 0), (100, 2, 0), (102, 0, 13)]);
+        assert_eq!((found.actual, found.start_frame, found.head(&ask)), (102, 9, head));
+        let plain = UsbReply::read(&ask, &Payload::Empty, 5).unwrap();
+        assert_eq!((plain.status, plain.actual), (OK, 5));
+        let stalled = usb::Reply { status: Status::Stall, actual: 0, start_frame: 0, iso: Vec::new() };
+        assert_eq!(usb_outcome(STALL), stalled.encode().to_vec().into());
+        let cancelled = usb::Reply { status: Status::Cancelled, ..stalled };
+        assert_eq!(usb_outcome(CANCELLED), cancelled.encode().to_vec().into());
+        let write = BlockAsk { op: 1, flags: 1, length: 4096, offset: 1 << 40 };
+        assert_eq!(BlockAsk::read(&write.head()), Some(write));
+        assert_eq!(BlockAsk::read(&vec![1; 13].into()), None);
+    }
+}

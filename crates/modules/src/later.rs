@@ -1,0 +1,65 @@
+//! Halves that let what goes to the link leave later: what [`crate::delay`], [`crate::jitter`] and [`crate::rate`] have in common.
+
+use std::collections::VecDeque;
+
+use farbus_model::Instant;
+use farbus_model::module::{Message, Module, Side, Turn};
+
+/// When a message leaves.
+pub trait Pace: Send {
+    /// The moment at which one leaves that came now. None leaves before those that came before it.
+    fn due(&mut self, now: Instant, message: &Message) -> Instant;
+
+    /// What another process needs to go on as this one.
+    fn state(&self) -> Vec<u8>;
+
+    /// Goes on as the one that was saved. Says whether it can.
+    fn restore(&mut self, state: &[u8]) -> bool;
+}
+
+/// A half that holds what comes from above until its moment.
+pub struct Later<P> {
+    pace: P,
+    waiting: VecDeque<(Instant, Message)>,
+}
+
+impl<P: Pace> Later<P> {
+    /// At this pace.
+    pub fn new(pace: P) -> Self {
+        Self { pace, waiting: VecDeque::new() }
+    }
+}
+
+impl<P: Pace> Module for Later<P> {
+    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
+        if from != Side::Above {
+            return out.pass(from, message);
+        }
+        let due = self.pace.due(now, &message);
+        let due = self.waiting.back().map_or(due, |(last, _)| due.max(*last));
+        self.waiting.push_back((due, message));
+        self.handle_timeout(now, out);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.waiting.front().map(|(due, _)| *due)
+    }
+
+    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+        while let Some((_, message)) = self.waiting.pop_front_if(|(due, _)| *due <= now) {
+            out.below(message);
+        }
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        Some(self.pace.state())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> bool {
+        self.pace.restore(state)
+    }
+}

@@ -1,0 +1,140 @@
+//! Messages that wait while their owner says so.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use farbus_model::Instant;
+use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Parameter, Side, Trouble, Turn};
+
+use crate::maker::Simple;
+
+/// What it is, and how it is made.
+pub const PAUSE: Simple = Simple {
+    manifest: &MANIFEST,
+    make: |settings, _| Box::new(Pause { span_max: settings.span("longest"), until: None, held: VecDeque::new() }),
+};
+
+const MANIFEST: Manifest = Manifest {
+    name: "pause",
+    version: 1,
+    summary: "holds what passes while its owner says so",
+    classes: Class::ALL,
+    parameters: &[Parameter {
+        name: "longest",
+        form: Form::SpanUpTo(Duration::from_secs(3600)),
+        default: Some("60s"),
+        what: "after so long it goes on by itself",
+        is_own: false,
+    }],
+    effects: Effects { is_fault: false, is_movable: true },
+    cost: "nothing while it lets pass; holds what waits while it does not",
+    manual: include_str!("manual.md"),
+};
+
+const HALT: u8 = 1;
+const GO: u8 = 0;
+
+struct Pause {
+    span_max: Duration,
+    /// Paused, until then at most.
+    until: Option<Instant>,
+    /// What waits, and where it came from.
+    held: VecDeque<(Side, Message)>,
+}
+
+impl Pause {
+    fn set(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
+        if is_paused {
+            self.until = Some(now + self.span_max);
+        } else {
+            self.until = None;
+            self.held.drain(..).for_each(|(from, message)| out.pass(from, message));
+        }
+    }
+}
+
+impl Module for Pause {
+    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
+        match (from, self.until) {
+            (Side::Peer, _) => match message.payload.contiguous().as_ref() {
+                [HALT] => self.set(now, true, out),
+                [GO] => self.set(now, false, out),
+                _ => out.fail(Trouble::Peer, "its other half sent what is no word of it"),
+            },
+            (_, Some(_)) => self.held.push_back((from, message)),
+            (_, None) => out.pass(from, message),
+        }
+    }
+
+    fn pause(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
+        out.aside(vec![if is_paused { HALT } else { GO }].into());
+        self.set(now, is_paused, out);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.until
+    }
+
+    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+        if self.until.is_some_and(|until| until <= now) {
+            self.set(now, false, out);
+        }
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.until.is_none()
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> bool {
+        state.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_model::Payload;
+    use farbus_model::module::Kind;
+
+    use super::*;
+
+    #[test]
+    fn both_halves_hold_what_comes_and_let_it_go_in_its_order() {
+        let half = || Pause { span_max: Duration::from_secs(60), until: None, held: VecDeque::new() };
+        let (mut here, mut there, mut out) = (half(), half(), Turn::default());
+        let message = |id| Message { kind: Kind::Request, id, head: Payload::Empty, payload: Payload::Empty };
+        here.pause(Instant::ZERO, true, &mut out);
+        let (side, word) = out.pop().unwrap();
+        there.handle(Instant::ZERO, side, word, &mut out);
+        for half in [&mut here, &mut there] {
+            half.handle(Instant::ZERO, Side::Above, message(1), &mut out);
+            half.handle(Instant::ZERO, Side::Below, message(2), &mut out);
+            assert_eq!((out.pop(), half.is_at_rest()), (None, false));
+        }
+        here.pause(Instant::ZERO, false, &mut out);
+        let (side, word) = out.pop().unwrap();
+        let released = [(Side::Below, message(1)), (Side::Above, message(2))];
+        assert_eq!([out.pop(), out.pop(), out.pop()], [Some(released[0].clone()), Some(released[1].clone()), None]);
+        there.handle(Instant::ZERO, side, word, &mut out);
+        assert_eq!([out.pop(), out.pop()], released.map(Some));
+        here.handle(Instant::ZERO, Side::Above, message(3), &mut out);
+        assert!(out.pop().is_some() && here.is_at_rest());
+    }
+
+    #[test]
+    fn it_goes_on_by_itself() {
+        let mut half = Pause { span_max: Duration::from_secs(1), until: None, held: VecDeque::new() };
+        let mut out = Turn::default();
+        half.pause(Instant::ZERO, true, &mut out);
+        let due = half.poll_timeout().unwrap();
+        assert_eq!(due, Instant::ZERO + Duration::from_secs(1));
+        half.handle_timeout(due, &mut out);
+        assert!(half.is_at_rest());
+        let word = Message { kind: Kind::Aside(0), id: 0, head: Payload::Empty, payload: vec![7].into() };
+        half.handle(due, Side::Peer, word, &mut out);
+        assert_eq!(out.failure().map(|failure| failure.trouble), Some(Trouble::Peer));
+    }
+}

@@ -1,0 +1,378 @@
+//! A mouse that speaks less often: what it moved is added up (requirement I2). Not a pixel is lost, and a button is told at once.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Turn};
+use farbus_model::{Instant, Payload};
+
+use crate::heads::{INTERRUPT, UsbRequest};
+use crate::maker::Simple;
+use crate::null::NULL;
+
+/// What it is, and how it is made.
+pub const POINTER: Simple = Simple {
+    manifest: &MANIFEST,
+    make: |settings, place| match place.role {
+        Role::Importer => (NULL.make)(settings, place),
+        Role::Exporter => Box::new(Pointer {
+            endpoint: 0x80 | settings.number("endpoint") as u8,
+            span: settings.span("time"),
+            layout: Layout {
+                report_id: Some(settings.number("report") as u8).filter(|id| *id != 0),
+                motion_bytes: if settings.is("bits", "16") { 2 } else { 1 },
+                wheels: settings.number("wheels") as usize,
+            },
+            asked: BTreeMap::new(),
+            held: None,
+            quiet_until: Instant::ZERO,
+            still: Vec::new(),
+        }),
+    },
+};
+
+const MANIFEST: Manifest = Manifest {
+    name: "pointer",
+    version: 1,
+    summary: "adds up what a mouse moves: fewer reports, none lost",
+    classes: &[Class::Usb],
+    parameters: &[
+        Parameter {
+            name: "time",
+            form: Form::SpanUpTo(Duration::from_secs(1)),
+            default: Some("10ms"),
+            what: "reports are no closer together than this, unless a button changes",
+            is_own: false,
+        },
+        Parameter {
+            name: "endpoint",
+            form: Form::Number(1, 15),
+            default: Some("1"),
+            what: "the number of the mouse's interrupt endpoint",
+            is_own: false,
+        },
+        Parameter {
+            name: "bits",
+            form: Form::OneOf(&["8", "16"]),
+            default: Some("8"),
+            what: "of X and of Y; 8 is the boot protocol's",
+            is_own: false,
+        },
+        Parameter {
+            name: "wheels",
+            form: Form::Number(0, 4),
+            default: Some("1"),
+            what: "bytes behind X and Y that are added up, too; the boot protocol's report may have none",
+            is_own: false,
+        },
+        Parameter {
+            name: "report",
+            form: Form::Number(0, 255),
+            default: Some("0"),
+            what: "the report's number, where the device numbers them; others pass as they are",
+            is_own: false,
+        },
+    ],
+    effects: Effects { is_fault: false, is_movable: true },
+    cost: "up to its time for motion, nothing for buttons",
+    manual: include_str!("manual.md"),
+};
+
+/// Where in a report is what: its number if it has one, buttons 1, X, Y, wheels 1 each, the rest.
+struct Layout {
+    report_id: Option<u8>,
+    motion_bytes: usize,
+    wheels: usize,
+}
+
+impl Layout {
+    /// The places of what is added up; none if it is no report of this layout.
+    fn motions(&self, report: &[u8]) -> Option<Vec<(usize, usize)>> {
+        let first = usize::from(self.report_id.is_some());
+        if self.report_id.is_some_and(|id| report.first() != Some(&id)) {
+            return None;
+        }
+        let x = first + 1;
+        let wheel = x + 2 * self.motion_bytes;
+        if report.len() < wheel {
+            return None;
+        }
+        let wheels = self.wheels.min(report.len() - wheel);
+        let axes = [0, 1].map(|axis| (x + axis * self.motion_bytes, self.motion_bytes));
+        Some(axes.into_iter().chain((0..wheels).map(|at| (wheel + at, 1))).collect())
+    }
+
+    /// What a report says besides motion: as long as it is the same, motion can be added up.
+    fn still(&self, report: &[u8]) -> Option<Vec<u8>> {
+        let mut still = report.to_vec();
+        for (at, bytes) in self.motions(report)? {
+            still[at..at + bytes].fill(0);
+        }
+        Some(still)
+    }
+
+    /// Both motions in one report; none if that is more than one can say.
+    fn sum(&self, one: &[u8], other: &[u8]) -> Option<Vec<u8>> {
+        let mut sum = other.to_vec();
+        for (at, bytes) in self.motions(other)? {
+            match bytes {
+                1 => {
+                    let value = i8::from_le_bytes([one[at]]).checked_add(i8::from_le_bytes([other[at]]))?;
+                    sum[at] = value.to_le_bytes()[0];
+                }
+                _ => {
+                    let [one, other] = [one, other].map(|report| i16::from_le_bytes([report[at], report[at + 1]]));
+                    sum[at..at + 2].copy_from_slice(&one.checked_add(other)?.to_le_bytes());
+                }
+            }
+        }
+        Some(sum)
+    }
+}
+
+struct Pointer {
+    endpoint: u8,
+    span: Duration,
+    layout: Layout,
+    /// What the device was asked for at that endpoint, by id.
+    asked: BTreeMap<u64, Payload>,
+    /// The request that the next report answers, and what it says so far.
+    held: Option<(u64, Vec<u8>)>,
+    quiet_until: Instant,
+    /// What the last report said besides motion.
+    still: Vec<u8>,
+}
+
+impl Pointer {
+    fn report(&mut self, now: Instant, message: Message, out: &mut Turn) {
+        let report = message.payload.contiguous().into_owned();
+        let still = self.layout.still(&report).filter(|_| message.head.is_empty());
+        // An error, or another report: behind what came before it.
+        let Some(still) = still else {
+            self.release(now, out);
+            self.asked.remove(&message.id);
+            return out.below(message);
+        };
+        if let Some((_, before)) = &mut self.held {
+            if still == self.still
+                && let Some(sum) = self.layout.sum(before, &report)
+            {
+                *before = sum;
+                // The device is asked again: this one was answered by the sum.
+                let head = self.asked[&message.id].clone();
+                return out.above(Message { kind: Kind::Request, id: message.id, head, payload: Payload::Empty });
+            }
+            self.release(now, out);
+        }
+        self.asked.remove(&message.id);
+        let is_known = still == self.still;
+        self.still = still;
+        self.held = Some((message.id, report));
+        if !is_known || now >= self.quiet_until {
+            self.release(now, out);
+        }
+    }
+
+    fn release(&mut self, now: Instant, out: &mut Turn) {
+        if let Some((id, report)) = self.held.take() {
+            self.quiet_until = now + self.span;
+            out.below(Message { kind: Kind::Completion, id, head: Payload::Empty, payload: report.into() });
+        }
+    }
+}
+
+impl Module for Pointer {
+    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
+        match (from, message.kind) {
+            (Side::Below, Kind::Request) => {
+                let asked = UsbRequest::read(&message.head);
+                if asked.is_some_and(|asked| asked.endpoint == self.endpoint && asked.kind == INTERRUPT) {
+                    self.asked.insert(message.id, message.head.clone());
+                }
+                out.above(message);
+            }
+            (Side::Below, Kind::Cancel) => {
+                // Whoever withdraws what is held gets it: it cannot be given back to the mouse.
+                if self.held.as_ref().is_some_and(|(id, _)| *id == message.id) {
+                    self.release(now, out);
+                }
+                out.above(message);
+            }
+            (Side::Above, Kind::Completion) if self.asked.contains_key(&message.id) => self.report(now, message, out),
+            _ => out.pass(from, message),
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.held.as_ref().map(|_| self.quiet_until)
+    }
+
+    fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
+        if self.quiet_until <= now {
+            self.release(now, out);
+        }
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.held.is_none() && self.asked.is_empty()
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> bool {
+        state.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dice::Dice;
+    use crate::maker::{Maker, Place};
+    use crate::settings::Settings;
+
+    /// The importer's requests, a mouse, and the half between them.
+    struct World {
+        half: Box<dyn Module>,
+        now: Instant,
+        /// Requests at the mouse, and those that its user can make.
+        at_mouse: Vec<u64>,
+        free: Vec<u64>,
+        heard: Vec<(Instant, Vec<u8>)>,
+    }
+
+    impl World {
+        fn new(asked: &str, depth: u64) -> Self {
+            let mut no_file = |_: &str| Err(String::new());
+            let settings = Settings::of(&MANIFEST, &asked.parse().unwrap(), &mut no_file).unwrap();
+            let place = Place { role: Role::Exporter, class: Class::Usb, failed: Payload::Empty };
+            let (half, _) = POINTER.answer(&settings, &place, &[], &mut |_| ()).unwrap();
+            let now = Instant::ZERO + Duration::from_secs(1);
+            let mut world = Self { half, now, at_mouse: Vec::new(), free: (0..depth).collect(), heard: Vec::new() };
+            world.ask();
+            world
+        }
+
+        fn ask(&mut self) {
+            for id in std::mem::take(&mut self.free) {
+                let head = vec![0x81, 3, 8, 0, 8, 0, 0, 0].into();
+                let request = Message { kind: Kind::Request, id, head, payload: Payload::Empty };
+                self.say(Side::Below, request);
+            }
+        }
+
+        fn say(&mut self, from: Side, message: Message) {
+            let mut out = Turn::default();
+            self.half.handle(self.now, from, message, &mut out);
+            self.hear(out);
+        }
+
+        fn hear(&mut self, mut out: Turn) {
+            assert_eq!(out.failure(), None);
+            while let Some((side, message)) = out.pop() {
+                match (side, message.kind) {
+                    (Side::Above, Kind::Request) => self.at_mouse.push(message.id),
+                    (Side::Below, Kind::Completion) => {
+                        self.heard.push((self.now, message.payload.into_vec()));
+                        self.free.push(message.id);
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            self.ask();
+        }
+
+        /// The mouse reports, if it is asked.
+        fn report(&mut self, report: &[u8]) -> bool {
+            let has_room = !self.at_mouse.is_empty();
+            if has_room {
+                let id = self.at_mouse.remove(0);
+                let head = Payload::Empty;
+                self.say(Side::Above, Message { kind: Kind::Completion, id, head, payload: report.into() });
+            }
+            has_room
+        }
+
+        fn wait(&mut self, span: Duration) {
+            let until = self.now + span;
+            while let Some(due) = self.half.poll_timeout().filter(|due| *due <= until) {
+                self.now = self.now.max(due);
+                let mut out = Turn::default();
+                self.half.handle_timeout(self.now, &mut out);
+                self.hear(out);
+            }
+            self.now = until;
+        }
+    }
+
+    fn motion(report: &[u8], bits: usize) -> [i64; 3] {
+        match bits {
+            8 => [1, 2, 3].map(|at| report.get(at).map_or(0, |byte| i64::from(*byte as i8))),
+            _ => {
+                let word = |at: usize| i64::from(i16::from_le_bytes([report[at], report[at + 1]]));
+                [word(2), word(4), i64::from(report[6] as i8)]
+            }
+        }
+    }
+
+    #[test]
+    fn motion_is_preserved_exactly_buttons_are_told_at_once_and_reports_are_rare() {
+        for (seed, (asked, bits)) in [("pointer:time=10ms", 8), ("pointer:bits=16,report=2", 16)].iter().enumerate() {
+            for depth in [1, 2, 5] {
+                let mut dice = Dice::new(seed as u64);
+                let mut world = World::new(asked, depth);
+                let (mut moved, mut buttons, mut changes, mut reports) = ([0; 3], 0u8, 0, 0);
+                for _ in 0..3000 {
+                    if dice.below(40) == 0 {
+                        (buttons, changes) = (buttons ^ 1, changes + 1);
+                    }
+                    let mut any = || (dice.below(60) as i64 - 30) as u8;
+                    let (x, y, wheel) = (any(), any(), any());
+                    let high = |low: u8| if low >= 128 { 0xff } else { 0 };
+                    let report = match bits {
+                        8 => vec![buttons, x, y, wheel],
+                        _ => vec![2, buttons, x, high(x), y, high(y), wheel],
+                    };
+                    let before = world.heard.len();
+                    if world.report(&report) {
+                        reports += 1;
+                        motion(&report, *bits).iter().zip(&mut moved).for_each(|(delta, sum)| *sum += delta);
+                        let place = usize::from(*bits == 16);
+                        if world.heard.last().is_some_and(|(_, last)| last[place] != buttons) {
+                            panic!("a button is told at once: {before}");
+                        }
+                    }
+                    world.wait(Duration::from_millis(1));
+                }
+                world.wait(Duration::from_secs(1));
+                let heard = world.heard.iter().map(|(_, report)| motion(report, *bits));
+                let heard = heard.fold([0; 3], |sum, motion| std::array::from_fn(|at| sum[at] + motion[at]));
+                assert_eq!(heard, moved, "{asked}, {depth} requests");
+                if depth > 1 && *bits == 16 {
+                    assert!(world.heard.len() < reports / 3 + 2 * changes, "{} of {reports}", world.heard.len());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_report_of_its_layout_passes_and_what_is_withdrawn_is_given() {
+        let mut world = World::new("pointer:report=2,bits=16", 2);
+        world.report(&[2, 0, 1, 0, 0, 0, 0]);
+        world.report(&[2, 0, 5, 0, 0, 0, 0]);
+        assert_eq!(world.heard.len(), 1, "the second is held");
+        world.report(&[3, 0xaa]);
+        assert_eq!(world.heard.len(), 3, "another report passes, behind what was held");
+        assert_eq!((world.heard[1].1[2], &world.heard[2].1[..]), (5, &[3, 0xaa][..]));
+        world.report(&[2, 0, 7, 0, 0, 0, 0]);
+        let id = (0..2).find(|id| !world.at_mouse.contains(id)).expect("one is held");
+        let (mut out, head) = (Turn::default(), Payload::Empty);
+        let cancel = Message { kind: Kind::Cancel, id, head, payload: Payload::Empty };
+        world.half.handle(world.now, Side::Below, cancel.clone(), &mut out);
+        let (side, given) = out.pop().unwrap();
+        assert_eq!((side, given.id, given.payload.contiguous()[2]), (Side::Below, id, 7));
+        assert_eq!(out.pop(), Some((Side::Above, cancel)));
+    }
+}

@@ -1,0 +1,184 @@
+//! What passes, in a file that Wireshark opens.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Side, Turn};
+use farbus_model::{Instant, Payload};
+
+use crate::capture::{self, Asked, BESIDE, DATA_BYTES_MAX, OWN, nbd, usbmon};
+use crate::files::Sink;
+use crate::heads::{BlockAsk, UsbReply, UsbRequest};
+use crate::maker::Simple;
+
+/// What it is, and how it is made.
+pub const RECORD: Simple = Simple {
+    manifest: &MANIFEST,
+    make: |settings, place| match settings.sink("file") {
+        Some(sink) => Box::new(Record::new(sink, place.class, settings.number("limit") << 20)),
+        None => Box::new(NoRecord),
+    },
+};
+
+const MANIFEST: Manifest = Manifest {
+    name: "record",
+    version: 1,
+    summary: "writes what passes to a file that Wireshark opens",
+    classes: Class::ALL,
+    parameters: &[
+        Parameter {
+            name: "file",
+            form: Form::NewFile,
+            default: Some(""),
+            what: "where to write, at the end that is told; the other end writes nothing",
+            is_own: true,
+        },
+        Parameter {
+            name: "limit",
+            form: Form::Number(1, 1 << 20),
+            default: Some("1024"),
+            what: "MiB of each attachment; what comes after is not written",
+            is_own: false,
+        },
+    ],
+    effects: Effects { is_fault: false, is_movable: false },
+    cost: "a copy of what passes; a thread of its own writes it",
+    manual: include_str!("manual.md"),
+};
+
+/// The half that is not told to write.
+struct NoRecord;
+
+impl Module for NoRecord {
+    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+        out.pass(from, message);
+    }
+}
+
+struct Record {
+    sink: Arc<dyn Sink>,
+    class: Class,
+    /// Bytes that may yet be written; then no more is.
+    left: u64,
+    /// The moment of the first message, and what time of day it was.
+    began: Option<(Instant, u64)>,
+    /// Packets that were not taken since the last that was.
+    lost: u64,
+    /// Requests without an answer, by their ids: their numbers here, and what they ask.
+    open: BTreeMap<u64, (u64, Asked)>,
+    next_number: u64,
+    counts: nbd::Counts,
+}
+
+impl Record {
+    fn new(sink: Arc<dyn Sink>, class: Class, left: u64) -> Self {
+        let (open, counts) = (BTreeMap::new(), nbd::Counts::default());
+        Self { sink, class, left, began: None, lost: 0, open, next_number: 1, counts }
+    }
+
+    fn note(&mut self, now: Instant, message: &Message) {
+        let (first, unix_ns) = match self.began {
+            Some(began) => began,
+            None => {
+                if !self.put(capture::section(self.class)) {
+                    return;
+                }
+                *self.began.insert((now, self.sink.unix_ns()))
+            }
+        };
+        let unix_ns = unix_ns.saturating_add((now - first).as_nanos() as u64);
+        match message.kind {
+            Kind::Request => {
+                let number = self.next_number;
+                self.next_number += 1;
+                let asked = match self.class {
+                    Class::Usb => UsbRequest::read(&message.head).filter(|asked| !asked.is_reset()).map(Asked::Usb),
+                    Class::Block => BlockAsk::read(&message.head).map(Asked::Block),
+                    Class::Stream | Class::Private => None,
+                };
+                match &asked {
+                    Some(Asked::Usb(asked)) => {
+                        let captured = message.payload.len().min(DATA_BYTES_MAX);
+                        self.packets(OWN, unix_ns, &usbmon::asked(number, asked, unix_ns, captured), &message.payload);
+                    }
+                    Some(Asked::Block(asked)) => {
+                        self.segments(unix_ns, false, nbd::request(number, asked), &message.payload);
+                    }
+                    None => self.plain(unix_ns, message),
+                }
+                asked.map(|asked| self.open.insert(message.id, (number, asked)));
+            }
+            Kind::Completion => match self.open.remove(&message.id) {
+                Some((number, Asked::Usb(asked))) => {
+                    match UsbReply::read(&asked, &message.head, message.payload.len()) {
+                        Some(reply) => {
+                            let captured = message.payload.len().min(DATA_BYTES_MAX);
+                            let head = usbmon::answered(number, &asked, &reply, unix_ns, captured);
+                            self.packets(OWN, unix_ns, &head, &message.payload);
+                        }
+                        None => self.plain(unix_ns, message),
+                    }
+                }
+                Some((number, Asked::Block(_))) => {
+                    self.segments(unix_ns, true, nbd::reply(number, &message.head), &message.payload);
+                }
+                None => self.plain(unix_ns, message),
+            },
+            Kind::Event => self.plain(unix_ns, message),
+            // A withdrawal is seen by what becomes of its request, and asides are other modules' affair.
+            Kind::Cancel | Kind::Cancelled | Kind::Aside(_) => {}
+        }
+    }
+
+    fn plain(&mut self, unix_ns: u64, message: &Message) {
+        self.packets(BESIDE, unix_ns, &capture::plain(self.class, message), &message.payload);
+    }
+
+    /// A packet, and those that go on with its data.
+    fn packets(&mut self, interface: u32, unix_ns: u64, head: &[u8], payload: &Payload) {
+        let data = payload.contiguous();
+        let (first, more) = data.split_at(data.len().min(DATA_BYTES_MAX));
+        let mut blocks = capture::packet(interface, unix_ns, self.lost, &[head, first]);
+        capture::rest(unix_ns, more).for_each(|block| blocks.extend(block));
+        self.put(blocks);
+    }
+
+    fn segments(&mut self, unix_ns: u64, is_reply: bool, mut message: Vec<u8>, payload: &Payload) {
+        payload.runs().for_each(|run| message.extend_from_slice(run));
+        let before = self.counts;
+        let packets = self.counts.packets(is_reply, &message);
+        let blocks = packets
+            .iter()
+            .enumerate()
+            .flat_map(|(at, packet)| capture::packet(OWN, unix_ns, if at == 0 { self.lost } else { 0 }, &[packet]));
+        // What was not written was not said: nothing is missing in between.
+        if !self.put(blocks.collect()) {
+            self.counts = before;
+        }
+    }
+
+    /// Writes all of it or nothing.
+    fn put(&mut self, blocks: Vec<u8>) -> bool {
+        let bytes = blocks.len() as u64;
+        if bytes > self.left {
+            self.left = 0;
+            return false;
+        }
+        let is_written = self.sink.put(blocks);
+        if is_written {
+            (self.left, self.lost) = (self.left - bytes, 0);
+        } else {
+            self.lost += 1;
+        }
+        is_written
+    }
+}
+
+impl Module for Record {
+    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
+        if self.left > 0 {
+            self.note(now, &message);
+        }
+        out.pass(from, message);
+    }
+}

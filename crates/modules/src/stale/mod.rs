@@ -1,0 +1,127 @@
+//! Of frames that wait for the link only the newest goes on (requirement I2).
+
+use farbus_model::module::{
+    Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Trouble, Turn,
+};
+use farbus_model::{Instant, Payload};
+
+use crate::maker::Simple;
+
+/// What it is, and how it is made.
+pub const STALE: Simple = Simple {
+    manifest: &MANIFEST,
+    make: |settings, place| match place.role {
+        Role::Importer => Box::new(Here),
+        Role::Exporter => Box::new(There { ahead: settings.number("ahead") as u32, travelling: 0, waiting: None }),
+    },
+};
+
+const MANIFEST: Manifest = Manifest {
+    name: "stale",
+    version: 1,
+    summary: "drops frames of a stream for which the link is too slow",
+    classes: &[Class::Stream],
+    parameters: &[Parameter {
+        name: "ahead",
+        form: Form::Number(1, 64),
+        default: Some("2"),
+        what: "frames that may be on their way; of those behind them only the newest is kept",
+        is_own: false,
+    }],
+    effects: Effects { is_fault: false, is_movable: true },
+    cost: "a short message back for each frame; one frame kept",
+    manual: include_str!("manual.md"),
+};
+
+/// The importer's half: says what has arrived.
+struct Here;
+
+impl Module for Here {
+    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+        if from == Side::Below && message.kind == Kind::Event {
+            out.aside(Payload::from(vec![1]));
+        }
+        out.pass(from, message);
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> bool {
+        state.is_empty()
+    }
+}
+
+/// The exporter's half: drops.
+struct There {
+    ahead: u32,
+    /// Frames that have not arrived yet.
+    travelling: u32,
+    waiting: Option<Message>,
+}
+
+impl Module for There {
+    fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+        match (from, message.kind) {
+            (Side::Above, Kind::Event) => {
+                if self.waiting.replace(message).is_some() {
+                    out.lose();
+                }
+            }
+            (Side::Peer, _) => match self.travelling.checked_sub(message.payload.len() as u32) {
+                Some(left) => self.travelling = left,
+                None => return out.fail(Trouble::Peer, "more arrived at its other half than was sent"),
+            },
+            _ => return out.pass(from, message),
+        }
+        if self.travelling < self.ahead
+            && let Some(frame) = self.waiting.take()
+        {
+            self.travelling += 1;
+            out.below(frame);
+        }
+    }
+
+    /// What travels is arriving or has arrived: it comes to rest by itself.
+    fn is_at_rest(&self) -> bool {
+        self.waiting.is_none() && self.travelling == 0
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> bool {
+        state.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(id: u64) -> Message {
+        Message { kind: Kind::Event, id, head: vec![id as u8; 16].into(), payload: vec![id as u8; 100].into() }
+    }
+
+    #[test]
+    fn of_what_waits_the_newest_goes_on_and_the_rest_is_counted() {
+        let (mut there, mut out) = (There { ahead: 2, travelling: 0, waiting: None }, Turn::default());
+        (0..6).for_each(|id| there.handle(Instant::ZERO, Side::Above, frame(id), &mut out));
+        assert_eq!(
+            [out.pop(), out.pop(), out.pop()],
+            [Some((Side::Below, frame(0))), Some((Side::Below, frame(1))), None]
+        );
+        assert_eq!((out.take_lost(), there.is_at_rest()), (3, false));
+        Here.handle(Instant::ZERO, Side::Below, frame(0), &mut out);
+        let (side, word) = out.pop().unwrap();
+        assert_eq!(out.pop(), Some((Side::Above, frame(0))));
+        there.handle(Instant::ZERO, side, word.clone(), &mut out);
+        assert_eq!((out.pop(), out.pop(), out.take_lost()), (Some((Side::Below, frame(5))), None, 0));
+        (0..2).for_each(|_| there.handle(Instant::ZERO, side, word.clone(), &mut out));
+        assert!(there.is_at_rest() && out.failure().is_none());
+        there.handle(Instant::ZERO, side, word, &mut out);
+        assert_eq!(out.failure().map(|failure| failure.trouble), Some(Trouble::Peer));
+    }
+}

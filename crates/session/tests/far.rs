@@ -1,0 +1,288 @@
+//! A device at the end of a long road, in made-up time: what its driver sees of the distance.
+
+#[path = "far/road.rs"]
+mod road;
+
+use std::time::Duration;
+
+use farbus_gadgets::emulated::{Context, Emulated, Function, Received, Sent};
+use farbus_gadgets::keyboard::Keyboard;
+use farbus_gadgets::serial::Serial;
+use farbus_gadgets::storage::{Options, Storage};
+use farbus_model::block::MemoryStore;
+use farbus_model::definition::InterfaceDefinition;
+use farbus_model::{Definition, Device, Direction, EpAddr, Instant, Payload, Setup, Speed, Status, Urb, UrbId};
+use road::Road;
+
+const ROUND_TRIP: Duration = Duration::from_millis(100);
+
+/// What Linux asks a high-speed device before a driver has it (6.12, `hub_port_init` to `usb_set_configuration`).
+fn enumerate(road: &mut Road) -> u64 {
+    let mut id = 0;
+    let mut ask = |road: &mut Road, setup: Setup| {
+        id += 1;
+        road.ask(Urb::control(UrbId(id), setup, Payload::Empty))
+    };
+    let all = road.far.descriptors().clone();
+    let get = Setup::get_descriptor;
+    assert_eq!(ask(road, get(1, 0, 0, 64)).payload.len(), 18);
+    assert_eq!(ask(road, get(1, 0, 0, 18)).actual, 18);
+    if road.far.speed() == Speed::Full && all.device.usb_bcd >= 0x0200 {
+        // check_highspeed(): five tries.
+        for _ in 0..5 {
+            assert_eq!(ask(road, get(6, 0, 0, 10)).status, Status::Stall);
+        }
+    }
+    if all.device.usb_bcd >= 0x0201 {
+        let first = ask(road, get(15, 0, 0, 5)).payload.into_vec();
+        let total = u16::from_le_bytes([first[2], first[3]]);
+        assert_eq!(ask(road, get(15, 0, 0, total)).actual, total.into());
+    }
+    let first = ask(road, get(2, 0, 0, 9)).payload.into_vec();
+    let total = u16::from_le_bytes([first[2], first[3]]);
+    assert_eq!(ask(road, get(2, 0, 0, total)).actual, total.into());
+    assert_eq!(ask(road, get(3, 0, 0, 255)).payload.into_vec(), [4, 3, 9, 4]);
+    for index in [all.device.product_string, all.device.manufacturer_string, all.device.serial_string] {
+        let string = ask(road, get(3, index, 0x0409, 255)).payload.into_vec();
+        assert_eq!(string.len(), usize::from(string[0]));
+    }
+    assert_eq!(ask(road, Setup::set_configuration(1)).status, Status::Ok);
+    id
+}
+
+/// How many round trips it takes from the asking to a driver that is bound.
+fn round_trips(device: impl Device + 'static, is_on: bool, bind: impl FnOnce(&mut Road, u64)) -> f64 {
+    let mut road = Road::to(device, ROUND_TRIP, is_on);
+    let begun = road.now;
+    road.open();
+    let asked = enumerate(&mut road);
+    bind(&mut road, asked + 1);
+    (road.now - begun).as_secs_f64() / ROUND_TRIP.as_secs_f64()
+}
+
+/// usbhid: SET_IDLE, the report descriptor.
+fn bind_hid(road: &mut Road, id: u64) {
+    let idle = Setup { request_type: 0x21, request: 0x0a, value: 0, index: 0, length: 0 };
+    assert_eq!(road.ask(Urb::control(UrbId(id), idle, Payload::Empty)).status, Status::Ok);
+    let report = Setup { request_type: 0x81, request: 6, value: 0x2200, index: 0, length: 63 };
+    assert_eq!(road.ask(Urb::control(UrbId(id + 1), report, Payload::Empty)).actual, 63);
+}
+
+/// cdc-acm: SET_LINE_CODING.
+fn bind_acm(road: &mut Road, id: u64) {
+    let coding = Setup { request_type: 0x21, request: 0x20, value: 0, index: 0, length: 7 };
+    let urb = Urb::control(UrbId(id), coding, vec![0x80, 0x25, 0, 0, 0, 0, 8].into());
+    assert_eq!(road.ask(urb).status, Status::Ok);
+}
+
+/// usb-storage asks nothing before it is bound: its disks are looked for later.
+fn bind_storage(_: &mut Road, _: u64) {}
+
+#[test]
+fn a_driver_is_bound_after_four_round_trips() {
+    let disk = || Storage::device(Box::new(MemoryStore::new(vec![0; 1 << 20])), Options::default()).expect("a disk");
+    for is_on in [false, true] {
+        let hid = round_trips(Keyboard::device(), is_on, bind_hid);
+        let acm = round_trips(Serial::device(Speed::High), is_on, bind_acm);
+        let storage = round_trips(disk(), is_on, bind_storage);
+        println!("ahead {is_on}: to a bound driver HID {hid:.2}, ACM {acm:.2}, storage {storage:.2} round trips");
+        if is_on {
+            assert!(hid <= 4.01 && acm <= 4.01 && storage <= 4.01, "{hid} {acm} {storage}");
+        } else {
+            assert!(hid > 9.0 && acm > 9.0 && storage > 9.0, "{hid} {acm} {storage}: nothing would be gained");
+        }
+    }
+}
+
+/// A mouse that is asked a thousand times a second, and has something to say each time; it keeps two reports.
+#[derive(Default)]
+struct Mouse {
+    next: u64,
+    due: Instant,
+    reports: Vec<[u8; 16]>,
+}
+
+const TICK: Duration = Duration::from_millis(1);
+
+impl Mouse {
+    fn device() -> Emulated<Self> {
+        let interface = InterfaceDefinition::new(3, 0, 2).interrupt(1, Direction::In, 16, TICK);
+        let definition = Definition::new(1, 1).speed(Speed::High).names("a", "mouse", "1").interface(interface);
+        Emulated::new(&definition, Self::default())
+    }
+}
+
+impl Function for Mouse {
+    fn send(&mut self, _endpoint: EpAddr, _room: usize, _cx: &mut Context<'_>) -> Sent {
+        match self.reports.is_empty() {
+            true => Sent::Nak,
+            false => Sent::Data(self.reports.remove(0).as_slice().into()),
+        }
+    }
+
+    fn receive(&mut self, _: EpAddr, _: &Payload, _: &mut Context<'_>) -> Received {
+        Received::Stall
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Some(self.due)
+    }
+
+    fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+        let mut report = [0; 16];
+        report[..8].copy_from_slice(&self.next.to_le_bytes());
+        report[8..].copy_from_slice(&cx.now.as_nanos().to_le_bytes());
+        self.next += 1;
+        if self.reports.len() == 2 {
+            self.reports.remove(0);
+        }
+        self.reports.push(report);
+        self.due = cx.now + TICK;
+    }
+}
+
+/// What a driver with one request at a time sees of ten seconds: reports, missing ones, the longest delay.
+fn watch_mouse(is_on: bool) -> (u64, u64, Duration) {
+    let mut road = Road::to(Mouse::device(), ROUND_TRIP, is_on);
+    road.open();
+    let id = enumerate(&mut road) + 1;
+    let until = road.now + Duration::from_secs(10);
+    let ask = |road: &mut Road| road.submit(Urb::data_in(UrbId(id), EpAddr::from_byte(0x81), 16));
+    ask(&mut road);
+    let (mut count, mut missing, mut longest, mut last) = (0, 0, Duration::ZERO, None);
+    while road.now < until {
+        while let Some(done) = road.pop() {
+            assert_eq!(done.status, Status::Ok);
+            let bytes = done.payload.into_vec();
+            let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+            let (number, made) = (word(0), word(8));
+            let delay = road.now - Instant::from_nanos(made);
+            missing += number - last.map_or(number, |last| last + 1);
+            (last, longest) = (Some(number), longest.max(delay));
+            count += 1;
+            ask(&mut road);
+        }
+        road.step(None);
+    }
+    (count, missing, longest)
+}
+
+#[test]
+fn a_thousand_reports_a_second_arrive_all_in_order_and_no_later_than_they_must() {
+    let (near, lost, _) = watch_mouse(false);
+    assert!(near <= 101 && lost > 9000, "{near} came, {lost} did not: nothing would be gained");
+    let (count, missing, longest) = watch_mouse(true);
+    println!("{count} reports in 10 s at {ROUND_TRIP:?}, {missing} missing, {longest:?} late at most; without: {near}");
+    assert_eq!(missing, 0);
+    assert!(count >= 9900, "{count}");
+    assert!(longest <= ROUND_TRIP / 2 + Duration::from_millis(2), "{longest:?}");
+}
+
+/// cdc-acm: reads of twice a packet and writes as a terminal cuts them, sixteen of each (`ACM_NR`, `ACM_NW`).
+const READS: u64 = 16;
+const READ_BYTES: u32 = 1024;
+const WRITES: u64 = 16;
+const WRITE_BYTES: usize = 2048;
+const READ: EpAddr = EpAddr::from_byte(0x81);
+const WRITE: EpAddr = EpAddr::from_byte(0x01);
+/// 8 data bits, a start and a stop bit.
+const BYTES_PER_SECOND: f64 = 3_000_000.0 / 10.0;
+
+/// A terminal's two directions: what is written counts, and comes back.
+struct Terminal {
+    road: Road,
+    written: u64,
+    read: u64,
+    reading: Vec<u64>,
+    writing: u64,
+    next: u64,
+}
+
+impl Terminal {
+    fn open() -> Self {
+        let mut road = Road::to(Serial::device(Speed::High), ROUND_TRIP, true);
+        road.open();
+        let next = enumerate(&mut road) + 1;
+        Self { road, written: 0, read: 0, reading: Vec::new(), writing: 0, next }
+    }
+
+    fn id(&mut self) -> UrbId {
+        self.next += 1;
+        UrbId(self.next)
+    }
+
+    fn read_on(&mut self) {
+        while (self.reading.len() as u64) < READS {
+            let id = self.id();
+            self.reading.push(id.0);
+            self.road.submit(Urb::data_in(id, READ, READ_BYTES));
+        }
+    }
+
+    fn write_on(&mut self) {
+        while self.writing < WRITES {
+            let bytes: Vec<u8> = (self.written..).take(WRITE_BYTES).map(byte).collect();
+            self.written += bytes.len() as u64;
+            self.writing += 1;
+            let id = self.id();
+            self.road.submit(Urb::data_out(id, WRITE, bytes.into()));
+        }
+    }
+
+    fn step(&mut self, until: Instant, is_reading: bool) {
+        while let Some(done) = self.road.pop() {
+            if done.direction == Direction::Out {
+                assert_eq!(done.status, Status::Ok);
+                self.writing -= 1;
+                continue;
+            }
+            let at = self.reading.iter().position(|id| *id == done.id.0).expect("it was asked");
+            assert!(at == 0 || done.status == Status::Cancelled, "in order");
+            self.reading.remove(at);
+            for byte_read in done.payload.into_vec() {
+                assert_eq!(byte_read, byte(self.read), "byte {}", self.read);
+                self.read += 1;
+            }
+        }
+        self.write_on();
+        if is_reading {
+            self.read_on();
+        }
+        self.road.step(Some(until));
+    }
+}
+
+fn byte(at: u64) -> u8 {
+    (at ^ at >> 8 ^ at >> 16) as u8
+}
+
+#[test]
+fn a_serial_line_runs_at_full_rate_both_ways() {
+    let mut terminal = Terminal::open();
+    let span = Duration::from_secs(10);
+    let until = terminal.road.now + span;
+    while terminal.road.now < until {
+        terminal.step(until, true);
+    }
+    let rate = |bytes: u64| bytes as f64 / span.as_secs_f64();
+    let (out, back) = (rate(terminal.written), rate(terminal.read));
+    println!("{:.0} bytes/s out, {:.0} back at {ROUND_TRIP:?}; the line has {BYTES_PER_SECOND:.0}", out, back);
+    assert!(out >= BYTES_PER_SECOND && back >= BYTES_PER_SECOND, "{out} {back}");
+}
+
+#[test]
+fn no_byte_is_lost_when_the_reader_stalls_or_cancels() {
+    let mut terminal = Terminal::open();
+    for round in 0..40 {
+        let until = terminal.road.now + Duration::from_millis(37 * (round % 9) + 5);
+        let is_reading = round % 3 != 2;
+        while terminal.road.now < until {
+            terminal.step(until, is_reading);
+        }
+        if round % 4 == 1 {
+            terminal.reading.clone().into_iter().for_each(|id| terminal.road.cancel(UrbId(id)));
+        }
+    }
+    println!("{} of {} bytes came back", terminal.read, terminal.written);
+    assert!(terminal.read > 500_000 && terminal.written - terminal.read < 2 << 20);
+}

@@ -1,0 +1,194 @@
+//! A long road in made-up time: a device at one end, its user at the other.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use farbus_model::{BufferPool, Completions, Device, Done, Instant, Limits, Urb, UrbId};
+use farbus_session::far::{Far, Plan};
+use farbus_session::native::{
+    Attached, ExporterSession, ImporterSession, Lane, LaneLimits, RemoteUsb, Served, ServedUsb, Services, State,
+};
+use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
+use farbus_wire::native::{Outcome, SessionId};
+use farbus_wire::usbip::DeviceRecord;
+
+/// What travels one way, and when it is there.
+type Way = VecDeque<(Instant, Vec<u8>)>;
+
+pub struct Road {
+    pub now: Instant,
+    one_way: Duration,
+    importer: ImporterSession,
+    pub far: Far<RemoteUsb>,
+    /// `None` once all is over.
+    exporter: Option<ExporterSession>,
+    shelf: Shelf,
+    there: Way,
+    back: Way,
+    done: Completions,
+}
+
+struct Shelf(Option<Box<dyn Device>>);
+
+impl Services for Shelf {
+    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        let device = self.0.take().expect("it is opened once");
+        let record = DeviceRecord {
+            path: "/farbus/far".into(),
+            bus_id: "1-1".into(),
+            bus: 1,
+            device: 2,
+            speed: device.speed(),
+            vendor: 1,
+            product: 1,
+            device_bcd: 0,
+            class: [0; 3],
+            configuration: 0,
+            configurations: 1,
+            interfaces: Vec::new(),
+            interface_count: 0,
+        };
+        Ok((1, Box::new(ServedUsb::new(number, device, record, Limits::DEFAULT, |_, _| ()))))
+    }
+}
+
+impl Road {
+    /// A session is there, and the device is asked for; it takes `round_trip` to hear from it.
+    pub fn to(device: impl Device + 'static, round_trip: Duration, is_on: bool) -> Self {
+        let now = Instant::ZERO + Duration::from_secs(1);
+        let mut importer = ImporterSession::new(now, 7, Duration::from_secs(20), LaneLimits::DEFAULT);
+        let hello = importer.hello();
+        let begun = ExporterSession::begin(&hello, SessionId([1; 16]), 1, Duration::from_secs(20), LaneLimits::DEFAULT);
+        let (exporter, welcome) = begun.expect("a version that both speak");
+        assert_eq!(welcome.outcome, Outcome::Begun);
+        importer.handle_welcome(&welcome).expect("it is what was asked");
+        let (class, mode, name, reason) = (Class::USB, Mode::Exclusive, "far".into(), String::new());
+        let remote = RemoteUsb::new(1, Open { class, mode, epoch: 0, name, reason });
+        let plan = if is_on { Plan::within(4096) } else { Plan::OFF };
+        Self {
+            now,
+            one_way: round_trip / 2,
+            importer,
+            far: Far::new(remote, plan),
+            exporter: Some(exporter),
+            shelf: Shelf(Some(Box::new(device))),
+            there: Way::new(),
+            back: Way::new(),
+            done: Completions::new(BufferPool::new(1 << 20)),
+        }
+    }
+
+    /// Until the device is open.
+    pub fn open(&mut self) {
+        while *self.far.device().state() == State::Opening {
+            self.step(None);
+        }
+        assert_eq!(*self.far.device().state(), State::Open);
+        self.far.begin(self.now, &mut self.done);
+        self.send();
+    }
+
+    pub fn submit(&mut self, urb: Urb) {
+        self.far.submit(self.now, urb.launch(), &mut self.done);
+    }
+
+    pub fn cancel(&mut self, id: UrbId) {
+        self.far.cancel(self.now, id, &mut self.done);
+    }
+
+    pub fn pop(&mut self) -> Option<Done> {
+        self.done.pop()
+    }
+
+    /// Asks, and waits for the answer.
+    pub fn ask(&mut self, urb: Urb) -> Done {
+        let id = urb.id;
+        self.submit(urb);
+        loop {
+            match self.done.pop() {
+                Some(done) if done.id == id => return done,
+                Some(_) => {}
+                None => self.step(None),
+            }
+        }
+    }
+
+    fn exporter(&mut self) -> &mut ExporterSession {
+        self.exporter.as_mut().expect("it is there until all is over")
+    }
+
+    fn send(&mut self) {
+        let mut nobody = Completions::new(BufferPool::new(0));
+        while let Some(message) = self.far.act(self.now, &mut nobody, |remote, _| remote.poll_message()) {
+            self.importer.send(message);
+        }
+        assert!(nobody.is_empty());
+        let at = self.now + self.one_way;
+        for (lane, way) in
+            [(self.importer.lane_mut(), &mut self.there), (self.exporter.as_mut().unwrap().lane_mut(), &mut self.back)]
+        {
+            while lane.has_transmit() {
+                let bytes: Vec<u8> = lane.poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
+                lane.handle_transmitted(bytes.len());
+                way.push_back((at, bytes));
+            }
+        }
+    }
+
+    /// The next thing happens; at `until`, if nothing does before.
+    pub fn step(&mut self, until: Option<Instant>) {
+        self.send();
+        let front = |way: &Way| way.front().map(|(at, _)| *at);
+        let moments = [
+            front(&self.there),
+            front(&self.back),
+            self.exporter.as_ref().unwrap().poll_timeout(),
+            Device::poll_timeout(&self.far),
+            until,
+        ];
+        let next = moments.into_iter().flatten().min().expect("something happens");
+        self.now = self.now.max(next);
+        let now = self.now;
+        while self.there.front().is_some_and(|(at, _)| *at <= now) {
+            let (_, bytes) = self.there.pop_front().expect("looked at just now");
+            let exporter = self.exporter.as_mut().unwrap();
+            receive(exporter.lane_mut(), &bytes);
+            while exporter.advance(now, &mut self.shelf).expect("an honest importer") {}
+        }
+        self.exporter().handle_ready(now);
+        while self.back.front().is_some_and(|(at, _)| *at <= now) {
+            let (_, bytes) = self.back.pop_front().expect("looked at just now");
+            receive(self.importer.lane_mut(), &bytes);
+            while let Some(arrived) = self.importer.poll_arrived().expect("an honest exporter") {
+                let heard = |remote: &mut RemoteUsb, done: &mut Completions| remote.handle_arrived(now, arrived, done);
+                self.far.act(now, &mut self.done, heard).expect("an honest exporter");
+            }
+        }
+        if Device::poll_timeout(&self.far).is_some_and(|at| at <= now) {
+            self.far.handle_timeout(now, &mut self.done);
+        }
+        self.send();
+    }
+}
+
+impl Drop for Road {
+    /// What is under way ends, heard by nobody.
+    fn drop(&mut self) {
+        let over = |remote: &mut RemoteUsb, done: &mut Completions| remote.handle_over(Cause::Asked, "enough", done);
+        self.far.act(self.now, &mut self.done, over);
+        if let Some(exporter) = self.exporter.take() {
+            exporter.finish(self.now);
+        }
+    }
+}
+
+fn receive(lane: &mut Lane, bytes: &[u8]) {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let space = lane.receive_space();
+        let count = space.len().min(rest.len());
+        space[..count].copy_from_slice(&rest[..count]);
+        lane.handle_received(count);
+        rest = &rest[count..];
+    }
+}

@@ -1,0 +1,489 @@
+//! A guest that goes from host to host in that world, each an importer of its own, with a device that says something whenever it likes: also
+//! while it is being withdrawn, whole, in part, or not at all.
+//!
+//! Every endpoint sends bytes that count. What the guest hears of one is the next, always, wherever it is.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use farbus_model::definition::InterfaceDefinition;
+use farbus_model::{
+    BufferPool, Completions, Definition, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Limits, Payload,
+    Selection, Speed, Status, UrbId,
+};
+use farbus_session::Reject;
+use farbus_session::native::{Attached, Bequest, Inherited, RemoteUsb, Served, ServedUsb, Services, State as Standing};
+use farbus_session::redir::usbredir::message::DataPacket;
+use farbus_session::redir::usbredir::{Conn, Message, Outcome, Packet, Side};
+use farbus_session::redir::{CAPS, FROZEN_MAGIC, Frozen, RedirHost};
+use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
+use farbus_wire::native::{Arrived, Message as Said};
+
+use crate::random::Random;
+use crate::usb::record;
+use crate::world::World;
+
+const READ: EpAddr = EpAddr::from_byte(0x81);
+const KEYS: EpAddr = EpAddr::from_byte(0x82);
+const STREAM: EpAddr = EpAddr::from_byte(0x83);
+/// Of a bulk endpoint at high speed.
+const PACKET: usize = 512;
+/// Of a read of the guest's, and of the stream's transfers.
+const READ_BYTES: u32 = 3 * PACKET as u32;
+const KEY_BYTES: usize = 8;
+/// Reads that the guest has open at a time.
+const READS_MAX: usize = 3;
+
+/// What is sent at a place of an endpoint's data; no number of packets that is missing goes unseen.
+fn byte_at(place: usize) -> u8 {
+    (place % 251) as u8
+}
+
+/// A device that sends what it likes when it likes, always to who asked first, and takes its time to let go.
+struct Restless {
+    descriptors: Descriptors,
+    selection: Selection,
+    queues: BTreeMap<EpAddr, VecDeque<InFlight>>,
+    /// In the order in which that was asked for.
+    withdrawn: VecDeque<UrbId>,
+    /// What each endpoint sends next.
+    next: BTreeMap<EpAddr, usize>,
+    random: Random,
+}
+
+impl Restless {
+    fn new(seed: u64) -> Self {
+        let interval = Duration::from_micros(125);
+        let interface =
+            InterfaceDefinition::vendor().bulk_pair(1).interrupt(2, Direction::In, 8, interval).bulk_pair(3);
+        Self {
+            descriptors: Definition::new(0x1209, 2).names("farbus", "restless", "").interface(interface).build(),
+            selection: Selection::default(),
+            queues: BTreeMap::new(),
+            withdrawn: VecDeque::new(),
+            next: BTreeMap::new(),
+            random: Random::new(seed),
+        }
+    }
+
+    /// The first request of an endpoint ends with so many bytes.
+    fn end(&mut self, endpoint: EpAddr, status: Status, length: usize, done: &mut Completions) {
+        let urb = self.queues.get_mut(&endpoint).and_then(VecDeque::pop_front).expect("it has one");
+        self.withdrawn.retain(|id| *id != urb.id);
+        let next = self.next.entry(endpoint).or_default();
+        let bytes: Vec<u8> = (*next..*next + length).map(byte_at).collect();
+        *next += length;
+        done.push(urb.done(status, length as u32, bytes.into()));
+    }
+
+    /// What was asked to be let go of longest ago.
+    fn let_go(&mut self, done: &mut Completions) {
+        let Some(id) = self.withdrawn.pop_front() else { return };
+        let found = self.queues.iter().find_map(|(&endpoint, queue)| {
+            queue.iter().position(|urb| urb.id == id).map(|at| (endpoint, at, queue[at].length as usize))
+        });
+        let (endpoint, at, length) = found.expect("what was withdrawn is there");
+        let packets = length / PACKET;
+        match (at, self.random.below(3)) {
+            // The first in its queue may have begun.
+            (0, 0) if packets > 1 => {
+                let some = PACKET * (1 + self.random.below(packets as u64 - 1) as usize);
+                self.end(endpoint, Status::Cancelled, some, done);
+            }
+            (0, 1) => self.end(endpoint, Status::Ok, length, done),
+            _ => {
+                let urb = self.queues.get_mut(&endpoint).and_then(|queue| queue.remove(at)).expect("found just now");
+                done.push(urb.fail(Status::Cancelled));
+            }
+        }
+    }
+}
+
+impl Device for Restless {
+    fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    fn speed(&self) -> Speed {
+        Speed::High
+    }
+
+    fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    fn submit(&mut self, _now: Instant, mut urb: InFlight, done: &mut Completions) {
+        if urb.endpoint.is_control() {
+            self.selection.select_configuration(&self.descriptors, urb.setup.value as u8);
+            return done.push(urb.accept());
+        }
+        urb.own_payload();
+        self.queues.entry(urb.endpoint).or_default().push_back(urb);
+    }
+
+    fn cancel(&mut self, _now: Instant, id: UrbId, _done: &mut Completions) {
+        let has_it = self.queues.values().flatten().any(|urb| urb.id == id);
+        if has_it && !self.withdrawn.contains(&id) {
+            self.withdrawn.push_back(id);
+        }
+    }
+
+    /// Nobody who still listens would miss that: what comes next is another number.
+    fn reset(&mut self, _now: Instant, done: &mut Completions) {
+        self.withdrawn.clear();
+        for urb in self.queues.values_mut().flat_map(|queue| queue.drain(..)) {
+            done.push(urb.fail(Status::Shutdown));
+        }
+        self.next.values_mut().for_each(|next| *next += 77);
+    }
+
+    fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
+        if self.random.once_in(2) {
+            self.let_go(done);
+        }
+        for endpoint in [READ, KEYS, STREAM] {
+            let Some(length) = self.queues.get(&endpoint).and_then(|queue| queue.front()).map(|urb| urb.length) else {
+                continue;
+            };
+            match (endpoint, self.random.below(8)) {
+                (KEYS, 0) => self.end(KEYS, Status::Ok, KEY_BYTES, done),
+                (KEYS, _) => {}
+                (_, 0) => self.end(endpoint, Status::Ok, length as usize, done),
+                // A short packet ends it.
+                (_, 1) => {
+                    let short = self.random.below(u64::from(length)) as usize;
+                    self.end(endpoint, Status::Ok, short, done);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Drop for Restless {
+    fn drop(&mut self) {
+        for urb in self.queues.values_mut().flat_map(|queue| queue.drain(..)) {
+            let _ = urb.fail(Status::Gone);
+        }
+    }
+}
+
+/// The exporter's devices: one, which is opened, or handed over.
+struct House {
+    seed: u64,
+    lease: u64,
+    left: Arc<Mutex<Option<(Restless, Bequest)>>>,
+}
+
+impl House {
+    fn serve(&mut self, number: u16, device: Restless) -> (u64, Box<dyn Served>) {
+        let left = Arc::clone(&self.left);
+        let pass_on = move |device: Restless, _, bequest| left.lock().unwrap().replace((device, bequest)).is_none();
+        let served = ServedUsb::new(number, device, record(), Limits::DEFAULT, |_, _| {});
+        self.lease += 1;
+        (self.lease, Box::new(served.inheritable(pass_on)))
+    }
+}
+
+impl Services for House {
+    fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        Ok(self.serve(number, Restless::new(self.seed)))
+    }
+
+    fn inherit(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Inherited, End>> {
+        let (device, Bequest { luggage, .. }) = self.left.lock().unwrap().take()?;
+        let (lease, served) = self.serve(number, device);
+        Some(Ok(Inherited { lease, served, luggage }))
+    }
+}
+
+/// What a host lends its guest.
+struct Lender(RedirHost<RemoteUsb>);
+
+impl Lender {
+    fn remote<T>(&mut self, act: impl FnOnce(&mut RemoteUsb, &mut Completions) -> T) -> T {
+        self.0.with_device(act)
+    }
+}
+
+impl Attached for Lender {
+    type Done = ();
+
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, (): &mut ()) -> Result<(), Reject> {
+        self.remote(|remote, done| remote.handle_arrived(now, arrived, done))
+    }
+
+    fn handle_renewed(&mut self, _now: Instant, (): &mut ()) {
+        unreachable!("no exporter crashes here")
+    }
+
+    fn handle_over(&mut self, cause: Cause, message: &str, (): &mut ()) {
+        self.remote(|remote, done| remote.handle_over(cause, message, done));
+    }
+
+    fn poll_message(&mut self) -> Option<Said> {
+        self.remote(|remote, _| remote.poll_message())
+    }
+
+    fn state(&self) -> &Standing {
+        self.0.session().device().state()
+    }
+
+    fn close(&mut self) {
+        self.remote(|remote, _| remote.close());
+    }
+}
+
+/// The guest, and what it expects to hear next.
+struct Guest {
+    conn: Conn,
+    /// What it said, on its way.
+    said: Vec<u8>,
+    reads: VecDeque<u64>,
+    next_id: u64,
+    next: BTreeMap<EpAddr, usize>,
+    heard: u32,
+}
+
+impl Guest {
+    fn say(&mut self, id: u64, message: Message) {
+        self.conn.send(Packet { id, message }, &mut BufferPool::new(0));
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        let bytes: Vec<u8> = self.conn.poll_transmit().iter().flat_map(|run| run.to_vec()).collect();
+        self.conn.handle_transmitted(bytes.len(), &mut BufferPool::new(0));
+        self.said.extend(bytes);
+    }
+
+    fn read(&mut self) {
+        let (id, outcome) = (self.next_id, Outcome::Success);
+        self.next_id += 1;
+        self.reads.push_back(id);
+        let packet = DataPacket { endpoint: READ, outcome, length: READ_BYTES, stream: 0, payload: Payload::Empty };
+        self.say(id, Message::Bulk(packet));
+    }
+
+    fn hear(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let space = self.conn.receive_space();
+            let count = space.len().min(rest.len());
+            space[..count].copy_from_slice(&rest[..count]);
+            self.conn.handle_received(count);
+            rest = &rest[count..];
+            while let Some(Packet { id, message }) = self.conn.poll_packet().expect("a host keeps to the protocol") {
+                match message {
+                    Message::Bulk(packet) => {
+                        assert_eq!(self.reads.pop_front(), Some(id), "reads are answered in their order, once");
+                        self.take_in(packet);
+                    }
+                    Message::Interrupt(packet) | Message::BufferedBulk(packet) => self.take_in(packet),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn take_in(&mut self, DataPacket { endpoint, outcome, payload, .. }: DataPacket) {
+        assert_eq!(outcome, Outcome::Success, "of {endpoint:?}");
+        let next = self.next.entry(endpoint).or_default();
+        for byte in payload.into_vec() {
+            assert_eq!(byte, byte_at(*next), "{endpoint:?} goes on where it was");
+            *next += 1;
+        }
+        self.heard += 1;
+    }
+}
+
+/// How far a move is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Stays,
+    Held {
+        for_steps: u32,
+    },
+    /// The guest has left; its device is on its way.
+    Left,
+}
+
+/// A guest, the host where it is, and the one where it goes.
+pub struct GuestWorld {
+    here: World<Lender>,
+    there: Option<World<Lender>>,
+    house: House,
+    guest: Guest,
+    stage: Stage,
+    /// The guest's stream, until its device has followed it.
+    luggage: Option<Vec<u8>>,
+    moves: u32,
+}
+
+fn open() -> Open {
+    let (name, reason) = ("restless".to_owned(), String::new());
+    Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name, reason }
+}
+
+impl GuestWorld {
+    pub fn new(random: &mut Random) -> Self {
+        let lender = Lender(RedirHost::new(RemoteUsb::new(1, open()), Limits::DEFAULT));
+        let conn = Conn::new(Side::Guest, "test", CAPS, &Limits::DEFAULT);
+        let next = BTreeMap::new();
+        let guest = Guest { conn, said: Vec::new(), reads: VecDeque::new(), next_id: 10, next, heard: 0 };
+        let house = House { seed: random.next(), lease: 0, left: Arc::default() };
+        let (here, there, stage, luggage, moves) = (World::new(lender), None, Stage::Stays, None, 0);
+        let mut world = Self { here, there, house, guest, stage, luggage, moves };
+        world.here.link(random, &mut ());
+        world.here.exchange(&mut world.house, &mut ());
+        world.here.remote.0.connect();
+        world.guest.flush();
+        world.carry();
+        world.guest.say(1, Message::SetConfiguration(1));
+        world.carry();
+        world.here.exchange(&mut world.house, &mut ());
+        world.carry();
+        world.guest.say(0, Message::StartInterruptReceiving(KEYS));
+        let (bytes_per_transfer, endpoint) = (READ_BYTES, STREAM);
+        world.guest.say(0, Message::StartBulkReceiving { stream: 0, bytes_per_transfer, endpoint, transfers: 2 });
+        world.carry();
+        world
+    }
+
+    /// What guest and host say to each other arrives.
+    fn carry(&mut self) {
+        let (host, now) = (&mut self.here.remote.0, self.here.now);
+        if self.stage == Stage::Left {
+            return;
+        }
+        let said = std::mem::take(&mut self.guest.said);
+        let mut rest = &said[..];
+        while !rest.is_empty() {
+            let space = host.receive_space();
+            let count = space.len().min(rest.len());
+            space[..count].copy_from_slice(&rest[..count]);
+            host.handle_received(count);
+            rest = &rest[count..];
+            host.advance(now).expect("a guest that behaves");
+        }
+        host.advance(now).expect("a guest that behaves");
+        while host.has_transmit() {
+            let bytes: Vec<u8> = host.poll_transmit().iter().flat_map(|run| run.to_vec()).collect();
+            host.handle_transmitted(bytes.len());
+            self.guest.hear(&bytes);
+            host.advance(now).expect("a guest that behaves");
+        }
+    }
+
+    fn shuffle(&mut self, random: &mut Random) {
+        let (here, house) = (&mut self.here, &mut self.house);
+        for world in [Some(here), self.there.as_mut()].into_iter().flatten() {
+            world.now = world.now + Duration::from_micros(100);
+            world.shuffle(random, house, &mut ());
+            let now = world.now;
+            if random.once_in(100) {
+                world.link(random, &mut ());
+            }
+            if let Some(session) = &mut world.exporter {
+                session.handle_ready(now);
+                session.look_for_legacies(now, house);
+            }
+            if !world.is_linked() {
+                world.link(random, &mut ());
+            }
+        }
+    }
+
+    /// One thing that can happen.
+    pub fn step(&mut self, random: &mut Random) {
+        match random.below(6) {
+            0 if self.guest.reads.len() < READS_MAX => self.guest.read(),
+            1 => self.carry(),
+            2 if random.once_in(5) => self.go_on_moving(random),
+            _ => self.shuffle(random),
+        }
+    }
+
+    fn go_on_moving(&mut self, random: &mut Random) {
+        let (host, now) = (&mut self.here.remote.0, self.here.now);
+        match self.stage {
+            Stage::Stays => {
+                host.quiesce(now);
+                self.stage = Stage::Held { for_steps: 0 };
+            }
+            // It stays after all.
+            Stage::Held { .. } if random.once_in(8) => {
+                host.resume();
+                self.stage = Stage::Stays;
+            }
+            Stage::Held { for_steps } => {
+                if for_steps == 2 {
+                    host.take_back_reads(now);
+                }
+                self.stage = Stage::Held { for_steps: for_steps + 1 };
+                self.carry();
+                if self.here.remote.0.is_quiet() && !self.here.remote.0.has_transmit() {
+                    self.leave(random);
+                }
+            }
+            Stage::Left => self.follow(),
+        }
+    }
+
+    fn leave(&mut self, random: &mut Random) {
+        self.luggage = Some(self.here.remote.0.freeze().to_bytes());
+        let lender = Lender(RedirHost::new(RemoteUsb::heir(1, open(), *FROZEN_MAGIC), Limits::DEFAULT));
+        let mut there = World::new(lender);
+        there.now = self.here.now;
+        there.link(random, &mut ());
+        self.there = Some(there);
+        self.stage = Stage::Left;
+    }
+
+    /// The device follows as soon as nothing is under way, and the guest goes on when it is there.
+    fn follow(&mut self) {
+        let luggage = &mut self.luggage;
+        self.here.remote.remote(|remote, _| {
+            if let Some(luggage) = luggage.take_if(|_| remote.is_still()) {
+                remote.bequeath_with([1; 32], luggage);
+            }
+        });
+        let is_there = |world: &World<Lender>| *world.remote.state() == Standing::Open;
+        let Some(mut there) = self.there.take_if(|world| is_there(world)) else { return };
+        let luggage = there.remote.remote(|remote, _| remote.take_luggage());
+        let frozen = Frozen::from_bytes(&luggage).expect("it survives the way");
+        there.remote.0.thaw(there.now, frozen).expect("a guest said all this");
+        self.guest.conn = Conn::continued(Side::Guest, CAPS, CAPS, &Limits::DEFAULT);
+        self.here = there;
+        self.stage = Stage::Stays;
+        self.moves += 1;
+    }
+
+    /// Everything that is under way ends well; how much the guest heard, and how often it moved.
+    pub fn settle(mut self, random: &mut Random) -> (u32, u32) {
+        for _ in 0..100_000 {
+            if self.stage == Stage::Stays && self.guest.reads.is_empty() {
+                break;
+            }
+            self.go_on_moving_home();
+            self.carry();
+            self.shuffle(random);
+        }
+        assert!(self.stage == Stage::Stays && self.guest.reads.is_empty(), "it comes to its end");
+        let heard = (self.guest.heard, self.moves);
+        self.here.give_up(&mut ());
+        heard
+    }
+
+    fn go_on_moving_home(&mut self) {
+        match self.stage {
+            Stage::Stays => {}
+            Stage::Held { .. } => {
+                self.here.remote.0.resume();
+                self.stage = Stage::Stays;
+            }
+            Stage::Left => self.follow(),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! A medium with somebody before it, who may delay what is asked, or refuse it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use farbus_model::{BlockStore, Medium, StoreError};
+
+/// What is about to be done to a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    Read,
+    Write,
+}
+
+type Watcher = dyn Fn(Asked, Range<u64>) -> Result<(), StoreError> + Send + Sync;
+
+/// A medium whose reads and writes happen if somebody says so.
+pub struct Watched<M> {
+    medium: M,
+    watcher: Arc<Watcher>,
+}
+
+impl<M: Medium> Watched<M> {
+    pub fn new(
+        medium: M,
+        watcher: impl Fn(Asked, Range<u64>) -> Result<(), StoreError> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self { medium, watcher: Arc::new(watcher) })
+    }
+}
+
+impl<M: Medium> Medium for Watched<M> {
+    fn open(&self) -> Result<Box<dyn BlockStore>, String> {
+        Ok(Box::new(WatchedStore { store: self.medium.open()?, watcher: Arc::clone(&self.watcher) }))
+    }
+
+    fn preferred_bytes(&self) -> u32 {
+        self.medium.preferred_bytes()
+    }
+}
+
+struct WatchedStore {
+    store: Box<dyn BlockStore>,
+    watcher: Arc<Watcher>,
+}
+
+impl BlockStore for WatchedStore {
+    fn size_bytes(&self) -> u64 {
+        self.store.size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.store.is_read_only()
+    }
+
+    fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
+        (self.watcher)(Asked::Read, offset..offset + to.len() as u64)?;
+        self.store.read_at(offset, to)
+    }
+
+    fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        (self.watcher)(Asked::Write, offset..offset + from.len() as u64)?;
+        self.store.write_at(offset, from)
+    }
+
+    fn flush(&mut self) -> Result<(), StoreError> {
+        self.store.flush()
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.store.discard(offset, len)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.store.write_zeroes(offset, len)
+    }
+}
