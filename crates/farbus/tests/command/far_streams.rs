@@ -85,9 +85,10 @@ impl Driver {
             let at = self.device.poll_timeout();
             self.device.inner_mut().wait(at).unwrap();
             let now = self.now();
-            self.device.handle_ready(now, &mut self.done);
             if self.device.poll_timeout().is_some_and(|at| at <= now) {
                 self.device.handle_timeout(now, &mut self.done);
+            } else {
+                self.device.handle_ready(now, &mut self.done);
             }
         }
     }

@@ -544,10 +544,11 @@ impl<D: Device> Device for Isochronous<D> {
     }
 
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        // What is due is handed over before anything else takes its time.
+        self.keep_pace(now, done);
         if self.device.poll_timeout().is_some_and(|at| at <= now) {
             self.act(now, done, |device, done| device.handle_timeout(now, done));
         }
-        self.keep_pace(now, done);
     }
 
     fn end_turn(&mut self, now: Instant, done: &mut Completions) {
