@@ -24,6 +24,7 @@ use crate::address::LOCAL;
 pub use crate::address::address_of;
 use crate::ahead::Ahead;
 use crate::broker::Hands;
+use crate::cache::Cache;
 use crate::device_port::DevicePort;
 pub use crate::failure::{Attribute, FailureReport};
 use crate::known_host::{KnownHost, KnownHostError};
@@ -229,6 +230,8 @@ pub struct Client {
     ahead: Ahead,
     /// What its devices go through.
     recipe: Recipe,
+    /// What is kept here of its disks.
+    cache: Cache,
     /// Who a host is, found out while the files that say so could be read.
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
 }
@@ -256,6 +259,7 @@ impl Client {
             over: Over::default(),
             ahead: Ahead::default(),
             recipe: Recipe::default(),
+            cache: Cache::default(),
             pinned: None,
         }
     }
@@ -640,6 +644,15 @@ impl Client {
     /// What the devices that it takes go through.
     pub fn go_through(&mut self, recipe: Recipe) {
         self.recipe = recipe;
+    }
+
+    /// What is kept here of the disks that it takes.
+    pub fn keep(&mut self, cache: Cache) {
+        self.cache = cache;
+    }
+
+    pub(crate) fn cache(&self) -> Cache {
+        self.cache
     }
 
     /// Over what sessions reach their hosts.

@@ -65,6 +65,13 @@ pub enum Question {
         /// The device by name or target.
         device: String,
     },
+    /// Attach: nothing is to pass the device's modules, or all again.
+    Pause {
+        /// The device by name or target.
+        device: String,
+        /// Whether nothing is to pass.
+        is_paused: bool,
+    },
     /// Share: take a device back from whoever uses it.
     Release {
         /// Name or bus id.

@@ -23,6 +23,7 @@ pub mod bare;
 pub mod block;
 pub mod broker;
 mod cable;
+pub mod cache;
 pub mod cli;
 pub mod client;
 pub mod control;

@@ -111,6 +111,9 @@ impl<A: Attached> Linked<A> {
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let standing = Standing::waking(Arc::clone(&dialer.wake));
         standing.note_expected(remote.is_expected());
+        if remote.goes_through("pause") {
+            standing.note_pausable();
+        }
         Ok(Self {
             session,
             remote,
@@ -253,6 +256,9 @@ impl<A: Attached> Linked<A> {
 
     /// Modules have moments of their own.
     fn see_to_modules(&mut self, done: &mut A::Done) {
+        if let Some(is_paused) = self.standing.take_pause() {
+            self.remote.pause(self.clock.now(), is_paused);
+        }
         if let Some(due) = self.remote.poll_timeout() {
             let now = self.clock.now();
             if due <= now {
@@ -581,6 +587,10 @@ impl BlockDevice for Linked<RemoteBlock> {
 
     fn handle_ready(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
         self.turn(done);
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        self.remote.inner().epoch()
     }
 
     fn is_gone(&self) -> bool {

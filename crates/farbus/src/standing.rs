@@ -19,6 +19,8 @@ struct Inner {
     state: Mutex<State>,
     /// Whether an heir was named: looked at in every turn.
     has_heir: AtomicBool,
+    /// Whether it is to pause, or to go on: looked at in every turn.
+    has_pause: AtomicBool,
     /// Whether it is yet to be handed over to us.
     is_expected: AtomicBool,
     /// Wakes whoever has the session.
@@ -34,6 +36,10 @@ struct State {
     end: Option<End>,
     /// Of its latest requests that were timed.
     latency: Samples,
+    /// Whether it goes through a module that can hold what passes.
+    can_pause: bool,
+    /// What its owner wants of that.
+    pause: Option<bool>,
 }
 
 impl Standing {
@@ -65,6 +71,38 @@ impl Standing {
             wake.wake();
         }
         Ok(())
+    }
+
+    /// Nothing is to pass, or all again.
+    ///
+    /// # Errors
+    /// Why it cannot be so.
+    pub fn pause(&self, is_paused: bool) -> Result<(), &'static str> {
+        self.with(|state| match state {
+            State { end: Some(_), .. } => Err("it is over already"),
+            State { can_pause: false, .. } => {
+                Err("it does not go through the module 'pause' (farbus attach --module pause)")
+            }
+            State { pause, .. } => {
+                *pause = Some(is_paused);
+                Ok(())
+            }
+        })?;
+        self.0.has_pause.store(true, Ordering::Release);
+        if let Some(wake) = &self.0.wake {
+            wake.wake();
+        }
+        Ok(())
+    }
+
+    /// What its owner wants, once.
+    pub(crate) fn take_pause(&self) -> Option<bool> {
+        if self.0.has_pause.swap(false, Ordering::AcqRel) { self.with(|state| state.pause.take()) } else { None }
+    }
+
+    /// It goes through a module that can hold what passes.
+    pub(crate) fn note_pausable(&self) {
+        self.with(|state| state.can_pause = true);
     }
 
     /// Whether its device is yet to be handed over to us.
@@ -139,6 +177,17 @@ impl Standing {
 mod tests {
     use super::*;
     use farbus_session::native::control::Cause;
+
+    #[test]
+    fn what_its_owner_wants_is_heard_once_and_only_where_it_can_be() {
+        let standing = Standing::default();
+        assert!(standing.pause(true).unwrap_err().contains("--module pause"));
+        standing.note_pausable();
+        assert_eq!((standing.pause(true), standing.pause(false)), (Ok(()), Ok(())));
+        assert_eq!([standing.take_pause(), standing.take_pause()], [Some(false), None]);
+        standing.note_end(&End { cause: Cause::Network, message: "no link".into() });
+        assert_eq!(standing.pause(true), Err("it is over already"));
+    }
 
     #[test]
     fn a_link_that_is_lost_twice_was_lost_once() {

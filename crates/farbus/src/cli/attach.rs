@@ -18,6 +18,7 @@ use super::served::{Served, say_served};
 use crate::ahead::Ahead;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::{Hands, Mandate};
+use crate::cache::Cache;
 use crate::client::{Attribute, Client, ClientError, FailureReport, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::gate::{Gate, Granted};
@@ -52,7 +53,7 @@ use farbus_session::{OpStatus, Reject};
     -device usb-redir,chardev=disk\n  \
     farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n  \
     farbus attach lab3/disk --via nbd --mode read &\n  \
-    farbus attach lab3/disk --via uas\n  \
+    farbus attach lab3/disk --via uas --cache writeback\n  \
     farbus attach lab3/disk --module zstd --module seal:key-file=seal.key\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
@@ -77,6 +78,11 @@ pub struct AttachArgs {
     /// fuse, nbd, uas: 'exclusive', by you alone, who may change it; 'read', by you and others, none of whom changes it.
     #[arg(long, value_name = "MODE", default_value = DiskMode::Exclusive.as_str())]
     mode: DiskMode,
+    /// fuse, nbd, uas: what is kept here of a distant disk. 'none'; 'ahead', what is read in order is fetched before it is asked for;
+    /// 'writeback', what is written is answered before it has arrived, too: what is to be durable is flushed (fsync), as on any disk
+    /// with a write cache. [default: ahead]
+    #[arg(long, value_name = "CACHE")]
+    cache: Option<Cache>,
     /// redir, nbd: the device is to be handed over to this host by 'farbus migrate', with the virtual machine that has it: whoever
     /// connects waits until it is, and goes on where the machine was. A disk may be read before that.
     #[arg(long)]
@@ -197,6 +203,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     client.travel(args.over);
     client.ask_ahead(args.ahead);
     client.go_through(recipe);
+    client.keep(args.cache.unwrap_or_default());
     if let Some(seconds) = args.grace {
         client.outlive(Duration::from_secs(seconds));
     }
@@ -255,6 +262,9 @@ impl Way {
             }
             DiskMode::Read if !is_disk => Err(Failure::local(
                 "--mode read goes with --via fuse, nbd and uas: a USB device has one user\n  try: --via nbd --mode read",
+            )),
+            _ if args.cache.is_some() && !is_disk => Err(Failure::local(
+                "--cache goes with --via fuse, nbd and uas: of a USB device nothing is kept\n  try: --via nbd",
             )),
             _ => Ok(way),
         }
@@ -602,9 +612,14 @@ impl Shown {
             }
             Question::Hold { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::hold),
             Question::Resume { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::go_on),
+            Question::Pause { device, is_paused } if self.is_meant(&device) => {
+                let standing = self.state().standing.clone();
+                answer_of_pause(standing.as_ref(), is_paused)
+            }
             Question::Version
             | Question::Hold { .. }
             | Question::Resume { .. }
+            | Question::Pause { .. }
             | Question::Migrate { .. }
             | Question::Detach { .. }
             | Question::Type { .. }
@@ -665,6 +680,15 @@ pub fn answer_of_heir(gate: Option<&Gate>, standing: Option<&Standing>, heir: &s
             Err(why) => refused(why),
         },
         None => refused("it has no session that could be handed over (a paired host, or --grace SECONDS)"),
+    }
+}
+
+/// Lets nothing pass a device's modules, or all again; says so where there are none.
+pub fn answer_of_pause(standing: Option<&Standing>, is_paused: bool) -> Answer {
+    let no_session = Err("it has no session, and so no modules (farbus attach --module pause)");
+    match standing.map_or(no_session, |standing| standing.pause(is_paused)) {
+        Ok(()) => Answer::Ok(serde_json::Value::Null),
+        Err(why) => Answer::Refused(why.to_owned()),
     }
 }
 

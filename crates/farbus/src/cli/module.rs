@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use super::output::say;
+use super::owner::ask_owner;
 use crate::client::Attribute;
+use crate::control::Question;
 
 /// Show the modules that devices can be used through.
 #[derive(Debug, clap::Args)]
@@ -40,6 +42,22 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Hold what passes: of a device that is attached here with --module pause.
+    #[command(
+        after_help = "Examples:\n  farbus attach lab/disk --via fuse --module pause\n  farbus module pause lab/disk\n  \
+    farbus module resume lab/disk"
+    )]
+    Pause(DeviceArgs),
+    /// Let it go on.
+    #[command(after_help = "Example:\n  farbus module resume lab/disk")]
+    Resume(DeviceArgs),
+}
+
+/// An attached device.
+#[derive(Debug, clap::Args)]
+struct DeviceArgs {
+    /// Its name, or HOST[:PORT]/DEVICE as attached.
+    device: String,
 }
 
 impl Args {
@@ -69,8 +87,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 false => say(format!("{}\nCosts {}.", manifest.manual, manifest.cost)),
             }
         }
+        Verb::Pause(DeviceArgs { device }) => pause(device, true)?,
+        Verb::Resume(DeviceArgs { device }) => pause(device, false)?,
     }
     Ok(())
+}
+
+fn pause(device: &str, is_paused: bool) -> Result<(), Failure> {
+    ask_owner(device, Question::Pause { device: device.to_owned(), is_paused })
 }
 
 fn in_json(manifest: &'static Manifest) -> Value {

@@ -439,6 +439,7 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         Question::Version
         | Question::Detach { .. }
         | Question::Hold { .. }
+        | Question::Pause { .. }
         | Question::Resume { .. }
         | Question::Migrate { .. }
         | Question::Reload

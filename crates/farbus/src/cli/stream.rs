@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use farbus_io::sys::confine::Needs;
+use farbus_modules::Asked;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -16,6 +17,7 @@ use super::output::print_json;
 use crate::broker::{Hands, Mandate};
 use crate::client::{Client, Target};
 use crate::frames::{Frame, Wanted, open_stream};
+use crate::modules::recipe;
 
 /// Read frames of another host's camera, screen or other source.
 #[derive(Debug, clap::Args)]
@@ -38,6 +40,7 @@ enum What {
     Examples:\n  farbus stream read lab3/cam > frames.rgb\n  \
     farbus stream read lab3/cam --latest | ffplay -f rawvideo -pixel_format rgb24 -video_size 640x480 -\n  \
     mkfifo /run/cam; farbus stream read lab3/cam > /run/cam      # a program reads it as a device\n  \
+    farbus stream read lab3/cam --module stale --module zstd > now.rgb      # through modules\n  \
     farbus stream read lab3/cam --count 300 --json | jq .per_second"
 )]
 struct ReadArgs {
@@ -52,6 +55,9 @@ struct ReadArgs {
     /// Write no frames: a JSON object in the end, of what came and how fast.
     #[arg(long)]
     json: bool,
+    /// What the frames go through, their reader first; see 'farbus module'. May be given more than once.
+    #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
+    module: Vec<Asked>,
     /// Keep the rights it was started with.
     #[arg(long)]
     no_sandbox: bool,
@@ -102,9 +108,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
 fn read(args: &ReadArgs) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let target = &args.target;
+    let recipe = recipe(&args.module).map_err(Failure::local)?;
     let mandate = Mandate { hosts: vec![target.address.clone()], ..Mandate::default() };
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
-    let client = Client::for_host(&target.address, hands)?;
+    let mut client = Client::for_host(&target.address, hands)?;
+    client.go_through(recipe);
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }

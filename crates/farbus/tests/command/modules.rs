@@ -179,6 +179,67 @@ fn what_was_recorded_answers_in_the_device_s_place() {
     assert!(refused.stderr.contains("neither end has a recording"), "{refused:?}");
 }
 
+#[test]
+fn frames_of_a_stream_go_through_them_and_what_the_link_is_too_slow_for_is_dropped() {
+    let house = House::new();
+    let share = share(&house, &["stream:pattern,size=64x48,format=grey,rate=200"], &[]);
+    let (way, file) = (Counted::to(&share), house.path("frames.pcapng"));
+    let target = way.target("stream");
+    let read = |count: &str, modules: &[&str]| {
+        let modules = modules.iter().flat_map(|module| ["--module", module]);
+        let words: Vec<&str> =
+            ["stream", "read", &target, "--json", "--count", count].into_iter().chain(modules).collect();
+        way.take();
+        (house.json(&words), way.take())
+    };
+    let (plain, bytes) = read("100", &["null"]);
+    assert_eq!(
+        (&plain["frames"], &plain["missed"], &plain["bytes"]),
+        (&100.into(), &0.into(), &(100 * 64 * 48).into())
+    );
+    let record = format!("record:file={}", file.display());
+    let (shrunk, fewer) = read("100", &[&record, "bundle", "zstd", "buffer:time=2ms"]);
+    assert_eq!((&shrunk["frames"], &shrunk["missed"]), (&100.into(), &0.into()));
+    assert!(fewer < bytes / 4, "{fewer} of {bytes}");
+    wait_until_written(&file);
+    assert!(fs::metadata(&file).unwrap().len() > 100 * 64 * 48, "frames are recorded");
+    // Twenty frames a second fit, of two hundred: the newest are seen, and far more than may be granted at once.
+    let slow = ["stale:ahead=1", "rate:bytes-per-s=62000"];
+    let (newest, _) = read("40", &slow);
+    assert_eq!(newest["frames"], 40);
+    assert!(newest["missed"].as_u64().unwrap() > 100, "{newest}");
+}
+
+#[test]
+fn what_is_paused_waits_and_goes_on() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let (image, at) = (house.image("image", MIB), house.path("at"));
+    let share = share(&house, &[&format!("block:{}", image.display())], &[]);
+    let target = share.target("block");
+    let words =
+        ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap(), "--module", "zstd", "--module", "pause"];
+    let mut attach = Running::start(house.command(&words));
+    attach.wait_for_line("attached as ");
+    assert_eq!(house.run(&["module", "pause", &target]).code, Some(0));
+    let file = File::open(at.join("disk.img")).unwrap();
+    let (told, answers) = std::sync::mpsc::channel();
+    let reader = thread::spawn(move || {
+        file.read_exact_at(&mut [0; 4096], 512 << 10).unwrap();
+        told.send(()).unwrap();
+    });
+    assert!(answers.recv_timeout(std::time::Duration::from_millis(500)).is_err(), "it waits");
+    assert_eq!(house.run(&["module", "resume", &target]).code, Some(0));
+    answers.recv_timeout(PATIENCE).expect("it goes on");
+    reader.join().unwrap();
+    attach.signal(Signal::TERM);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+    let none = house.run(&["module", "pause", &target]);
+    assert_eq!(none.code, Some(4), "{none:?}");
+}
+
 /// A recording is written behind: until nothing more comes.
 fn wait_until_written(file: &Path) {
     let length = || fs::metadata(file).unwrap().len();
@@ -231,7 +292,7 @@ fn modules_are_listed_and_explained() {
         assert!(shown.code == Some(0) && shown.stdout.starts_with(&format!("# {name}")), "{shown:?}");
         assert_eq!(house.json(&["module", "show", name, "--json"]), *module);
     }
-    assert!(modules.as_array().unwrap().len() >= 9);
+    assert!(modules.as_array().unwrap().len() >= 17);
     let unknown = house.run(&["module", "show", "zip"]);
     assert_eq!(unknown.code, Some(4), "{unknown:?}");
     assert!(unknown.stderr.contains("there are lz4, zstd, seal"), "{unknown:?}");

@@ -83,7 +83,8 @@ fn programs_that_use_a_disk_by_nbd_stay_connected() {
     let house = House::new();
     let socket = house.path("far.sock");
     let what = format!("block:{}", house.image("image", 16 << 20).display());
-    let (share, mut daemon, desk) = attached(&house, &what, &format!("via='nbd'\nsocket='{}'", socket.display()));
+    let (share, mut daemon, desk) =
+        attached(&house, &what, &format!("via='nbd'\ncache='writeback'\nsocket='{}'", socket.display()));
     let is_done = AtomicBool::new(false);
     let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
     let last = thread::scope(|scope| {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
 use super::super::Failure;
-use super::super::attach::{answer_of_gate, answer_of_heir};
+use super::super::attach::{answer_of_gate, answer_of_heir, answer_of_pause};
 use super::super::owner::ProcessStatus;
 use super::super::share::{self, What, listen_failure, offer};
 use super::attachment::{Going, Kept};
@@ -348,6 +348,10 @@ impl Desk {
             Question::Detach { device: None } => Answer::Unknown,
             Question::Migrate { device, heir } => self.bequeath(&device, &heir),
             Question::Hold { device } => self.with_gate(&device, Gate::hold),
+            Question::Pause { device, is_paused } => {
+                let standing = self.ask_kept(&device, Kept::standing);
+                standing.map_or(Answer::Unknown, |standing| answer_of_pause(standing.as_ref(), is_paused))
+            }
             Question::Resume { device } => self.with_gate(&device, Gate::go_on),
             other => share::answer(&self.share, "", other),
         }
