@@ -21,10 +21,12 @@ pub struct Arguments {
 
 /// The tests that play made-up worlds, how many in one round, and the variable that says so. A world of a swap has a power cut at each of its
 /// writes.
-const WORLDS: [(&str, &str); 3] = [("native", "20000"), ("twin", "20000"), ("swap", "1000")];
+const WORLDS: [(&str, &str); 4] = [("native", "20000"), ("twin", "20000"), ("swap", "1000"), ("isochronous", "1000")];
 const WORLDS_VARIABLE: &str = "FARBUS_SEEDS";
 /// Cuts of one disk's link in one round.
 const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
+/// How long a stream is carried over a long way, in real time.
+const STREAMED: (&str, &str) = ("FARBUS_SECONDS", "60");
 /// Passes of the repeating rig cases in one round.
 const RIG_TIMES: u32 = 10;
 
@@ -47,6 +49,7 @@ fn one_round(arguments: &Arguments) -> Result<(), String> {
     fuzz::explore(arguments.fuzz_seconds)?;
     play_worlds()?;
     cut_links()?;
+    carry_streams()?;
     test::run_machine_tests()?;
     if arguments.skip_rig { Ok(()) } else { rig::run_cases(RIG_TIMES) }
 }
@@ -65,4 +68,10 @@ fn cut_links() -> Result<(), String> {
         cargo(&["test", "--package", "farbus", "--test", "command", "outlives_cut_links", "--", "--nocapture"]);
     cut.env(CUTS.0, CUTS.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(cut)
+}
+
+fn carry_streams() -> Result<(), String> {
+    let mut carry = cargo(&["test", "--package", "farbus", "--test", "command", "far_streams", "--", "--nocapture"]);
+    carry.env(STREAMED.0, STREAMED.1).env("FARBUS_REQUIRE_RIG", "1");
+    cargo::run(carry)
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use farbus_io::frontend::fuse::{Cutter, DiskMount, Health, Resting};
-use farbus_io::link::{Clock, Interest, Link, Wake, wait};
+use farbus_io::link::{Clock, Interest, Link, Wake, wait, wait_exactly};
 use farbus_io::sys::vhci::Port;
 use farbus_model::{BlockDevice, Limits};
 use farbus_session::native::control::{Cause, End, HANDED_OVER};
@@ -234,6 +234,7 @@ impl KernelAttachment {
 
     /// Relays until it ends, then unplugs.
     pub fn run(self) -> Ended {
+        wait_exactly();
         let ended = match self.relay {
             Between::Plain(mut relay) => relay.run(&self.ender, &self.meters),
             Between::Session(relay) => run_session(relay, &self.ender, (&self.parter, self.port), &self.meters),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use farbus_io::link::{Interest, Link, Watched, wait};
 use farbus_model::{Device, Limits};
 use farbus_session::far::{Far, Plan};
+use farbus_session::isochronous::Isochronous;
 use farbus_session::native::RemoteUsb;
 use farbus_session::snapshot::{Reader, Writer};
 use farbus_session::{Exporter, OnReset, Reject};
@@ -25,14 +26,17 @@ const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
 const KERNEL: &str = "this kernel";
 
 /// The relay.
-pub struct SessionRelay(KernelSide<Far<Linked<RemoteUsb>>>);
+pub struct SessionRelay(KernelSide<Near>);
+
+/// A session's device, for a kernel that does not feel how far it is.
+type Near = Far<Isochronous<Linked<RemoteUsb>>>;
 
 impl SessionRelay {
     /// Between a kernel that calls the device `device_id`, and the device.
     pub fn new(kernel: Link, device: Linked<RemoteUsb>, device_id: u32, ahead: Ahead) -> Self {
         let clock = device.clock();
         let plan = plan_of(&device, ahead);
-        let device = Far::new(device, plan);
+        let device = Far::new(Isochronous::new(device, plan.is_on), plan);
         // A session has a word for a reset: what shows one is understood here, and said.
         let on_reset = OnReset::ResetDevice;
         let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, device_id, device, on_reset);
@@ -43,7 +47,7 @@ impl SessionRelay {
     }
 
     fn linked(&self) -> &Linked<RemoteUsb> {
-        self.0.device().device()
+        self.0.device().device().inner()
     }
 
     /// Whether it can go on in another process.
@@ -61,7 +65,7 @@ impl SessionRelay {
     /// # Errors
     /// [`Stop`]: it was the last.
     pub fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn {
-        self.0.turn(ender, meters, |device| device.device().end().cloned().map(Stop::Ended))
+        self.0.turn(ender, meters, |device| device.device().inner().end().cloned().map(Stop::Ended))
     }
 
     /// Writes all of it down, for another process to go on with: the kernel is not heard meanwhile, and what is on its way is
@@ -75,7 +79,10 @@ impl SessionRelay {
         let socket = self.0.kernel.as_fd().try_clone_to_owned().map_err(kernel_ended)?;
         let now = self.0.clock.now();
         self.0.exporter.with_device(now, |device, done| {
-            device.act(now, done, |device, _| device.save(to));
+            device.act(now, done, |streams, done| {
+                streams.act(now, done, |linked, _| linked.save(to));
+                streams.save(to);
+            });
             device.save(to);
         });
         self.0.exporter.save(now, to);
@@ -89,7 +96,7 @@ impl SessionRelay {
             let now = side.clock.now();
             let is_out = side.act()?;
             let device = side.device();
-            let linked = device.device();
+            let linked = device.device().inner();
             if let Some(end) = linked.end() {
                 return Err(Stop::Ended(end.clone()));
             }
@@ -101,7 +108,11 @@ impl SessionRelay {
             let mut interests = [on_device, Interest::room(side.kernel.as_fd())];
             let interests = if is_out { &mut interests[..1] } else { &mut interests[..] };
             wait(interests, Some(span_until(at, now))).map_err(kernel_ended)?;
-            side.exporter.handle_ready(side.clock.now());
+            let now = side.clock.now();
+            side.exporter.handle_ready(now);
+            if at <= now {
+                side.exporter.with_device(now, |device, done| device.handle_timeout(now, done));
+            }
         }
     }
 
@@ -113,16 +124,25 @@ impl SessionRelay {
         let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let device = Linked::<RemoteUsb>::restore(dial, &mut reader)?;
         let (clock, plan, asked) = (device.clock(), plan_of(&device, Ahead::Auto), device.remote().in_flight_of());
-        let far = Far::restore(clock.now(), device, plan, asked, &mut reader);
-        let device = far.map_err(|(device, reject)| {
+        let streams = Isochronous::restore(clock.now(), device, &mut reader);
+        let device = streams.map_err(|(device, reject)| {
             device.hand_over();
             wrong(reject)
         })?;
-        let requests = |device: &Far<Linked<RemoteUsb>>| device.in_flight_of(device.device().remote().in_flight_of());
+        let asked = device.in_flight_of(asked);
+        let far = Far::restore(clock.now(), device, plan, asked, &mut reader);
+        let device = far.map_err(|(device, reject)| {
+            device.hand_over().hand_over();
+            wrong(reject)
+        })?;
+        let requests = |device: &Near| {
+            let streams = device.device();
+            device.in_flight_of(streams.in_flight_of(streams.inner().remote().in_flight_of()))
+        };
         let (limits, on_reset) = (Limits::DEFAULT, OnReset::ResetDevice);
         let restored = Exporter::restore(clock.now(), limits, on_reset, device, requests, &mut reader);
         let exporter = restored.map_err(|(device, reject)| {
-            device.hand_over().hand_over();
+            device.hand_over().hand_over().hand_over();
             wrong(reject)
         })?;
         let relay = Self(KernelSide::new(Link::over_local(socket, KERNEL), exporter, clock));
@@ -138,14 +158,16 @@ impl SessionRelay {
     /// Another process goes on with it.
     pub fn hand_over(self) {
         if let Some(device) = self.0.exporter.hand_over() {
-            device.hand_over().hand_over();
+            device.hand_over().hand_over().hand_over();
         }
     }
 
     /// Gives the device back; what the kernel still waits for ends as gone, as far as its socket takes it.
     pub fn close(&mut self) {
         let now = self.0.clock.now();
-        self.0.exporter.with_device(now, |device, done| device.act(now, done, |device, done| device.close(done)));
+        self.0.exporter.with_device(now, |device, done| {
+            device.act(now, done, |streams, done| streams.act(now, done, |linked, done| linked.close(done)));
+        });
         self.0.say_the_rest(now);
     }
 }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_host::DrivenDisk;
-use farbus_io::link::{Clock, Gathering, Link, Wake};
+use farbus_io::link::{Clock, Gathering, Link, Wake, wait_exactly};
 use farbus_model::{BlockDevice, BlockInfo, BufferPool, Completions, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId};
@@ -439,6 +439,8 @@ impl<'a, H: House> Engine<'a, H> {
     }
 
     fn run(mut self) {
+        // Devices made of code have moments of their own.
+        wait_exactly();
         let last = loop {
             match self.turn() {
                 Ok(None) => {}

@@ -218,6 +218,7 @@ impl Flying {
             iso: Vec::new(),
             start_frame: 0,
             error_count: 0,
+            residence: None,
         }
     }
 }

@@ -13,6 +13,7 @@
 //! completion, counted and logged.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use crate::payload::Payload;
 use crate::usb::{Direction, EpAddr, Setup};
@@ -162,6 +163,7 @@ impl InFlight {
             iso: urb.iso,
             start_frame: urb.start_frame,
             error_count: 0,
+            residence: None,
         }
     }
 
@@ -251,6 +253,8 @@ pub struct Done {
     pub start_frame: u32,
     /// Isochronous: packets that failed.
     pub error_count: u32,
+    /// How long the device had it, if it is elsewhere and that was measured there: from when it had all of it to its end.
+    pub residence: Option<Duration>,
 }
 
 /// How a transfer ended. These are values and not errors: a stall is something a device says.

@@ -3,7 +3,7 @@
 //! **This room is** where a device and a connection meet. [`Exporter`] joins an incoming
 //! connection to a device, [`RedirHost`] one of QEMU's; [`block`] makes a store a device and gives each importer the view of it
 //! that is his; [`RemoteDevice`] makes an outgoing connection look like one;
-//! [`Registry`] knows what is offered; [`claims`] who holds a device, waits for it, had it; [`leases`] who has it next; [`observe`] who looks on; [`stream`] who
+//! [`Registry`] knows what is offered; [`isochronous`] carries a far one's streams; [`claims`] who holds a device, waits for it, had it; [`leases`] who has it next; [`observe`] who looks on; [`stream`] who
 //! watches a source's frames; [`far`] what hides a device's distance; [`twin`] which
 //! of two devices that are alike it is; [`rules`] which
 //! real devices are to be shared at all.
@@ -22,6 +22,7 @@ pub mod claims;
 pub mod exporter;
 pub mod far;
 pub mod importer;
+pub mod isochronous;
 pub mod leases;
 pub mod native;
 pub mod observe;

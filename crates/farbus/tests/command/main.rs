@@ -16,6 +16,7 @@ mod disk;
 mod door;
 mod driver;
 mod exporters;
+mod far_streams;
 mod full_disk;
 mod harness;
 mod hostile;

@@ -10,7 +10,10 @@ use farbus_model::Readiness;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 
-use super::wait::{Watched, timespec};
+use super::wait::{Interest, Watched, timespec, wait};
+
+/// A moment nearer than this is one of a device's schedule, and met exactly; others are timeouts.
+const NEAR: Duration = Duration::from_secs(1);
 
 /// Descriptors that are waited on together, by one who asks all of them when one is ready. What is in it can change while
 /// somebody waits on the whole.
@@ -67,6 +70,10 @@ impl Gathering {
     /// # Errors
     /// What the system says; an interruption by a signal counts as nothing ready.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
+        // Linux counts milliseconds here, and nanoseconds there: a moment that is near is to be met.
+        if let Some(span) = timeout.filter(|span| (Duration::from_nanos(1)..NEAR).contains(span)) {
+            return wait(&mut [Interest::new(self.as_fd(), false)], Some(span));
+        }
         let timeout = timeout.map(timespec);
         // Which of them it is does not matter: all are asked.
         let mut any = [const { MaybeUninit::uninit() }; 1];
@@ -92,6 +99,21 @@ impl AsFd for Gathering {
 mod tests {
     use super::*;
     use crate::link::{Link, Wake, wait};
+
+    #[test]
+    fn a_near_moment_is_met_within_less_than_a_millisecond() {
+        let all = Gathering::new().unwrap();
+        let wake = Wake::new().unwrap();
+        all.watch(wake.as_fd(), false).unwrap();
+        let span = Duration::from_micros(100);
+        let times = (0..200).map(|_| {
+            let begun = std::time::Instant::now();
+            all.wait(Some(span)).unwrap();
+            begun.elapsed()
+        });
+        let quickest = times.min().expect("there was one");
+        assert!(quickest >= span && quickest < 5 * span, "{quickest:?}");
+    }
 
     #[test]
     fn one_of_many_wakes_and_is_forgotten() {

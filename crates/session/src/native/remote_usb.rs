@@ -1,6 +1,7 @@
 //! A USB device of another host, brought by a session.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use farbus_model::descriptor::{Configuration, DeviceDescriptor};
 use farbus_model::{
@@ -233,7 +234,9 @@ impl RemoteUsb {
         let (urgency, flow) = self.way_of(urb.endpoint, kind);
         let part = usb::request_part(&urb, kind);
         self.bytes += u64::from(urb.length);
-        let timed = self.timing.is_due(self.now).then_some(self.now);
+        // What layers above measure distances by is timed always.
+        let is_measure = matches!(kind, TransferType::Control | TransferType::Isochronous);
+        let timed = (self.timing.is_due(self.now) || is_measure).then_some(self.now);
         let tag = self.slots.put(Flight { timed, ..Flight::new(Some(urb)) });
         let mut head = Head::new(Kind::Request, self.attachment, tag);
         head.flags.timed = timed.is_some();
@@ -390,6 +393,7 @@ impl RemoteUsb {
         if let (Some(left), Some(residence)) = (flight.timed, flight.residence) {
             self.timing.note(self.now - left, residence);
         }
+        let residence = flight.residence.map(|residence| Duration::from_nanos(residence.device_ns.into()));
         let is_taken_back = flight.is_taken_back && self.is_still && flight.urb.is_some();
         self.bytes -= flight.cost;
         let (urb, head, data) = (flight.urb.take(), flight.head.take(), std::mem::take(&mut flight.data));
@@ -401,7 +405,7 @@ impl RemoteUsb {
             self.hold_again(urb.expect("what is taken back has its asker"));
         } else if let Some(urb) = urb {
             let payload = Payload::joined(data);
-            let finished = match head {
+            let mut finished = match head {
                 None if urb.direction == Direction::Out => urb.accept(),
                 None => urb.answer(payload),
                 Some(reply) if reply.status == Status::Ok && !reply.iso.is_empty() => {
@@ -418,6 +422,7 @@ impl RemoteUsb {
                     finished
                 }
             };
+            finished.residence = residence;
             note_selection(&mut self.selection, &self.descriptors, &finished);
             match &mut self.settling {
                 Settling::Restoring(left) if finished.id.0 >= OWN_ID_FIRST => {

@@ -1,0 +1,64 @@
+//! The numbers of frames that a driver is told.
+
+use std::time::Duration;
+
+use farbus_model::{Instant, Speed};
+
+/// A frame's number has 31 bits: a kernel's is signed.
+const MASK: u32 = 0x7fff_ffff;
+
+/// Where a stream is, in frames or microframes.
+#[derive(Clone, Copy, Debug)]
+pub struct Frames {
+    next: u32,
+    /// Frames of an interval.
+    each: u32,
+}
+
+impl Frames {
+    /// A stream that begins now, with a packet each `interval`.
+    pub fn new(now: Instant, speed: Speed, interval: Duration) -> Self {
+        let unit = if speed.has_microframes() { Duration::from_micros(125) } else { Duration::from_millis(1) };
+        let next = (now.as_nanos() / unit.as_nanos() as u64) as u32 & MASK;
+        let each = u32::try_from(interval.as_nanos() / unit.as_nanos()).unwrap_or(1).max(1);
+        Self { next, each }
+    }
+
+    /// A stream of another process, which was there.
+    pub fn going_on(self, next: u32) -> Self {
+        Self { next: next & MASK, ..self }
+    }
+
+    /// The frame of the next packet.
+    pub fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// The frame of the next packet; so many pass.
+    pub fn pass(&mut self, packets: u64) -> u32 {
+        let frame = self.next;
+        self.next = frame.wrapping_add(self.each.wrapping_mul(packets as u32)) & MASK;
+        frame
+    }
+
+    /// Frames of so many packets.
+    pub fn of(&self, packets: usize) -> u32 {
+        self.each.wrapping_mul(packets as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_follow_each_other_and_wrap() {
+        let mut frames = Frames::new(Instant::from_nanos(5_000_000), Speed::Full, Duration::from_millis(1));
+        assert_eq!((frames.pass(8), frames.pass(8), frames.pass(1)), (5, 13, 21));
+        let mut frames = Frames::new(Instant::from_nanos(1_000_000), Speed::High, Duration::from_millis(1));
+        assert_eq!((frames.pass(1), frames.pass(2), frames.of(3)), (8, 16, 24));
+        frames.next = MASK;
+        frames.pass(1);
+        assert_eq!(frames.pass(1), 7);
+    }
+}

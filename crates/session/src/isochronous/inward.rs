@@ -1,0 +1,373 @@
+//! A stream from a device: asked for ahead, kept until it is due, handed over at the device's pace.
+//!
+//! So many requests of ours are with the device that it never waits for one (the 2005 paper's rule: q > RTT/x + 1). What they bring is
+//! numbered by the device's intervals and has a moment at which it is due; the driver's requests are answered at these moments. A
+//! packet that is not here by then is missed, as on a bus, and dropped should it come after all.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use farbus_model::limits::ISO_PACKETS_MAX;
+use farbus_model::{Completions, Done, Endpoint, InFlight, Instant, Payload, Status, Urb, UrbId};
+
+use super::frames::Frames;
+use super::orders::{Counts, Orders, is_own, repeated};
+use super::pace::{DEPTH_MAX, Pace, Way, ns_between, ns_of};
+use super::reach::Reach;
+use super::saved::{restore_place, restore_span, restore_urb, save_span};
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+
+/// Requests of ours with the device, at most: 0.4 s in steps of a millisecond, and less than half of what an exporter lets be asked.
+const ASKED_MAX: usize = 400;
+/// Bytes of them: a camera at high speed for a third of a second, and a quarter of what an exporter lets be asked.
+const ASKED_BYTES_MAX: u64 = 8 << 20;
+/// Packets that have been late for so long are no late ones any more: the device left out intervals, and they are numbered anew.
+const RENUMBER_AFTER: Duration = Duration::from_millis(50);
+/// Whoever has not asked for so long has stopped.
+const STOP_AFTER: Duration = Duration::from_millis(500);
+
+/// A stream from a device.
+#[derive(Debug)]
+pub struct Inward {
+    interval: Duration,
+    frames: Frames,
+    /// What we ask for: the driver's first request.
+    pattern: Urb,
+    /// The driver's.
+    waiting: VecDeque<InFlight>,
+    /// Ours.
+    asked: VecDeque<Asked>,
+    /// The number of the first packet of our next request.
+    next: u64,
+    /// The number of the packet that is handed over next.
+    head: u64,
+    /// That one and those after it, as far as they are here.
+    packets: VecDeque<Option<Packet>>,
+    /// None before the first packet came. It has come to the end of what was handed over.
+    pace: Option<Pace>,
+    /// How deep to begin.
+    depth: Duration,
+    late_since: Option<Instant>,
+    counts: Counts,
+}
+
+/// A request of ours.
+#[derive(Debug)]
+struct Asked {
+    id: UrbId,
+    /// The number of its first packet.
+    first: u64,
+    at: Instant,
+}
+
+/// A packet as it came.
+#[derive(Debug)]
+struct Packet {
+    status: Status,
+    data: Payload,
+}
+
+impl Inward {
+    /// A stream that begins with this request. A packet comes each `interval`; `depth` is what is known of the way's jitter.
+    pub fn new(first: &Urb, interval: Duration, frames: Frames, depth: Duration) -> Self {
+        let mut pattern = Urb::data_in(first.id, first.endpoint, first.length);
+        pattern.iso.clone_from(&first.iso);
+        (pattern.interval, pattern.flags) = (first.interval, first.flags);
+        pattern.flags.iso_asap = true;
+        Self {
+            interval,
+            frames,
+            pattern,
+            waiting: VecDeque::new(),
+            asked: VecDeque::new(),
+            next: 0,
+            head: 0,
+            packets: VecDeque::new(),
+            pace: None,
+            depth,
+            late_since: None,
+            counts: Counts::default(),
+        }
+    }
+
+    /// The driver asks.
+    pub fn submit(&mut self, now: Instant, urb: InFlight) {
+        if self.waiting.is_empty()
+            && let Some(pace) = &mut self.pace
+        {
+            // On a bus, too, what nobody asked for in time is lost.
+            let lost = (now - pace.now()).as_nanos() / self.interval.as_nanos().max(1);
+            let lost = u64::try_from(lost).unwrap_or(u64::MAX);
+            if lost > 0 {
+                pace.leave_out(Duration::from_nanos(lost.saturating_mul(self.interval.as_nanos() as u64)));
+                self.head += lost;
+                self.packets.drain(..self.packets.len().min(usize::try_from(lost).unwrap_or(usize::MAX)));
+                self.frames.pass(lost);
+                self.counts.unclaimed += lost;
+            }
+        }
+        self.waiting.push_back(urb);
+    }
+
+    /// Asks for as much ahead as the way needs.
+    pub fn ask_ahead(&mut self, now: Instant, reach: &Reach, orders: &mut Orders) {
+        let span = self.span_of(self.pattern.iso.len()).as_nanos().max(1);
+        let wanted = reach.ahead().as_nanos().div_ceil(span) + 2;
+        let by_bytes = ASKED_BYTES_MAX / u64::from(self.pattern.length.max(1));
+        let wanted = usize::try_from(wanted).unwrap_or(ASKED_MAX).min(ASKED_MAX).min(by_bytes.max(2) as usize);
+        // What is here already and waits for its moment is bounded too: a device may not fill us up.
+        let kept_max = (DEPTH_MAX + reach.ahead()).as_nanos() / self.interval.as_nanos().max(1);
+        if self.next == 0 {
+            self.ask(now, self.first(), orders);
+        }
+        while self.asked.len() < wanted && self.packets.len() as u128 <= kept_max {
+            self.ask(now, self.pattern.clone(), orders);
+        }
+    }
+
+    fn ask(&mut self, now: Instant, urb: Urb, orders: &mut Orders) {
+        let first = self.next;
+        self.next += urb.iso.len() as u64;
+        self.asked.push_back(Asked { id: orders.ask(urb), first, at: now });
+    }
+
+    /// The first request is as long as the buffer is deep: the next may be late on its way by as much, and the device waits for none.
+    fn first(&self) -> Urb {
+        let depth = self.depth.as_nanos().div_ceil(self.interval.as_nanos().max(1));
+        let count =
+            usize::try_from(depth).unwrap_or(usize::MAX).clamp(self.pattern.iso.len(), ISO_PACKETS_MAX as usize);
+        let mut urb = self.pattern.clone();
+        (urb.iso, urb.length) = repeated(&self.pattern.iso, count, |packet| packet.length);
+        urb
+    }
+
+    /// A request of ours came back, if it is one of this stream's.
+    ///
+    /// # Errors
+    /// How the stream ended.
+    pub fn handle_done(&mut self, now: Instant, done: Done, reach: &mut Reach) -> Result<(), Status> {
+        let Some(at) = self.asked.iter().position(|asked| asked.id == done.id) else { return Ok(()) };
+        let Asked { first, at, .. } = self.asked.remove(at).expect("found just now");
+        if let Some(residence) = done.residence {
+            reach.note_longest((now - at).saturating_sub(residence));
+        }
+        match done.status {
+            Status::Ok => {}
+            // It was withdrawn, and not by us: its packets are missed.
+            Status::Cancelled => return Ok(()),
+            status => return Err(status),
+        }
+        let count = done.iso.len() as u64;
+        // How far these lie ahead of what was handed over last.
+        let intervals = (first + count).cast_signed() - self.head.cast_signed();
+        let ahead_ns = intervals.saturating_mul(ns_of(self.interval));
+        let depth = self.depth;
+        // The first that comes waits as long as the buffer is deep.
+        let pace = self.pace.get_or_insert_with(|| {
+            let due = (now + depth).as_nanos().saturating_add_signed(-ahead_ns);
+            Pace::new(Way::In, Instant::from_nanos(due))
+        });
+        let slack_ns = ahead_ns.saturating_add(ns_between(now, pace.now()));
+        pace.note(now, slack_ns, pace.shift_ns());
+        if slack_ns >= 0 {
+            self.late_since = None;
+        } else if now - *self.late_since.get_or_insert(now) > RENUMBER_AFTER {
+            self.renumber(slack_ns);
+            return self.take_in(first + self.skipped(slack_ns), done);
+        }
+        self.take_in(first, done)
+    }
+
+    /// By how many intervals packets that are so late are numbered on.
+    fn skipped(&self, slack_ns: i64) -> u64 {
+        let late = Duration::from_nanos(slack_ns.unsigned_abs()) + self.depth;
+        u64::try_from(late.as_nanos().div_ceil(self.interval.as_nanos().max(1))).unwrap_or(u64::MAX)
+    }
+
+    /// The device left out so many intervals: whatever is still asked for has later numbers.
+    fn renumber(&mut self, slack_ns: i64) {
+        let skipped = self.skipped(slack_ns);
+        self.asked.iter_mut().for_each(|asked| asked.first += skipped);
+        self.next += skipped;
+        self.late_since = None;
+        if let Some(pace) = &mut self.pace {
+            pace.forget();
+        }
+    }
+
+    fn take_in(&mut self, first: u64, done: Done) -> Result<(), Status> {
+        let mut data = done.payload;
+        for (number, packet) in (first..).zip(&done.iso) {
+            let data = data.split_front(packet.actual as usize);
+            let Some(place) = number.checked_sub(self.head) else {
+                self.counts.late += 1;
+                continue;
+            };
+            let place = usize::try_from(place).expect("what was asked for is bounded");
+            if self.packets.len() <= place {
+                self.packets.resize_with(place + 1, || None);
+            }
+            self.packets[place] = Some(Packet { status: packet.status, data });
+        }
+        Ok(())
+    }
+
+    fn span_of(&self, packets: usize) -> Duration {
+        self.interval * u32::try_from(packets).expect("a URB has 1024 packets at most")
+    }
+
+    /// When something is to be done.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let pace = self.pace.as_ref()?;
+        Some(match self.waiting.front() {
+            Some(urb) => pace.after(self.span_of(urb.iso.len())),
+            None => pace.now() + STOP_AFTER,
+        })
+    }
+
+    /// Hands over what is due.
+    pub fn hand_over(&mut self, now: Instant, done: &mut Completions) {
+        while let Some(pace) = &self.pace
+            && let Some(urb) = self.waiting.front()
+            && let span = self.interval * urb.iso.len() as u32
+            && pace.after(span) <= now
+        {
+            self.pace.as_mut().expect("looked at just now").step(span);
+            let urb = self.waiting.pop_front().expect("looked at just now");
+            let answer = self.fill(urb, done);
+            done.push(answer);
+        }
+    }
+
+    fn fill(&mut self, urb: InFlight, done: &mut Completions) -> Done {
+        let mut packets = urb.iso.clone();
+        let mut buffer = done.pool.take(urb.length as usize);
+        let mut at = 0;
+        for packet in &mut packets {
+            self.head += 1;
+            self.counts.packets += 1;
+            let Some(came) = self.packets.pop_front().flatten() else {
+                (packet.actual, packet.status) = (0, Status::IsoMissed);
+                self.counts.missed += 1;
+                continue;
+            };
+            let room = packet.length as usize;
+            let moved = came.data.copy_to(&mut buffer[at..at + room.min(came.data.len())]);
+            let status = if came.data.len() > room { Status::Overflow } else { came.status };
+            (packet.actual, packet.status) = (moved as u32, status);
+            at += moved;
+            done.pool.recycle(came.data);
+        }
+        buffer.truncate(at);
+        let start_frame = self.frames.pass(packets.len() as u64);
+        let mut answer = urb.done_iso(packets, buffer.into());
+        answer.start_frame = start_frame;
+        answer
+    }
+
+    /// The driver withdraws a request, if it is one of these.
+    pub fn cancel(&mut self, id: UrbId, done: &mut Completions) {
+        if let Some(at) = self.waiting.iter().position(|urb| urb.id == id) {
+            let urb = self.waiting.remove(at).expect("found just now");
+            done.push(urb.fail(Status::Cancelled));
+        }
+    }
+
+    /// Whether the driver wants no more of it.
+    pub fn is_over(&self, now: Instant) -> bool {
+        self.waiting.is_empty() && self.pace.as_ref().is_none_or(|pace| pace.now() + STOP_AFTER <= now)
+    }
+
+    /// Whether the driver has nothing asked.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Nothing more is asked of the device.
+    pub fn stop(&mut self, orders: &mut Orders) {
+        self.asked.drain(..).for_each(|asked| orders.withdraw(asked.id));
+    }
+
+    /// Writes it down: what is here of it, and what is asked.
+    pub fn save(&self, to: &mut Writer) {
+        to.urb(&self.pattern);
+        save_span(self.pace.as_ref().map_or(self.depth, Pace::depth), to);
+        to.u32(self.frames.next());
+        to.u64(self.next - self.head);
+        to.count(self.waiting.len());
+        self.waiting.iter().for_each(|urb| to.urb(urb));
+        // What is late already is late there too.
+        let asked = || self.asked.iter().filter(|asked| asked.first >= self.head);
+        to.count(asked().count());
+        for asked in asked() {
+            to.u64(asked.id.0);
+            to.u64(asked.first - self.head);
+        }
+        to.count(self.packets.len());
+        for packet in &self.packets {
+            // A packet that failed is missed there.
+            let data = packet.as_ref().filter(|packet| packet.status == Status::Ok).map(|packet| &packet.data);
+            to.flag(data.is_some());
+            data.into_iter().for_each(|data| to.payload(data));
+        }
+    }
+
+    /// As another process wrote it down, and the driver's requests: they are yet to be launched. Its clock begins with what comes next.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(
+        now: Instant,
+        endpoint: &Endpoint,
+        interval: Duration,
+        frames: Frames,
+        from: &mut Reader<'_>,
+    ) -> Result<(Self, Vec<Urb>), Reject> {
+        let pattern = restore_urb(endpoint, from)?;
+        let depth = restore_span("depth", DEPTH_MAX, from)?;
+        let frames = frames.going_on(from.u32("frame")?);
+        let mut inward = Self::new(&pattern, interval, frames, depth);
+        inward.next = restore_place("next packet", from)?;
+        let count = from.count("requests", 8)?;
+        let waiting = (0..count).map(|_| restore_urb(endpoint, from)).collect::<Result<_, _>>()?;
+        for _ in 0..from.count("requests of ours", 16)? {
+            let (id, first) = (UrbId(from.u64("request of ours")?), restore_place("packet", from)?);
+            if !is_own(id) || first > inward.next {
+                return Err(Reject::new("packet", first, "what is asked for was asked for"));
+            }
+            inward.asked.push_back(Asked { id, first, at: now });
+        }
+        for _ in 0..from.count("packets", 1)? {
+            let has_come = from.flag("packet")?;
+            let data = if has_come { Some(from.payload("packet")?) } else { None };
+            inward.packets.push_back(data.map(|data| Packet { status: Status::Ok, data }));
+        }
+        Ok((inward, waiting))
+    }
+
+    /// The driver's requests, as another process had them.
+    pub fn take_up(&mut self, waiting: Vec<Urb>) {
+        self.waiting = waiting.into_iter().map(Urb::launch).collect();
+    }
+
+    /// The driver's requests.
+    pub fn waiting(&self) -> impl Iterator<Item = &InFlight> {
+        self.waiting.iter()
+    }
+
+    /// The driver's requests, for whoever ends them.
+    pub fn take_waiting(&mut self) -> impl Iterator<Item = InFlight> + '_ {
+        self.waiting.drain(..)
+    }
+
+    /// What was not as it should be.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// What was seen of the way, for the next stream.
+    pub fn depth(&self) -> Option<Duration> {
+        self.pace.as_ref().filter(|pace| pace.slack_ns().is_some()).map(Pace::depth)
+    }
+}

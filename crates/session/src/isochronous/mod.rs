@@ -1,0 +1,584 @@
+//! Isochronous streams over a long way: a device that is far, and looks near to its driver (issue *Distance*; U8, N14).
+//!
+//! A layer over any [`Device`], at the importer. Nothing of it is known at the other end: requests of its own are with the device ahead
+//! of time, and the driver's are answered at local moments.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `pace` | the local clock: when a packet is due, slewed by how early packets are |
+//! | `inward` | a camera, a microphone: asked for ahead, kept until it is due, missed if it is not here |
+//! | `outward` | a speaker: the driver is answered at the device's pace, with packets of ours ahead of its own |
+//! | `reach` | how far the device is; a near one is left alone |
+//! | `frames`, `orders` | frames' numbers; what is asked of the device, and what is counted |
+//! | `saved` | what another process is told, and what of it cannot have been |
+//!
+//! What becomes of a stream:
+//!
+//! | what happens | the driver's requests | ours |
+//! |---|---|---|
+//! | its last request is withdrawn | end as cancelled | IN: withdrawn; OUT: played to their end |
+//! | SET_INTERFACE, SET_CONFIGURATION | wait until what was sent is played; then end with the device's word | end with it |
+//! | reset, the device is gone | end so | end so |
+//! | an end that is no packet's | end so, all of them | withdrawn |
+//! | the link is cut | go on at their pace: IN missed, OUT dropped once 100 ms more are unplayed | wait for the link |
+//! | another process goes on with it | go on there | go on there, with what is here of them |
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use farbus_model::usb::{Recipient, RequestKind, request};
+use farbus_model::{
+    BufferPool, Command, CommandError, Completions, Descriptors, Device, Direction, Done, EpAddr, InFlight, Instant,
+    Readiness, Selection, Speed, Status, Tally, TransferType, Urb, UrbId,
+};
+
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+
+mod frames;
+mod inward;
+mod orders;
+mod outward;
+mod pace;
+mod reach;
+mod saved;
+
+use frames::Frames;
+use inward::Inward;
+pub use orders::Counts;
+use orders::{Order, Orders, is_own};
+use outward::{LeadIn, Outward};
+use pace::DEPTH_MAX;
+use reach::Reach;
+
+/// A stream begins this deep at least, and at most, if nothing is known of the way's jitter but its length, of which it is a quarter.
+const FIRST_DEPTH_MIN: Duration = Duration::from_millis(5);
+/// See [`FIRST_DEPTH_MIN`].
+const FIRST_DEPTH_MAX: Duration = Duration::from_millis(60);
+/// A driver that ends a stream waits for what it has sent to be played, so long at most.
+const PLAY_OUT_MAX: Duration = Duration::from_secs(1);
+/// `bInterfaceClass` of audio (Audio 1.0 §A.1).
+const CLASS_AUDIO: u8 = 1;
+
+/// A device whose isochronous streams are carried over a long way.
+pub struct Isochronous<D> {
+    device: D,
+    is_on: bool,
+    /// What the device left, and is not ours to pass on before it was looked at. Its pool is the asker's while the device works.
+    below: Completions,
+    orders: Orders,
+    /// Requests of ours that were not answered.
+    own: usize,
+    reach: Reach,
+    /// When control transfers were asked that are not answered.
+    asked: BTreeMap<UrbId, Instant>,
+    streams: BTreeMap<u8, Stream>,
+    /// Bit n: the endpoint of index n is used as it is, until an interface changes.
+    near: u32,
+    /// What was seen of the way's jitter, inward and outward.
+    depths: [Option<Duration>; 2],
+    /// Control transfers that wait until a stream was played, and until when.
+    held: VecDeque<InFlight>,
+    held_until: Option<Instant>,
+    /// Of streams that are over.
+    counts: Counts,
+}
+
+#[derive(Debug)]
+enum Stream {
+    In(Inward),
+    Out(Outward),
+}
+
+impl<D: Device> Isochronous<D> {
+    /// Over `device`; nothing is done for it unless it is on.
+    pub fn new(device: D, is_on: bool) -> Self {
+        Self {
+            device,
+            is_on,
+            below: Completions::new(BufferPool::new(0)),
+            orders: Orders::default(),
+            own: 0,
+            reach: Reach::default(),
+            asked: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            near: 0,
+            depths: [None; 2],
+            held: VecDeque::new(),
+            held_until: None,
+            counts: Counts::default(),
+        }
+    }
+
+    /// The device itself.
+    pub fn inner(&self) -> &D {
+        &self.device
+    }
+
+    /// The same, to be asked something.
+    pub fn inner_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// The device, without the layer; nothing is asked of it any more.
+    pub fn into_inner(self) -> D {
+        self.device
+    }
+
+    /// What was not as it should be, in all streams so far.
+    pub fn counts(&self) -> Counts {
+        self.streams.values().fold(self.counts, |sum, stream| sum.and(stream.counts()))
+    }
+
+    /// Whether it does nothing: what the device leaves goes straight to its asker.
+    fn is_idle(&self) -> bool {
+        self.own == 0 && self.streams.is_empty() && self.asked.is_empty() && self.held.is_empty()
+    }
+
+    /// Lets `act` use the device, and sees to what that brought.
+    pub fn act<T>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions,
+        act: impl FnOnce(&mut D, &mut Completions) -> T,
+    ) -> T {
+        if self.is_idle() {
+            return act(&mut self.device, done);
+        }
+        std::mem::swap(&mut self.below.pool, &mut done.pool);
+        let result = act(&mut self.device, &mut self.below);
+        std::mem::swap(&mut self.below.pool, &mut done.pool);
+        self.look(now, done);
+        result
+    }
+
+    /// Looks at what the device left, and at what comes of that.
+    fn look(&mut self, now: Instant, done: &mut Completions) {
+        loop {
+            while let Some(finished) = self.below.pop() {
+                self.handle_done(now, finished, done);
+            }
+            self.sweep(now);
+            self.let_go(now);
+            let Some(order) = self.orders.next() else { break };
+            std::mem::swap(&mut self.below.pool, &mut done.pool);
+            match order {
+                Order::Ask(urb) => {
+                    self.own += 1;
+                    self.device.submit(now, urb.launch(), &mut self.below);
+                }
+                Order::Withdraw(id) => self.device.cancel(now, id, &mut self.below),
+            }
+            std::mem::swap(&mut self.below.pool, &mut done.pool);
+        }
+    }
+
+    fn handle_done(&mut self, now: Instant, finished: Done, done: &mut Completions) {
+        if !is_own(finished.id) {
+            if let Some(asked) = self.asked.remove(&finished.id)
+                && matches!(finished.status, Status::Ok | Status::Stall)
+            {
+                self.reach.note((now - asked).saturating_sub(finished.residence.unwrap_or_default()));
+            }
+            return done.push(finished);
+        }
+        self.own = self.own.saturating_sub(1);
+        let endpoint = finished.endpoint.as_byte();
+        let Some(stream) = self.streams.get_mut(&endpoint) else { return };
+        let result = match stream {
+            Stream::In(inward) => {
+                let result = inward.handle_done(now, finished, &mut self.reach);
+                inward.ask_ahead(now, &self.reach, &mut self.orders);
+                result
+            }
+            Stream::Out(outward) => outward.handle_done(now, &finished, &mut self.reach, &mut self.orders),
+        };
+        if let Err(status) = result {
+            self.end(endpoint, status, done);
+        }
+    }
+
+    /// The stream of this endpoint ends, and with it what its driver has asked.
+    fn end(&mut self, endpoint: u8, status: Status, done: &mut Completions) {
+        let Some(mut stream) = self.streams.remove(&endpoint) else { return };
+        stream.take_waiting().into_iter().for_each(|urb| done.push(urb.fail(status)));
+        stream.stop(&mut self.orders);
+        self.note_end(&stream);
+    }
+
+    fn note_end(&mut self, stream: &Stream) {
+        self.counts = self.counts.and(stream.counts());
+        let (place, depth) = match stream {
+            Stream::In(inward) => (0, inward.depth()),
+            Stream::Out(outward) => (1, outward.depth()),
+        };
+        self.depths[place] = depth.or(self.depths[place]);
+    }
+
+    /// Streams that are over end.
+    fn sweep(&mut self, now: Instant) {
+        let is_over = |stream: &Stream| match stream {
+            Stream::In(inward) => inward.is_over(now),
+            Stream::Out(outward) => outward.is_over(now),
+        };
+        let over: Vec<u8> = self.streams.iter().filter(|(_, stream)| is_over(stream)).map(|(&at, _)| at).collect();
+        for endpoint in over {
+            let mut stream = self.streams.remove(&endpoint).expect("found just now");
+            stream.stop(&mut self.orders);
+            self.note_end(&stream);
+        }
+    }
+
+    /// How deep a stream begins.
+    fn depth(&self, direction: Direction) -> Duration {
+        let known = self.depths[usize::from(direction == Direction::Out)];
+        let first = (self.reach.nearest() / 4).clamp(FIRST_DEPTH_MIN, FIRST_DEPTH_MAX);
+        known.unwrap_or(first).clamp(FIRST_DEPTH_MIN, DEPTH_MAX)
+    }
+
+    /// A driver's isochronous request.
+    fn stream(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        let address = urb.endpoint;
+        let known = self.device.selection().endpoint(address).copied();
+        if !self.streams.contains_key(&address.as_byte()) {
+            let is_far = self.is_on && self.reach.is_far() && self.near & 1 << address.index() == 0;
+            let Some(endpoint) = known.filter(|_| is_far) else {
+                self.near |= 1 << address.index();
+                return self.act(now, done, |device, done| device.submit(now, urb, done));
+            };
+            let interval = endpoint.service_interval(self.device.speed());
+            let frames = Frames::new(now, self.device.speed(), interval);
+            let depth = self.depth(urb.direction);
+            let stream = match urb.direction {
+                Direction::In => Stream::In(Inward::new(&urb, interval, frames, depth)),
+                Direction::Out => {
+                    let lead_in = if self.class_of(address) == CLASS_AUDIO { LeadIn::Zeros } else { LeadIn::Nothing };
+                    Stream::Out(Outward::new(now, &urb, interval, frames, lead_in, depth))
+                }
+            };
+            self.streams.insert(address.as_byte(), stream);
+        }
+        match self.streams.get_mut(&address.as_byte()).expect("put there just now") {
+            Stream::In(inward) => {
+                inward.submit(now, urb);
+                inward.ask_ahead(now, &self.reach, &mut self.orders);
+            }
+            Stream::Out(outward) => outward.submit(now, urb, &self.reach, &mut self.orders),
+        }
+        self.look(now, done);
+    }
+
+    /// `bInterfaceClass` of an endpoint's interface; 0 if there is none.
+    fn class_of(&self, endpoint: EpAddr) -> u8 {
+        let selection = self.device.selection();
+        let active = self.device.descriptors().configuration(selection.configuration());
+        let settings = active.into_iter().flat_map(|configuration| &configuration.settings);
+        let mut ours = settings.filter(|setting| setting.alternate == selection.alternate(setting.interface));
+        let setting = ours.find(|setting| setting.endpoints.iter().any(|other| other.address == endpoint));
+        setting.map_or(0, |setting| setting.class[0])
+    }
+
+    /// A control transfer: one that ends streams waits until they were played.
+    fn control(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+        let ends_streams = urb.setup.kind() == RequestKind::Standard
+            && matches!(
+                (urb.setup.recipient(), urb.setup.request),
+                (Recipient::Device, request::SET_CONFIGURATION) | (Recipient::Interface, request::SET_INTERFACE)
+            );
+        if !self.held.is_empty() || (ends_streams && self.is_playing()) {
+            urb.own_payload();
+            self.held.push_back(urb);
+            self.held_until.get_or_insert(now + PLAY_OUT_MAX);
+            return;
+        }
+        self.pass_control(now, urb, ends_streams);
+        self.look(now, done);
+    }
+
+    fn pass_control(&mut self, now: Instant, urb: InFlight, ends_streams: bool) {
+        if ends_streams {
+            self.near = 0;
+        }
+        self.asked.insert(urb.id, now);
+        self.device.submit(now, urb, &mut self.below);
+    }
+
+    /// Whether a device plays what its driver was told is played, and sends no more of.
+    fn is_playing(&self) -> bool {
+        self.streams.values().any(|stream| match stream {
+            Stream::In(_) => false,
+            Stream::Out(outward) => outward.is_empty() && outward.is_playing(),
+        })
+    }
+
+    /// Control transfers that waited go on, once everything was played.
+    fn let_go(&mut self, now: Instant) {
+        if self.held.is_empty() || (self.is_playing() && self.held_until.is_some_and(|until| now < until)) {
+            return;
+        }
+        self.held_until = None;
+        while let Some(urb) = self.held.pop_front() {
+            // Each of them may end a stream: nothing is played any more.
+            self.pass_control(now, urb, true);
+        }
+    }
+
+    /// Everything ends: what is still asked, with this.
+    fn end_all(&mut self, status: Status, done: &mut Completions) {
+        let all: Vec<u8> = self.streams.keys().copied().collect();
+        all.into_iter().for_each(|endpoint| self.end(endpoint, status, done));
+        self.held.drain(..).for_each(|urb| done.push(urb.fail(status)));
+        self.held_until = None;
+        self.near = 0;
+    }
+
+    /// Does what is due.
+    fn keep_pace(&mut self, now: Instant, done: &mut Completions) {
+        for stream in self.streams.values_mut() {
+            match stream {
+                Stream::In(inward) => inward.hand_over(now, done),
+                Stream::Out(outward) => outward.answer(now, done),
+            }
+        }
+        self.look(now, done);
+    }
+}
+
+/// What goes on in another process. The device is written down by its owner, before.
+impl<D: Device> Isochronous<D> {
+    /// Requests that were not answered, of the user's: `of_device` are those that the device has.
+    pub fn in_flight_of(&self, of_device: Vec<(UrbId, Direction, u32)>) -> Vec<(UrbId, Direction, u32)> {
+        let mut all: Vec<_> = of_device.into_iter().filter(|(id, ..)| !is_own(*id)).collect();
+        let of = |urb: &InFlight| (urb.id, urb.direction, urb.length);
+        self.streams.values().for_each(|stream| match stream {
+            Stream::In(inward) => all.extend(inward.waiting().map(of)),
+            Stream::Out(outward) => all.extend(outward.waiting().map(of)),
+        });
+        all.extend(self.held.iter().map(of));
+        all
+    }
+
+    /// Writes it down.
+    pub fn save(&self, to: &mut Writer) {
+        to.flag(self.is_on);
+        to.u64(self.orders.named());
+        self.reach.save(to);
+        to.u32(self.near);
+        to.count(self.own);
+        to.count(self.held.len());
+        self.held.iter().for_each(|urb| to.urb(urb));
+        to.count(self.streams.len());
+        for (&endpoint, stream) in &self.streams {
+            to.u8(endpoint);
+            match stream {
+                Stream::In(inward) => inward.save(to),
+                Stream::Out(outward) => outward.save(to),
+            }
+        }
+    }
+
+    /// As another process wrote it down, over a device that is as it was there.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so; with the device.
+    pub fn restore(now: Instant, device: D, from: &mut Reader<'_>) -> Result<Self, (D, Reject)> {
+        let mut restored = Self::new(device, false);
+        match restored.read(now, from) {
+            // Nothing is launched before all of it is right: what was launched has to be answered.
+            Ok((held, waiting)) => {
+                restored.held = held.into_iter().map(Urb::launch).collect();
+                restored.held_until = (!restored.held.is_empty()).then(|| now + PLAY_OUT_MAX);
+                for (endpoint, urbs) in waiting {
+                    match restored.streams.get_mut(&endpoint) {
+                        Some(Stream::In(inward)) => inward.take_up(urbs),
+                        Some(Stream::Out(outward)) => outward.take_up(urbs),
+                        None => unreachable!("each was read with its stream"),
+                    }
+                }
+                Ok(restored)
+            }
+            Err(reject) => Err((restored.device, reject)),
+        }
+    }
+
+    fn read(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(Vec<Urb>, Waiting), Reject> {
+        self.is_on = from.flag("streams")?;
+        self.orders.name_after(from.u64("names")?);
+        self.reach = Reach::restore(from)?;
+        self.near = from.u32("near endpoints")?;
+        self.own = from.u32("requests of ours")? as usize;
+        let mut held = Vec::new();
+        for _ in 0..from.count("requests held", 8)? {
+            let urb = from.urb()?;
+            if !urb.endpoint.is_control() || is_own(urb.id) {
+                return Err(Reject::new("request held", urb.id.0, "control transfers wait, and no others"));
+            }
+            held.push(urb);
+        }
+        let mut waiting = Vec::new();
+        for _ in 0..from.count("streams", 8)? {
+            let address = EpAddr::from_byte(from.u8("endpoint")?);
+            let known = self.device.selection().endpoint(address).copied();
+            let is_first = !self.streams.contains_key(&address.as_byte());
+            let known = known.filter(|endpoint| endpoint.kind == TransferType::Isochronous && is_first);
+            let wrong = || Reject::new("endpoint", address.as_byte().into(), "an isochronous one has one stream");
+            let endpoint = known.ok_or_else(wrong)?;
+            let interval = endpoint.service_interval(self.device.speed());
+            let frames = Frames::new(now, self.device.speed(), interval);
+            let (stream, urbs) = match address.direction() {
+                Direction::In => {
+                    let (inward, urbs) = Inward::restore(now, &endpoint, interval, frames, from)?;
+                    (Stream::In(inward), urbs)
+                }
+                Direction::Out => {
+                    let (outward, urbs) = Outward::restore(now, &endpoint, interval, frames, from)?;
+                    (Stream::Out(outward), urbs)
+                }
+            };
+            self.streams.insert(address.as_byte(), stream);
+            waiting.push((address.as_byte(), urbs));
+        }
+        Ok((held, waiting))
+    }
+
+    /// Another process goes on with it: what is in flight is answered there. The device goes on with its owner.
+    pub fn hand_over(mut self) -> D {
+        let streams = std::mem::take(&mut self.streams);
+        let waiting = streams.into_values().flat_map(|mut stream| stream.take_waiting());
+        waiting.chain(self.held.drain(..)).for_each(|urb| drop(urb.recall()));
+        self.device
+    }
+}
+
+/// The driver's requests, by their stream's endpoint.
+type Waiting = Vec<(u8, Vec<Urb>)>;
+
+impl Stream {
+    fn counts(&self) -> Counts {
+        match self {
+            Stream::In(inward) => inward.counts(),
+            Stream::Out(outward) => outward.counts(),
+        }
+    }
+
+    fn stop(&mut self, orders: &mut Orders) {
+        match self {
+            Stream::In(inward) => inward.stop(orders),
+            Stream::Out(outward) => outward.stop(orders),
+        }
+    }
+
+    fn take_waiting(&mut self) -> Vec<InFlight> {
+        match self {
+            Stream::In(inward) => inward.take_waiting().collect(),
+            Stream::Out(outward) => outward.take_waiting().collect(),
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        match self {
+            Stream::In(inward) => inward.poll_timeout(),
+            Stream::Out(outward) => outward.poll_timeout(),
+        }
+    }
+}
+
+impl<D: Device> Device for Isochronous<D> {
+    fn descriptors(&self) -> &Descriptors {
+        self.device.descriptors()
+    }
+
+    fn speed(&self) -> Speed {
+        self.device.speed()
+    }
+
+    fn selection(&self) -> &Selection {
+        self.device.selection()
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        if urb.endpoint.is_control() {
+            self.control(now, urb, done);
+        } else if urb.iso.is_empty() {
+            self.act(now, done, |device, done| device.submit(now, urb, done));
+        } else {
+            self.stream(now, urb, done);
+        }
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        if let Some(at) = self.held.iter().position(|urb| urb.id == id) {
+            let urb = self.held.remove(at).expect("found just now");
+            return done.push(urb.fail(Status::Cancelled));
+        }
+        let before = done.len();
+        for stream in self.streams.values_mut() {
+            match stream {
+                Stream::In(inward) => {
+                    inward.cancel(id, done);
+                    if inward.is_empty() {
+                        inward.stop(&mut self.orders);
+                    }
+                }
+                Stream::Out(outward) => outward.cancel(id, &mut self.orders, done),
+            }
+        }
+        if done.len() > before {
+            self.look(now, done);
+        } else {
+            self.act(now, done, |device, done| device.cancel(now, id, done));
+        }
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        self.end_all(Status::Shutdown, done);
+        // What is withdrawn so is not withdrawn one by one.
+        self.orders.clear();
+        self.asked.clear();
+        self.act(now, done, |device, done| device.reset(now, done));
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let streams = self.streams.values().filter_map(Stream::poll_timeout);
+        streams.chain(self.held_until).chain(self.device.poll_timeout()).min()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        // What is due is handed over before anything else takes its time.
+        self.keep_pace(now, done);
+        if self.device.poll_timeout().is_some_and(|at| at <= now) {
+            self.act(now, done, |device, done| device.handle_timeout(now, done));
+        }
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+        self.act(now, done, |device, done| device.end_turn(now, done));
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.device.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+        self.act(now, done, |device, done| device.handle_ready(now, done));
+        if self.device.is_gone() {
+            self.end_all(Status::Gone, done);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.device.is_gone()
+    }
+
+    fn verbs(&self) -> &'static [&'static str] {
+        self.device.verbs()
+    }
+
+    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+        self.act(now, done, |device, done| device.command(now, command, done))
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        self.device.tally()
+    }
+}

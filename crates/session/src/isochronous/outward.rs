@@ -1,0 +1,348 @@
+//! A stream to a device: the driver is answered at the device's pace, and what it sends is with the device before it is due.
+//!
+//! The buffer that levels the way's jitter is the device's own queue: a stream begins with packets of ours, and what the driver sends
+//! comes to lie behind them. So nothing has to be known at the other end. How long the device had a request says how early it
+//! was there (a timed reply); the driver is answered a little sooner or later for it, and its clock is the device's in the long run.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use farbus_model::limits::ISO_PACKETS_MAX;
+use farbus_model::{Completions, Done, Endpoint, InFlight, Instant, Payload, Status, Urb, UrbId};
+
+use super::frames::Frames;
+use super::orders::{Counts, Orders, is_own, repeated};
+use super::pace::{DEPTH_MAX, Pace, Way, ns_of};
+use super::reach::Reach;
+use super::saved::{restore_span, restore_urb, save_span};
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+
+/// Requests that the device has not answered, at most: 0.5 s in steps of a millisecond, and half of what an exporter lets be asked.
+const SENT_MAX: usize = 500;
+/// The device is this much behind at most: a link that was cut does not leave a stream with its own length of delay.
+const BEHIND_MAX: Duration = Duration::from_millis(100);
+/// Whoever has sent nothing for so long begins anew.
+const STOP_AFTER: Duration = Duration::from_millis(500);
+/// Statuses of packets that the driver is told later, at most: those of one request.
+const TOLD_LATER_MAX: usize = 1024;
+/// A gap between two requests at the device that is longer than this is a frame counter that began anew.
+const GAP_FRAMES_MAX: u32 = 8000;
+
+/// What goes to a device before the driver's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeadIn {
+    /// As many zeros as the driver sends: silence, at the rate at which the device expects it.
+    Zeros,
+    /// Packets without data.
+    Nothing,
+}
+
+/// A stream to a device.
+#[derive(Debug)]
+pub struct Outward {
+    interval: Duration,
+    frames: Frames,
+    lead_in: LeadIn,
+    /// What we send is cut as the driver's first request.
+    pattern: Urb,
+    /// The driver's that were not answered, and the name under which they were sent on, if they were.
+    waiting: VecDeque<(InFlight, Option<UrbId>)>,
+    /// Sent and not answered by the device.
+    sent: VecDeque<Sent>,
+    sent_span: Duration,
+    /// It has come to the end of what the driver was answered.
+    pace: Pace,
+    /// How much is ahead of the driver's requests when a stream is filled.
+    depth: Duration,
+    /// Where the device's next request should begin.
+    expected_frame: Option<u32>,
+    /// Requests of ours that fill a gap are with the device up to this one: what came before says nothing.
+    filled_with: Option<UrbId>,
+    /// How packets ended of requests that the driver has been answered.
+    told_later: VecDeque<Status>,
+    counts: Counts,
+}
+
+#[derive(Debug)]
+struct Sent {
+    id: UrbId,
+    /// None if another process sent it.
+    at: Option<Instant>,
+    span: Duration,
+    shift_ns: i64,
+    is_ours: bool,
+}
+
+impl Outward {
+    /// A stream that begins now, with a request like this; `depth` is what is known of the way's jitter.
+    pub fn new(now: Instant, like: &Urb, interval: Duration, frames: Frames, lead_in: LeadIn, depth: Duration) -> Self {
+        Self {
+            interval,
+            frames,
+            lead_in,
+            pattern: copy_of(like, Payload::Empty),
+            waiting: VecDeque::new(),
+            sent: VecDeque::new(),
+            sent_span: Duration::ZERO,
+            pace: Pace::new(Way::Out, now),
+            depth,
+            expected_frame: None,
+            filled_with: None,
+            told_later: VecDeque::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// The driver sends.
+    pub fn submit(&mut self, now: Instant, mut urb: InFlight, reach: &Reach, orders: &mut Orders) {
+        if self.waiting.is_empty() {
+            let late = (now - self.pace.now()).as_nanos() / self.interval.as_nanos().max(1);
+            self.frames.pass(u64::try_from(late).unwrap_or(u64::MAX));
+            self.pace.wait_until(now);
+        }
+        let payload = urb.take_payload();
+        if self.sent.is_empty() {
+            // It begins, or everything was played: the driver's own lies behind what levels the way.
+            self.pace.forget();
+            self.expected_frame = None;
+            self.fill_up(now, orders);
+        }
+        let is_stuck = self.sent_span > reach.longest() + DEPTH_MAX + BEHIND_MAX || self.sent.len() >= SENT_MAX;
+        if is_stuck {
+            self.counts.dropped += urb.iso.len() as u64;
+            self.waiting.push_back((urb, None));
+            return;
+        }
+        let id = self.send(now, copy_of(&urb, payload), false, orders);
+        self.waiting.push_back((urb, Some(id)));
+    }
+
+    fn send(&mut self, now: Instant, urb: Urb, is_ours: bool, orders: &mut Orders) -> UrbId {
+        let span = self.span_of(urb.iso.len());
+        let id = orders.ask(urb);
+        self.sent.push_back(Sent { id, at: Some(now), span, shift_ns: self.pace.shift_ns(), is_ours });
+        self.sent_span += span;
+        id
+    }
+
+    /// Sends packets of ours: the more of them, the longer the device can wait for the driver's. They travel together, so that
+    /// none of them waits for another.
+    fn fill_up(&mut self, now: Instant, orders: &mut Orders) {
+        let count = self.depth.as_nanos().div_ceil(self.interval.as_nanos().max(1)).min(ISO_PACKETS_MAX.into());
+        let mut ours = self.pattern.clone();
+        (ours.iso, ours.length) = repeated(&self.pattern.iso, count as usize, |packet| match self.lead_in {
+            LeadIn::Zeros => packet.length,
+            LeadIn::Nothing => 0,
+        });
+        ours.payload = Payload::pattern(&ZEROS, ours.length as usize);
+        self.filled_with = Some(self.send(now, ours, true, orders));
+    }
+
+    fn span_of(&self, packets: usize) -> Duration {
+        self.interval * u32::try_from(packets).expect("a URB has 1024 packets at most")
+    }
+
+    /// A request of ours came back, if it is one of this stream's.
+    ///
+    /// # Errors
+    /// How the stream ended.
+    pub fn handle_done(
+        &mut self,
+        now: Instant,
+        done: &Done,
+        reach: &mut Reach,
+        orders: &mut Orders,
+    ) -> Result<(), Status> {
+        let Some(at) = self.sent.iter().position(|sent| sent.id == done.id) else { return Ok(()) };
+        let sent = self.sent.remove(at).expect("found just now");
+        self.sent_span -= sent.span;
+        if let (Some(at), Some(residence)) = (sent.at, done.residence) {
+            reach.note_longest((now - at).saturating_sub(residence));
+        }
+        match done.status {
+            Status::Ok => {}
+            // The driver withdrew it.
+            Status::Cancelled => return Ok(()),
+            status => return Err(status),
+        }
+        let has_gap = self.note_frame(done);
+        if sent.is_ours {
+            if self.filled_with == Some(sent.id) {
+                self.filled_with = None;
+            }
+            return Ok(());
+        }
+        for packet in done.iso.iter().filter(|packet| packet.status != Status::Ok) {
+            if self.told_later.len() < TOLD_LATER_MAX {
+                self.told_later.push_back(packet.status);
+            }
+        }
+        // What was sent before the gap was filled says nothing of what comes.
+        if self.filled_with.is_some() {
+            return Ok(());
+        }
+        // An exporter that does not say so has a stream that is not steered.
+        let Some(residence) = done.residence else { return Ok(()) };
+        let slack_ns = ns_of(residence) - ns_of(sent.span);
+        self.pace.note(now, slack_ns, sent.shift_ns);
+        if has_gap && slack_ns < ns_of(self.pace.margin()) {
+            self.counts.underruns += 1;
+            self.pace.forget();
+            self.depth = (self.depth.max(self.pace.depth()) * 3 / 2).min(DEPTH_MAX);
+            self.fill_up(now, orders);
+        }
+        Ok(())
+    }
+
+    /// Whether the device had nothing between the one before and this one.
+    fn note_frame(&mut self, done: &Done) -> bool {
+        let next = done.start_frame.wrapping_add(self.frames.of(done.iso.len()));
+        let expected = self.expected_frame.replace(next);
+        expected.is_some_and(|expected| (1..GAP_FRAMES_MAX).contains(&done.start_frame.wrapping_sub(expected)))
+    }
+
+    /// When the driver is answered next, or the stream is over.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match self.waiting.front() {
+            Some((urb, _)) => Some(self.pace.after(self.span_of(urb.iso.len()))),
+            // The device's last answer comes by itself.
+            None => self.sent.is_empty().then(|| self.pace.now() + STOP_AFTER),
+        }
+    }
+
+    /// Answers the driver what is due.
+    pub fn answer(&mut self, now: Instant, done: &mut Completions) {
+        while let Some((urb, _)) = self.waiting.front()
+            && let span = self.span_of(urb.iso.len())
+            && self.pace.after(span) <= now
+        {
+            self.pace.step(span);
+            let (urb, _) = self.waiting.pop_front().expect("looked at just now");
+            let mut packets = urb.iso.clone();
+            for packet in &mut packets {
+                packet.actual = packet.length;
+                packet.status = self.told_later.pop_front().unwrap_or_default();
+            }
+            self.counts.packets += packets.len() as u64;
+            let start_frame = self.frames.pass(packets.len() as u64);
+            let mut answer = urb.done_iso(packets, Payload::Empty);
+            answer.start_frame = start_frame;
+            done.push(answer);
+        }
+    }
+
+    /// The driver withdraws a request, if it is one of these.
+    pub fn cancel(&mut self, id: UrbId, orders: &mut Orders, done: &mut Completions) {
+        if let Some(at) = self.waiting.iter().position(|(urb, _)| urb.id == id) {
+            let (urb, sent) = self.waiting.remove(at).expect("found just now");
+            sent.into_iter().for_each(|id| orders.withdraw(id));
+            done.push(urb.fail(Status::Cancelled));
+        }
+    }
+
+    /// Whether the driver sends no more, and all that it sent was played.
+    pub fn is_over(&self, now: Instant) -> bool {
+        self.waiting.is_empty() && self.sent.is_empty() && self.pace.now() + STOP_AFTER <= now
+    }
+
+    /// Whether the device still has something that the driver was told is played.
+    pub fn is_playing(&self) -> bool {
+        self.sent.iter().any(|sent| !sent.is_ours)
+    }
+
+    /// Whether the driver has nothing asked.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Nothing more is wanted of the device.
+    pub fn stop(&mut self, orders: &mut Orders) {
+        self.sent.drain(..).for_each(|sent| orders.withdraw(sent.id));
+        self.sent_span = Duration::ZERO;
+    }
+
+    /// Writes it down; what was sent goes on at the device.
+    pub fn save(&self, to: &mut Writer) {
+        to.urb(&self.pattern);
+        to.flag(self.lead_in == LeadIn::Zeros);
+        save_span(self.depth.max(self.pace.depth()), to);
+        to.u32(self.frames.next());
+        to.count(self.waiting.len());
+        self.waiting.iter().for_each(|(urb, _)| to.urb(urb));
+        to.count(self.sent.len());
+        for sent in &self.sent {
+            to.u64(sent.id.0);
+            save_span(sent.span, to);
+            to.flag(sent.is_ours);
+        }
+    }
+
+    /// As another process wrote it down, and the driver's requests: they are yet to be launched. What is yet to be played is not measured.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(
+        now: Instant,
+        endpoint: &Endpoint,
+        interval: Duration,
+        frames: Frames,
+        from: &mut Reader<'_>,
+    ) -> Result<(Self, Vec<Urb>), Reject> {
+        let pattern = restore_urb(endpoint, from)?;
+        let lead_in = if from.flag("lead-in")? { LeadIn::Zeros } else { LeadIn::Nothing };
+        let depth = restore_span("depth", DEPTH_MAX, from)?;
+        let frames = frames.going_on(from.u32("frame")?);
+        let mut outward = Self::new(now, &pattern, interval, frames, lead_in, depth);
+        let count = from.count("requests", 8)?;
+        let waiting = (0..count).map(|_| restore_urb(endpoint, from)).collect::<Result<_, _>>()?;
+        for _ in 0..from.count("requests sent", 17)? {
+            let id = UrbId(from.u64("request of ours")?);
+            let span = restore_span("span", interval * ISO_PACKETS_MAX, from)?;
+            if !is_own(id) {
+                return Err(Reject::new("request of ours", id.0, "its name is one of ours"));
+            }
+            let is_ours = from.flag("lead-in")?;
+            outward.sent.push_back(Sent { id, at: None, span, shift_ns: 0, is_ours });
+            outward.sent_span += span;
+        }
+        Ok((outward, waiting))
+    }
+
+    /// The driver's requests, as another process had them: all of them were sent.
+    pub fn take_up(&mut self, waiting: Vec<Urb>) {
+        self.waiting = waiting.into_iter().map(|urb| (urb.launch(), None)).collect();
+    }
+
+    /// The driver's requests.
+    pub fn waiting(&self) -> impl Iterator<Item = &InFlight> {
+        self.waiting.iter().map(|(urb, _)| urb)
+    }
+
+    /// The driver's requests, for whoever ends them.
+    pub fn take_waiting(&mut self) -> impl Iterator<Item = InFlight> + '_ {
+        self.waiting.drain(..).map(|(urb, _)| urb)
+    }
+
+    /// What was not as it should be.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// What was seen of the way, for the next stream.
+    pub fn depth(&self) -> Option<Duration> {
+        self.pace.slack_ns().map(|_| self.pace.depth())
+    }
+}
+
+/// Silence.
+static ZEROS: [u8; 4096] = [0; 4096];
+
+/// The same request, under no name yet.
+fn copy_of(urb: &Urb, payload: Payload) -> Urb {
+    let mut copy = Urb::data_out(urb.id, urb.endpoint, payload);
+    (copy.length, copy.interval, copy.flags) = (urb.length, urb.interval, urb.flags);
+    copy.flags.iso_asap = true;
+    copy.iso.clone_from(&urb.iso);
+    copy
+}

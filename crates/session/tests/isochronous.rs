@@ -1,0 +1,244 @@
+//! Sound over a made-up way: a sound card that is far, whose clock is off, behind a link that shakes and is cut.
+//!
+//! Held against it: every request is answered once and in order, at the device's pace; what is played and recorded is the tone, whole,
+//! but for what was counted. `FARBUS_SECONDS` says how long a stream lasts (default 60).
+
+#[path = "isochronous/distant.rs"]
+mod distant;
+#[path = "isochronous/driver.rs"]
+mod driver;
+#[path = "native/random.rs"]
+mod random;
+
+use std::time::Duration;
+
+use distant::Way;
+use driver::{Driver, INTERVAL, MICROPHONE, SPEAKER};
+use farbus_session::isochronous::Counts;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn seconds() -> u64 {
+    std::env::var("FARBUS_SECONDS").map_or(60, |text| text.parse().expect("a number"))
+}
+
+/// 100 ms there and back, with 10 ms of jitter.
+fn far(drift_ppm: i64) -> Way {
+    Way { delay: 50 * MS, jitter: 10 * MS, drift_ppm }
+}
+
+/// The answers came at the device's rate, evenly.
+fn assert_even(driver: &Driver, packets: u32, drift_ppm: i64, what: &str) {
+    let (mean, deviation, most) = driver.intervals();
+    let device = INTERVAL.as_nanos() as f64 * f64::from(packets) / (1.0 + drift_ppm as f64 / 1e6);
+    println!("{what}: mean {:.1} us, deviation {:.2} us, most {:.2} us", mean / 1e3, deviation / 1e3, most / 1e3);
+    assert!((mean / device - 1.0).abs() < 0.001, "{what}: {mean} and not {device}");
+    assert!(deviation < 100_000.0 && most < 110_000.0, "{what}: {deviation}, {most}");
+}
+
+#[test]
+fn a_far_speaker_plays_every_sample_and_never_waits() {
+    for (drift_ppm, packets) in [(200, 1), (-200, 8)] {
+        let mut driver = Driver::new(far(drift_ppm), 7, SPEAKER, packets);
+        driver.latency = MS / 2;
+        driver.begin(16 / packets as usize + 1);
+        driver.run_for(Duration::from_secs(seconds()));
+        driver.finish();
+        driver.set_interface(0);
+        let what = format!("speaker, {drift_ppm} ppm, {packets} packets");
+        assert_even(&driver, packets, drift_ppm, &what);
+        let sent = driver.answered.len() as u64 * u64::from(packets) * 48;
+        let counts = driver.card.counts();
+        println!("{counts:?}");
+        assert_eq!(counts, Counts { packets: sent / 48, ..Counts::default() }, "{what}");
+        assert_eq!(driver.count("speaker_tone_frames"), sent, "{what}");
+        assert_eq!((driver.count("speaker_tone_breaks"), driver.count("speaker_late")), (0, 0), "{what}");
+    }
+}
+
+#[test]
+fn a_far_microphone_is_heard_whole_and_evenly() {
+    for (drift_ppm, packets) in [(-200, 1), (200, 8)] {
+        let mut driver = Driver::new(far(drift_ppm), 8, MICROPHONE, packets);
+        driver.latency = MS / 2;
+        driver.begin(16 / packets as usize + 1);
+        driver.run_for(Duration::from_secs(seconds()));
+        driver.withdraw();
+        let what = format!("microphone, {drift_ppm} ppm, {packets} packets");
+        assert_even(&driver, packets, drift_ppm, &what);
+        let came = driver.answered.len() as u64 * u64::from(packets);
+        let counts = driver.card.counts();
+        println!("{counts:?}");
+        assert_eq!(counts, Counts { packets: came, ..Counts::default() }, "{what}");
+        assert_eq!((driver.missed, driver.breaks, driver.heard), (0, 0, came * 48), "{what}");
+        assert_eq!(driver.count("microphone_late"), 0, "{what}");
+    }
+}
+
+#[test]
+fn a_cut_is_concealed_counted_and_over() {
+    for endpoint in [SPEAKER, MICROPHONE] {
+        let mut driver = Driver::new(far(50), 9, endpoint, 4);
+        driver.begin(4);
+        driver.run_for(Duration::from_secs(10));
+        let before = driver.card.counts();
+        assert_eq!(before, Counts { packets: before.packets, ..Counts::default() });
+        let until = driver.now + 200 * MS;
+        driver.card.inner_mut().cut_until(until);
+        driver.run_for(Duration::from_secs(10));
+        let after = driver.card.counts();
+        println!("{endpoint:?}: {after:?}");
+        // Whatever the device did not hear in time was not there; afterwards all is as before.
+        driver.run_for(Duration::from_secs(10));
+        assert_eq!(driver.card.counts(), Counts { packets: driver.card.counts().packets, ..after }, "{endpoint:?}");
+        if endpoint == MICROPHONE {
+            assert!((100..500).contains(&after.missed), "{after:?}");
+            assert_eq!(driver.missed, after.missed, "the driver is told each");
+            driver.withdraw();
+        } else {
+            assert!(after.underruns == 1 && after.dropped == 0, "{after:?}");
+            driver.finish();
+            driver.set_interface(0);
+            let sent = driver.answered.len() as u64 * 4 * 48;
+            assert_eq!((driver.count("speaker_tone_frames"), driver.count("speaker_tone_breaks")), (sent, 0));
+        }
+        assert_even(&driver, 4, 50, "through a cut");
+    }
+}
+
+#[test]
+fn a_long_cut_leaves_no_long_delay() {
+    let mut driver = Driver::new(far(0), 10, SPEAKER, 8);
+    driver.begin(4);
+    driver.run_for(Duration::from_secs(5));
+    let until = driver.now + Duration::from_secs(5);
+    driver.card.inner_mut().cut_until(until);
+    driver.run_for(Duration::from_secs(6));
+    let counts = driver.card.counts();
+    println!("{counts:?}");
+    assert!((4000..5000).contains(&counts.dropped), "{counts:?}");
+    assert!(driver.card.inner().holds() < 100, "what is under way is bounded");
+    driver.run_for(Duration::from_secs(5));
+    assert_eq!(driver.card.counts().dropped, counts.dropped, "and then none is");
+}
+
+#[test]
+fn the_last_sample_is_played_before_the_interface_is_closed_and_the_next_stream_begins_anew() {
+    let mut driver = Driver::new(far(0), 11, SPEAKER, 8);
+    for round in 1..=3 {
+        driver.begin_again(4);
+        driver.run_for(Duration::from_secs(1));
+        driver.finish();
+        driver.set_interface(0);
+        let sent = driver.answered.len() as u64 * 8 * 48;
+        assert_eq!(driver.count("speaker_tone_frames"), sent, "round {round}");
+        driver.set_interface(1);
+    }
+    assert_eq!((driver.count("speaker_tone_breaks"), driver.count("speaker_late")), (0, 0));
+}
+
+#[test]
+fn another_process_goes_on_with_a_stream() {
+    for endpoint in [SPEAKER, MICROPHONE] {
+        let mut driver = Driver::new(far(0), 13, endpoint, 4);
+        driver.begin(4);
+        for _ in 0..5 {
+            driver.run_for(Duration::from_secs(1));
+            driver.move_on();
+        }
+        driver.run_for(Duration::from_secs(1));
+        driver.finish();
+        assert_eq!((driver.missed, driver.breaks), (0, 0), "nothing is lost on the way");
+        driver.run_for(Duration::from_secs(1));
+        if endpoint == SPEAKER {
+            let sent = driver.answered.len() as u64 * 4 * 48;
+            assert_eq!((driver.count("speaker_tone_frames"), driver.count("speaker_late")), (sent, 0));
+        }
+        let (mean, ..) = driver.intervals();
+        assert!((mean / 4e6 - 1.0).abs() < 0.005, "its pace is the device's: {mean}");
+    }
+}
+
+#[test]
+fn a_spoilt_snapshot_of_a_stream_is_refused_or_does_no_harm() {
+    for endpoint in [SPEAKER, MICROPHONE] {
+        let mut driver = Driver::new(far(0), 14, endpoint, 2);
+        driver.begin(3);
+        driver.run_for(200 * MS);
+        let whole = driver.saved();
+        let (mut refused, mut random) = (0, random::Random::new(15));
+        for _ in 0..2000 {
+            let mut bytes = whole.clone();
+            let at = random.below(bytes.len() as u64) as usize;
+            match random.below(3) {
+                0 => bytes.truncate(at),
+                _ => bytes[at] = random.next() as u8,
+            }
+            refused += u64::from(!driver.could_be(&bytes));
+        }
+        assert!((500..2000).contains(&refused), "{refused}");
+        driver.withdraw();
+    }
+}
+
+#[test]
+fn a_near_device_is_left_alone() {
+    let way = Way { delay: MS / 4, jitter: MS / 8, drift_ppm: 0 };
+    for endpoint in [SPEAKER, MICROPHONE] {
+        let mut driver = Driver::new(way, 12, endpoint, 8);
+        driver.may_skip = true;
+        driver.begin(4);
+        driver.run_for(Duration::from_secs(2));
+        assert_eq!(driver.card.counts(), Counts::default(), "nothing went through a buffer");
+        assert!(driver.answered.len() > 240);
+        driver.withdraw();
+        driver.set_interface(0);
+    }
+}
+
+#[test]
+fn over_any_way_each_request_is_answered_once_and_in_order() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let seeds = match number("FARBUS_SEED") {
+        Some(seed) => seed..=seed,
+        None => 1..=number("FARBUS_SEEDS").unwrap_or(12),
+    };
+    let count = seeds.clone().count() as u64;
+    let mut packets = 0;
+    for seed in seeds {
+        let mut random = random::Random::new(seed);
+        let way = Way {
+            delay: MS * random.pick(&[2, 5, 20, 50, 100]),
+            jitter: MS * random.pick(&[1, 3, 10, 30]) / random.pick(&[1, 4]),
+            drift_ppm: random.below(401) as i64 - 200,
+        };
+        let endpoint = random.pick(&[SPEAKER, MICROPHONE]);
+        let size = random.pick(&[1, 2, 5, 8, 10]);
+        let mut driver = Driver::new(way, seed, endpoint, size);
+        driver.may_skip = true;
+        driver.latency = random.pick(&[Duration::ZERO, MS / 4, MS, 3 * MS]);
+        for _ in 0..3 {
+            driver.begin_again(random.pick(&[2, 3, 8, 24]));
+            for _ in 0..random.below(4) {
+                driver.run_for(MS * random.below(800) as u32);
+                if random.once_in(3) {
+                    let until = driver.now + MS * random.below(400) as u32;
+                    driver.card.inner_mut().cut_until(until);
+                }
+            }
+            driver.run_for(Duration::from_secs(1));
+            match random.below(3) {
+                0 => driver.finish(),
+                1 => driver.withdraw(),
+                _ => driver.reset(),
+            }
+            driver.set_interface(0);
+            driver.set_interface(1);
+        }
+        driver.run_for(Duration::from_secs(2));
+        assert_eq!(driver.card.inner().holds(), 0, "FARBUS_SEED={seed}: nothing of ours stays under way");
+        packets += driver.card.counts().packets;
+    }
+    println!("{packets} packets in {count} worlds");
+    assert!(packets > 1000 * count, "{packets} packets prove little");
+}

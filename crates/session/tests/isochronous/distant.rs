@@ -1,0 +1,163 @@
+//! A device at the end of a made-up way: what is asked of it, and what it answers, takes its time, which shakes; and its clock is off.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use farbus_model::{
+    BufferPool, Completions, Descriptors, Device, Done, InFlight, Instant, Selection, Speed, Tally, UrbId,
+};
+
+use crate::random::Random;
+
+/// What a way is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// One way, at least.
+    pub delay: Duration,
+    /// Up to so much more; what follows waits behind it.
+    pub jitter: Duration,
+    /// By how much the device's clock is faster than ours, millionths.
+    pub drift_ppm: i64,
+}
+
+pub struct Distant<D> {
+    device: D,
+    way: Way,
+    random: Random,
+    there: VecDeque<(Instant, Asked)>,
+    back: VecDeque<(Instant, Done)>,
+    /// When it got what it has not answered.
+    had: BTreeMap<UrbId, Instant>,
+    /// Until then nothing gets through.
+    cut_until: Instant,
+    done: Completions,
+}
+
+enum Asked {
+    Submit(Box<InFlight>),
+    Cancel(UrbId),
+}
+
+impl<D: Device> Distant<D> {
+    pub fn new(device: D, way: Way, seed: u64) -> Self {
+        let done = Completions::new(BufferPool::new(1 << 20));
+        let (there, back) = (VecDeque::new(), VecDeque::new());
+        Self {
+            device,
+            way,
+            random: Random::new(seed),
+            there,
+            back,
+            had: BTreeMap::new(),
+            cut_until: Instant::ZERO,
+            done,
+        }
+    }
+
+    /// Nothing gets through before this moment.
+    pub fn cut_until(&mut self, until: Instant) {
+        self.cut_until = until;
+        self.there.iter_mut().for_each(|(at, _)| *at = (*at).max(until));
+        self.back.iter_mut().for_each(|(at, _)| *at = (*at).max(until));
+    }
+
+    /// Requests that are not answered.
+    pub fn holds(&self) -> usize {
+        self.there.len() + self.back.len()
+    }
+
+    fn arrives(&mut self, now: Instant, last: Option<Instant>) -> Instant {
+        let jitter = self.way.jitter.as_nanos() as u64;
+        let more = if jitter == 0 { 0 } else { self.random.below(jitter) };
+        (now + self.way.delay + Duration::from_nanos(more)).max(last.unwrap_or_default()).max(self.cut_until)
+    }
+
+    fn send(&mut self, now: Instant, asked: Asked) {
+        let at = self.arrives(now, self.there.back().map(|(at, _)| *at));
+        self.there.push_back((at, asked));
+    }
+
+    /// The device's time at a moment of ours.
+    fn its_time(&self, now: Instant) -> Instant {
+        let ns = i128::from(now.as_nanos());
+        Instant::from_nanos((ns + ns * i128::from(self.way.drift_ppm) / 1_000_000) as u64)
+    }
+
+    /// Our time when its clock has got there.
+    fn our_time(&self, its: Instant) -> Instant {
+        let ns = i128::from(its.as_nanos()) * 1_000_000 / (1_000_000 + i128::from(self.way.drift_ppm));
+        let mut ours = Instant::from_nanos(ns as u64);
+        while self.its_time(ours) < its {
+            ours = ours + Duration::from_nanos(1);
+        }
+        ours
+    }
+}
+
+impl<D: Device> Device for Distant<D> {
+    fn descriptors(&self) -> &Descriptors {
+        self.device.descriptors()
+    }
+
+    fn speed(&self) -> Speed {
+        self.device.speed()
+    }
+
+    fn selection(&self) -> &Selection {
+        self.device.selection()
+    }
+
+    fn submit(&mut self, now: Instant, mut urb: InFlight, _done: &mut Completions) {
+        urb.own_payload();
+        self.send(now, Asked::Submit(Box::new(urb)));
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, _done: &mut Completions) {
+        self.send(now, Asked::Cancel(id));
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        for (_, asked) in self.there.drain(..) {
+            if let Asked::Submit(urb) = asked {
+                done.push(urb.fail(farbus_model::Status::Shutdown));
+            }
+        }
+        self.device.reset(now, done);
+        self.back.drain(..).for_each(|(_, answer)| done.push(answer));
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let device = self.device.poll_timeout().map(|at| self.our_time(at));
+        let there = self.there.front().map(|(at, _)| *at);
+        let back = self.back.front().map(|(at, _)| *at);
+        [device, there, back].into_iter().flatten().min()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        let its = self.its_time(now);
+        while self.there.front().is_some_and(|(at, _)| *at <= now) {
+            match self.there.pop_front().expect("looked at just now").1 {
+                Asked::Submit(urb) => {
+                    self.had.insert(urb.id, now);
+                    self.device.submit(its, *urb, &mut self.done);
+                }
+                Asked::Cancel(id) => self.device.cancel(its, id, &mut self.done),
+            }
+        }
+        if self.device.poll_timeout().is_some_and(|at| at <= its) {
+            self.device.handle_timeout(its, &mut self.done);
+        }
+        while let Some(mut answer) = self.done.pop() {
+            answer.residence = self.had.remove(&answer.id).map(|at| now - at);
+            let at = self.arrives(now, self.back.back().map(|(at, _)| *at));
+            self.back.push_back((at, answer));
+        }
+        while self.back.front().is_some_and(|(at, _)| *at <= now) {
+            done.push(self.back.pop_front().expect("looked at just now").1);
+        }
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        self.device.tally()
+    }
+}
