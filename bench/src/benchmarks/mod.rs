@@ -5,6 +5,7 @@ mod congestion;
 mod cpu;
 mod database;
 mod deep;
+mod distance;
 mod encrypted;
 mod journey;
 mod memory;
@@ -32,7 +33,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 19] = [
+pub const ALL: [Benchmark; 20] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -74,6 +75,12 @@ pub const ALL: [Benchmark; 19] = [
         target: "under 10 MiB resident with one device; no growth over ten million URBs",
         by_default: true,
         run: memory::run,
+    },
+    Benchmark {
+        name: distance::NAME,
+        target: "a disk 50 ms away, one request at a time: read in order at least 0.70 of near, written with a write cache 0.50, 4 KiB here and there in at most 1.2 round trips",
+        by_default: false,
+        run: distance::run,
     },
     Benchmark {
         name: storage::NAME,
