@@ -5,6 +5,7 @@ mod congestion;
 mod cpu;
 mod database;
 mod deep;
+mod distance;
 mod encrypted;
 mod journey;
 mod memory;
@@ -75,6 +76,12 @@ pub const ALL: [Benchmark; 20] = [
         target: "under 10 MiB resident with one device; no growth over ten million URBs",
         by_default: true,
         run: memory::run,
+    },
+    Benchmark {
+        name: distance::NAME,
+        target: "a disk 50 ms away, one request at a time: read in order at least 0.70 of near, written with a write cache 0.50, 4 KiB here and there in at most 1.2 round trips",
+        by_default: false,
+        run: distance::run,
     },
     Benchmark {
         name: storage::NAME,

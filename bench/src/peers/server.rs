@@ -112,6 +112,23 @@ impl Server {
         Self::start(command, "farbus nbd", "", placement)
     }
 
+    /// `farbus attach` of a disk that `exporter` shares, served by NBD: as far away as `round_trip`, with this much kept here.
+    pub fn farbus_attached(
+        program: &Path,
+        exporter: &Self,
+        device: &str,
+        (round_trip, cache): (Duration, &str),
+        placement: Placement,
+    ) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(["attach", &format!("{}/{device}", exporter.address), "--via", "nbd", "--listen", "127.0.0.1:0"]);
+        command.args(["--grace", "20", "--cache", cache]);
+        if !round_trip.is_zero() {
+            command.args(["--module", &format!("delay:time={}us", round_trip.as_micros() / 2)]);
+        }
+        Self::start(command, "farbus attach", "", placement)
+    }
+
     fn start(mut command: Command, name: &'static str, busid: &'static str, placement: Placement) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = placement.start_server(&mut command)?;

@@ -126,7 +126,7 @@ fn what_is_read_in_order_takes_few_round_trips() {
         }
         assert_eq!((answers.len(), answers[0].id, answers[0].payload.len()), (1, id, READ));
         reads += 1;
-        assert!(user.device.fetched_bytes() <= (8 << 20) + 2 * (256 << 10), "bounded");
+        assert!(user.device.fetched_bytes() <= (16 << 20) + 2 * (256 << 10), "bounded");
     }
     assert_eq!(reads, 512);
     assert!(round_trips < 24, "{round_trips} round trips for {reads} reads, one after the other");

@@ -1,0 +1,123 @@
+//! A disk that is far away, asked for one thing after the other: what of its speed the distance leaves, with what is kept of it here.
+//!
+//! The distance is the module `delay`, half of a round trip each way, so that nothing else of the machine changes with it.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::{naming::size, storage::Image};
+use crate::{
+    lab::{Lab, Subject},
+    load::Tally,
+    peers::{
+        Server,
+        nbdkit::{Nbd, Verb},
+    },
+    report::{Finding, Quantity},
+    stats::{Spread, Target},
+    svg::{Chart, Line, Panel},
+};
+
+pub const NAME: &str = "distance";
+const CACHES: [&str; 3] = ["none", "ahead", "writeback"];
+const ROUND_TRIPS_MS: [u64; 5] = [0, 1, 10, 50, 100];
+/// The distance at which targets hold.
+const FAR_MS: u64 = 50;
+/// What is asked: how much at a time, and whether in order.
+const LOADS: [(Verb, usize, bool); 5] = [
+    (Verb::Read, 128 * 1024, false),
+    (Verb::Read, 1 << 20, false),
+    (Verb::Write, 128 * 1024, false),
+    (Verb::Write, 1 << 20, false),
+    (Verb::Read, 4096, true),
+];
+
+/// What was seen of one load with one cache, at each distance.
+struct Seen {
+    load: (Verb, usize, bool),
+    cache: &'static str,
+    tallies: Vec<Tally>,
+}
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    if lab.subject != Subject::Farbus {
+        bail!("only farbus has sessions");
+    }
+    let image = Image::create()?;
+    let shared = format!("block:{}", image.0.display());
+    let span = if lab.quick { Duration::from_secs(1) } else { Duration::from_secs(4) };
+    let mut seen: Vec<Seen> = Vec::new();
+    for cache in CACHES {
+        let all = LOADS.into_iter().filter(|&load| is_of_use(load, cache));
+        let mut with_this: Vec<Seen> = all.map(|load| Seen { load, cache, tallies: Vec::new() }).collect();
+        for round_trip in ROUND_TRIPS_MS.map(Duration::from_millis) {
+            // One of its own each time: who was killed is waited for.
+            let (exporter, how) = (lab.farbus(&shared)?, (round_trip, cache));
+            let attached = Server::farbus_attached(lab.farbus_program()?, &exporter, "block", how, lab.placement)?;
+            let mut client = Nbd::connect(attached.address)?;
+            for seen in &mut with_this {
+                let (verb, bytes, is_random) = seen.load;
+                seen.tallies.push(client.run(verb, bytes, 1, is_random, span)?);
+            }
+        }
+        seen.append(&mut with_this);
+    }
+    lab.plot(NAME, &chart(&seen).render())?;
+    Ok(seen.iter().flat_map(findings).collect())
+}
+
+/// Whether a cache of this kind means anything to this load, or shows what it costs without.
+fn is_of_use((verb, _, is_random): (Verb, usize, bool), cache: &str) -> bool {
+    match (cache, matches!(verb, Verb::Write)) {
+        ("ahead", is_write) => !is_write,
+        ("writeback", is_write) => is_write,
+        _ => !is_random,
+    }
+}
+
+fn name(seen: &Seen) -> String {
+    let (verb, bytes, is_random) = seen.load;
+    let order = if is_random { " here and there" } else { "" };
+    format!("{} {}{order}, cache {}", verb.name(), size(bytes), seen.cache)
+}
+
+fn findings(seen: &Seen) -> Vec<Finding> {
+    let (verb, _, is_random) = seen.load;
+    let rate = |tally: &Tally| Quantity::new(Spread::once(tally.bytes_per_second() / 1e6), "MB/s");
+    let near = &seen.tallies[0];
+    let far = ROUND_TRIPS_MS.into_iter().zip(&seen.tallies).skip(1);
+    far.map(|(ms, tally)| {
+        let what = format!("{} at {ms} ms", name(seen));
+        let detail = format!("p50 {:.1} ms, p99 {:.1} ms", tally.latency_us(50.0) / 1e3, tally.latency_us(99.0) / 1e3);
+        let is_held = ms == FAR_MS && seen.cache != CACHES[0];
+        let finding = if is_random {
+            let round_trips = tally.latency_us(50.0) / 1e3 / ms as f64;
+            let target = if ms >= 10 { Target::AtMost(1.2) } else { Target::Context };
+            Finding::absolute(NAME, what, Quantity::new(Spread::once(round_trips), "round trips"), target)
+        } else {
+            let least = if matches!(verb, Verb::Write) { 0.5 } else { 0.7 };
+            let target = if is_held { Target::AtLeast(least) } else { Target::Context };
+            Finding::ratio(NAME, what, rate(tally), ("at no distance", rate(near)), target)
+        };
+        finding.with_detail(detail)
+    })
+    .collect()
+}
+
+fn chart(seen: &[Seen]) -> Chart {
+    let panel = |is_write: bool| {
+        let lines = seen.iter().filter(|seen| !seen.load.2 && matches!(seen.load.0, Verb::Write) == is_write);
+        let points = |seen: &Seen| {
+            let rates = seen.tallies.iter().map(|tally| tally.bytes_per_second() / 1e6);
+            ROUND_TRIPS_MS.into_iter().map(|ms| ms as f64).zip(rates).collect()
+        };
+        let lines = lines.map(|seen| Line { name: name(seen), points: points(seen) }).collect();
+        Panel { up: "MB/s".into(), is_logarithmic: true, lines }
+    };
+    Chart {
+        title: "A disk far away, one request at a time".into(),
+        across: "round trip, ms".into(),
+        panels: vec![panel(false), panel(true)],
+    }
+}
