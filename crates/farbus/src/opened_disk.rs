@@ -23,7 +23,7 @@ use farbus_session::snapshot;
 
 use crate::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
 use crate::device_port::{Cutter, DevicePort};
-use crate::linked::{BLOCK_KIND, Dial, Linked, Quitter};
+use crate::linked::{BLOCK_KIND, Linked, Quitter, Redial};
 use crate::session_port::SessionPort;
 use crate::standing::Standing;
 
@@ -145,11 +145,11 @@ impl OpenedDisk {
     ///
     /// # Errors
     /// None can have stood so, or the system has no more threads or descriptors.
-    pub fn restore(dial: Dial, saved: &[u8]) -> io::Result<(Self, Pending)> {
-        let Ok(mut reader) = snapshot::open(saved, ANY_BYTE_KIND) else { return Self::restore_block(dial, saved) };
+    pub fn restore(redial: Redial, saved: &[u8]) -> io::Result<(Self, Pending)> {
+        let Ok(mut reader) = snapshot::open(saved, ANY_BYTE_KIND) else { return Self::restore_block(redial, saved) };
         let mut rest = None;
         let device = |bytes: &[u8]| {
-            let (disk, pending) = Self::restore_block(dial, bytes).map_err(Wrong)?;
+            let (disk, pending) = Self::restore_block(redial, bytes).map_err(Wrong)?;
             let Self { device, clock, way, cutter, standing } = disk;
             rest = Some((clock, way, cutter, standing));
             Ok((device, pending))
@@ -165,9 +165,9 @@ impl OpenedDisk {
         }
     }
 
-    fn restore_block(dial: Dial, saved: &[u8]) -> io::Result<(Self, Pending)> {
+    fn restore_block(redial: Redial, saved: &[u8]) -> io::Result<(Self, Pending)> {
         let mut reader = snapshot::open(saved, BLOCK_KIND).map_err(|reject| Wrong::from(reject).0)?;
-        let mut linked = Linked::<RemoteBlock>::restore(dial, &mut reader)?;
+        let mut linked = Linked::<RemoteBlock>::restore(redial, &mut reader)?;
         if let Err(reject) = reader.end("device") {
             linked.leave();
             return Err(Wrong::from(reject).0);

@@ -229,7 +229,7 @@ impl DiskWorld {
             10 if random.once_in(4) => self.world.cut(),
             11 if random.once_in(16) => self.crash(random),
             12 | 13 if !self.world.is_linked() => self.world.link(random, &mut self.done),
-            // What goes through modules ends with its process.
+            // What goes through modules ends with its exporter's process.
             19 if random.once_in(4) && !self.has_modules => {
                 let desk = &mut self.desk;
                 let serve = |now, left: &Left| desk.serve_again(now, left);
@@ -240,7 +240,9 @@ impl DiskWorld {
             }
             21..=23 if self.desk.is_elsewhere => self.changes_elsewhere(random),
             24 if self.desk.is_elsewhere && random.once_in(8) => self.handed_over(),
-            20 if random.once_in(4) && !self.has_modules => self.world.move_on(!random.once_in(4)),
+            20 if random.once_in(4) && crate::modules::is_movable_now(&mut self.world.remote) => {
+                self.world.move_on_with(!random.once_in(4), crate::modules::resume);
+            }
             14..=18 => {
                 if let Some(session) = &mut self.world.exporter {
                     session.handle_ready(self.world.now);
