@@ -9,6 +9,7 @@
 
 mod benchmarks;
 mod contest;
+mod frames;
 mod lab;
 mod load;
 mod net;
@@ -48,6 +49,7 @@ use crate::{
   farbus-bench --only timeline --only journey --plots .
                                           of a database whose disk moves, and of one that moves along
   farbus-bench --only survey --json survey.json
+  farbus-bench --only modules --plots .       what a pair of modules costs; ten minutes
   chrt -f 1 farbus-bench --pin split --patience 0
                                           on a busy machine, to look for causes"
 )]

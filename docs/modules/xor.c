@@ -26,7 +26,7 @@ int main(void) {
             if (options < length) key = (uint8_t)atoi((char *)frame + options);
         } else if (frame[0] == MESSAGE && frame[1] != PEER) {
             frame[1] = frame[1] == ABOVE ? BELOW : ABOVE;
-            for (uint32_t at = 22 + le(frame + 20, 2); at < length; at++) frame[at] ^= key;
+            for (uint32_t at = 22 + le(frame + 20, 2); key && at < length; at++) frame[at] ^= key;
             fwrite(head, 1, 4, stdout);
             fwrite(frame, 1, length, stdout);
         }

@@ -58,7 +58,7 @@ int main(void) {
         } else if (frame[0] == MESSAGE && frame[1] != PEER) {
             memcpy(&length, frame + 20, 2);
             frame[1] = frame[1] == ABOVE ? BELOW : ABOVE;
-            for (uint32_t at = 22u + length; at < what.bytes; at++) frame[at] ^= key;
+            for (uint32_t at = 22u + length; key && at < what.bytes; at++) frame[at] ^= key;
         } else {
             what.bytes = 0;
         }

@@ -117,7 +117,8 @@ impl KernelAttachment {
             Some(device) => {
                 let said = device.remote().description().expect("what is open was described");
                 let (device_id, speed) = (said.bus << 16 | said.device & 0xffff, said.speed);
-                (plug(device_id, speed)?, Between::Session(Box::new(SessionRelay::new(kernel, device, device_id))))
+                let relay = SessionRelay::new(kernel, device, device_id, client.ahead());
+                (plug(device_id, speed)?, Between::Session(Box::new(relay)))
             }
             None => {
                 let (remote, device) = client.enumerate(target)?;

@@ -18,6 +18,10 @@ use crate::linked::Dial;
 
 /// What says how late it is, and a connected byte channel.
 pub use farbus_io::link::{Clock, Link};
+/// Modules that are not code of farbus: processes, sandboxes.
+pub use farbus_io::module as runners;
+/// Modules, and what they lie in one behind the other.
+pub use farbus_modules as pipelines;
 /// Block devices, stores among them.
 pub use farbus_session::block as blocks;
 /// What travels in a session, and both its ends.

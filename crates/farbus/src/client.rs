@@ -22,7 +22,9 @@ use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 
 use crate::address::LOCAL;
 pub use crate::address::address_of;
+use crate::ahead::Ahead;
 use crate::broker::Hands;
+use crate::cache::Cache;
 use crate::device_port::DevicePort;
 pub use crate::failure::{Attribute, FailureReport};
 use crate::known_host::{KnownHost, KnownHostError};
@@ -224,8 +226,12 @@ pub struct Client {
     /// As somebody said it.
     grace: Option<Duration>,
     over: Over,
+    /// What is done about their distance.
+    ahead: Ahead,
     /// What its devices go through.
     recipe: Recipe,
+    /// What is kept here of its disks.
+    cache: Cache,
     /// Who a host is, found out while the files that say so could be read.
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
 }
@@ -247,7 +253,15 @@ impl Default for Client {
 impl Client {
     /// One that connects, plugs in and mounts through `hands`.
     pub fn through(hands: Hands) -> Self {
-        Self { hands, grace: None, over: Over::default(), recipe: Recipe::default(), pinned: None }
+        Self {
+            hands,
+            grace: None,
+            over: Over::default(),
+            ahead: Ahead::default(),
+            recipe: Recipe::default(),
+            cache: Cache::default(),
+            pinned: None,
+        }
     }
 
     /// One for a single host (`HOST:PORT`), which needs no files any more.
@@ -633,9 +647,28 @@ impl Client {
         self.recipe = recipe;
     }
 
+    /// What is kept here of the disks that it takes.
+    pub fn keep(&mut self, cache: Cache) {
+        self.cache = cache;
+    }
+
+    pub(crate) fn cache(&self) -> Cache {
+        self.cache
+    }
+
     /// Over what sessions reach their hosts.
     pub fn travel(&mut self, over: Over) {
         self.over = over;
+    }
+
+    /// What is done about its devices' distance, those in sessions that this kernel uses.
+    pub fn ask_ahead(&mut self, ahead: Ahead) {
+        self.ahead = ahead;
+    }
+
+    /// The same.
+    pub fn ahead(&self) -> Ahead {
+        self.ahead
     }
 
     /// The paired host that an address names.

@@ -1,15 +1,18 @@
 //! The relay between this machine's kernel and a remote disk that is a disk of ours there: one that takes many commands at a time
 //! (USB Attached SCSI), whatever its exporter has.
 
+use std::time::Duration;
+
 use farbus_gadgets::Emulated;
 use farbus_gadgets::storage::{AttachedScsi, Options};
-use farbus_io::link::{Interest, Link};
-use farbus_model::{Device, Limits, Speed};
-use farbus_session::block::Ahead;
+use farbus_io::link::{Interest, Link, Watched, wait};
+use farbus_model::{Command, Device, Limits, Speed};
 use farbus_session::{Exporter, OnReset};
+use tracing::warn;
 
 use crate::client::{ClientError, Target};
 use crate::device_port::Cutter;
+use crate::engine::span_until;
 use crate::kernel_side::{KernelSide, Stop, Turn};
 use crate::meters::Meters;
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
@@ -17,6 +20,9 @@ use crate::standing::Standing;
 
 /// What the kernel calls it: bus 1, device 1, as nothing else is on its bus.
 pub const DEVICE_ID: u32 = 1 << 16 | 1;
+
+/// How long what was written may take to be durable when it ends.
+const DURABLE_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// The relay.
 pub struct DiskRelay {
@@ -48,8 +54,7 @@ impl DiskRelay {
             read_only: mode == DiskMode::Read,
             ..Options::default()
         };
-        // Who has the disk has it alone, or beside others who change nothing.
-        let disk = AttachedScsi::device(Box::new(Ahead::new(device)), options).map_err(|error| {
+        let disk = AttachedScsi::device(device, options).map_err(|error| {
             ClientError::Local(format!("{target}: no disk for a kernel: {error}\n  try: --via fuse"))
         })?;
         let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, DEVICE_ID, disk, OnReset::ResetDevice);
@@ -88,6 +93,38 @@ impl DiskRelay {
         let now = self.side.clock.now();
         self.side.exporter.with_device(now, |disk, done| disk.reset(now, done));
         self.side.say_the_rest(now);
+        if !self.make_durable() {
+            warn!("the last writes may not be durable");
+        }
         self.cutter.cut();
+    }
+
+    /// What the kernel was told is written is, where it is: whether that is known.
+    fn make_durable(&mut self) -> bool {
+        let clock = self.side.clock;
+        let until = clock.now() + DURABLE_TIME_MAX;
+        let sync = |disk: &mut Emulated<AttachedScsi>, done: &mut _| disk.command(clock.now(), &Command::Sync, done);
+        if !matches!(self.side.exporter.with_device(clock.now(), sync), Some(Ok(()))) {
+            return false;
+        }
+        loop {
+            let now = clock.now();
+            self.side.exporter.with_device(now, |disk, done| disk.end_turn(now, done));
+            let disk = self.side.device();
+            if disk.function().is_quiet() || disk.is_gone() || now >= until {
+                return disk.function().is_quiet() && !disk.is_gone();
+            }
+            let due = disk.poll_timeout().map_or(until, |due| due.min(until));
+            let on_device = disk.readiness().map(Watched::interest);
+            let Some(Some(on_device)) = on_device else { return false };
+            if wait(&mut [on_device], Some(span_until(due, now))).is_err() {
+                return false;
+            }
+            let now = clock.now();
+            self.side.exporter.handle_ready(now);
+            if self.side.device().poll_timeout().is_some_and(|due| due <= now) {
+                self.side.exporter.with_device(now, |disk, done| disk.handle_timeout(now, done));
+            }
+        }
     }
 }

@@ -15,6 +15,7 @@
 //! lines, and what the command can do a program can do.
 
 mod address;
+pub mod ahead;
 pub mod allow;
 pub mod attach;
 mod attachments;
@@ -22,6 +23,7 @@ pub mod bare;
 pub mod block;
 pub mod broker;
 mod cable;
+pub mod cache;
 pub mod cli;
 pub mod client;
 pub mod control;

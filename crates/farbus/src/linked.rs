@@ -605,6 +605,10 @@ impl BlockDevice for Linked<RemoteBlock> {
         self.turn(done);
     }
 
+    fn epoch(&self) -> Option<u64> {
+        self.remote.inner().epoch()
+    }
+
     fn is_gone(&self) -> bool {
         self.remote.inner().is_gone()
     }

@@ -16,11 +16,12 @@ use farbus_model::{
     BlockDevice, BlockDone, BlockInFlight, BlockInfo, BufferPool, Completions, Instant, Pending, Readiness,
 };
 use farbus_session::Reject;
-use farbus_session::block::{ANY_BYTE_KIND, AnyByte, StoreDevice};
+use farbus_session::block::{AHEAD_KIND, ANY_BYTE_KIND, Ahead, AnyByte, BEHIND_KIND, Behind, StoreDevice};
 use farbus_session::native::control::{Cause, Class, End, Mode};
 use farbus_session::native::{Attached, RemoteBlock};
 use farbus_session::snapshot;
 
+use crate::cache::Cache;
 use crate::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
 use crate::device_port::{Cutter, DevicePort};
 use crate::linked::{BLOCK_KIND, Linked, Quitter, Redial};
@@ -99,7 +100,7 @@ impl OpenedDisk {
             let mut done = Completions::new(BufferPool::new(0));
             let linked = client.begin(target, (Class::BLOCK, asked), grace, RemoteBlock::new, &mut done)?;
             match linked.end() {
-                None => return Ok(Self::block(linked)),
+                None => return Ok(Self::block(linked).with(client.cache())),
                 // Silently: there are devices that are USB and nothing else.
                 Some(end) if end.cause == Cause::Class => {}
                 Some(end) => return Err(client.refusal(target, end)),
@@ -116,7 +117,7 @@ impl OpenedDisk {
     /// # Errors
     /// [`ClientError`]; it has to be had as a block device.
     pub fn inherit(client: &Client, target: &Target) -> Result<Self, ClientError> {
-        client.inherit_block(target, GRACE_DISK).map(Self::block)
+        client.inherit_block(target, GRACE_DISK).map(|linked| Self::block(linked).with(client.cache()))
     }
 
     /// A USB disk that was opened before.
@@ -141,28 +142,48 @@ impl OpenedDisk {
         Self { device: Box::new(SessionDisk { linked, is_left: false }), clock, way, cutter, standing: Some(standing) }
     }
 
+    /// The same, of which so much is kept here.
+    fn with(self, cache: Cache) -> Self {
+        let device = match cache {
+            Cache::None => self.device,
+            Cache::Ahead => Box::new(Ahead::new(self.device)),
+            // What is read of what has not arrived is never fetched.
+            Cache::Writeback => Box::new(Ahead::new(Behind::new(self.device))),
+        };
+        Self { device, ..self }
+    }
+
     /// As another process saved its device; with it what that was asked. Nothing happens before its first turn.
     ///
     /// # Errors
     /// None can have stood so, or the system has no more threads or descriptors.
     pub fn restore(redial: Redial, saved: &[u8]) -> io::Result<(Self, Pending)> {
-        let Ok(mut reader) = snapshot::open(saved, ANY_BYTE_KIND) else { return Self::restore_block(redial, saved) };
-        let mut rest = None;
+        Self::restore_from(redial, saved, LAYERS)
+    }
+
+    /// The same with these layers at most, of which each is there or not.
+    fn restore_from(redial: Redial, saved: &[u8], layers: &[u16]) -> io::Result<(Self, Pending)> {
+        let [kind, rest @ ..] = layers else { return Self::restore_block(redial, saved) };
+        let Ok(mut reader) = snapshot::open(saved, *kind) else { return Self::restore_from(redial, saved, rest) };
+        let mut known = None;
         let device = |bytes: &[u8]| {
-            let (disk, pending) = Self::restore_block(redial, bytes).map_err(Wrong)?;
-            let Self { device, clock, way, cutter, standing } = disk;
-            rest = Some((clock, way, cutter, standing));
+            let (Self { device, clock, way, cutter, standing }, pending) =
+                Self::restore_from(redial, bytes, rest).map_err(Wrong)?;
+            known = Some((clock, way, cutter, standing));
             Ok((device, pending))
         };
-        let (mut any, pending) = AnyByte::restore::<Wrong>(&mut reader, device).map_err(|Wrong(error)| error)?;
-        let (clock, way, cutter, standing) = rest.expect("it was restored");
-        match reader.end("device") {
-            Ok(()) => Ok((Self { device: Box::new(any), clock, way, cutter, standing }, pending)),
-            Err(reject) => {
-                any.leave();
-                Err(Wrong::from(reject).0)
-            }
+        let restored: Result<(Box<dyn BlockDevice>, Pending), Wrong> = match *kind {
+            ANY_BYTE_KIND => AnyByte::restore(&mut reader, device).map(|(any, pending)| (Box::new(any) as _, pending)),
+            AHEAD_KIND => Ahead::restore(&mut reader, device).map(|(ahead, pending)| (Box::new(ahead) as _, pending)),
+            _ => Behind::restore(&mut reader, device).map(|(behind, pending)| (Box::new(behind) as _, pending)),
+        };
+        let (mut device, pending) = restored.map_err(|Wrong(error)| error)?;
+        if let Err(reject) = reader.end("device") {
+            device.leave();
+            return Err(Wrong::from(reject).0);
         }
+        let (clock, way, cutter, standing) = known.expect("it was restored");
+        Ok((Self { device, clock, way, cutter, standing }, pending))
     }
 
     fn restore_block(redial: Redial, saved: &[u8]) -> io::Result<(Self, Pending)> {
@@ -217,6 +238,9 @@ impl From<Reject> for Wrong {
     }
 }
 
+/// What lies over a disk of a session, the uppermost first.
+const LAYERS: &[u16] = &[ANY_BYTE_KIND, AHEAD_KIND, BEHIND_KIND];
+
 /// A disk of a session, which is given back when nobody wants it any more.
 struct SessionDisk {
     linked: Linked<RemoteBlock>,
@@ -264,6 +288,10 @@ impl BlockDevice for SessionDisk {
 
     fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
         self.linked.handle_ready(now, done);
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        self.linked.epoch()
     }
 
     fn is_gone(&self) -> bool {

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use farbus_io::link::{Interest, Link, Watched, wait};
 use farbus_model::{Device, Limits};
+use farbus_session::far::{Far, Plan};
 use farbus_session::native::RemoteUsb;
 use farbus_session::snapshot::{Reader, Writer};
 use farbus_session::{Exporter, OnReset, Reject};
 
+use crate::ahead::Ahead;
 use crate::engine::span_until;
 use crate::kernel_side::{KernelSide, Stop, Turn, kernel_ended};
 use crate::linked::{Linked, Redial};
@@ -23,26 +25,35 @@ const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
 const KERNEL: &str = "this kernel";
 
 /// The relay.
-pub struct SessionRelay(KernelSide<Linked<RemoteUsb>>);
+pub struct SessionRelay(KernelSide<Far<Linked<RemoteUsb>>>);
 
 impl SessionRelay {
     /// Between a kernel that calls the device `device_id`, and the device.
-    pub fn new(kernel: Link, device: Linked<RemoteUsb>, device_id: u32) -> Self {
+    pub fn new(kernel: Link, device: Linked<RemoteUsb>, device_id: u32, ahead: Ahead) -> Self {
         let clock = device.clock();
+        let plan = plan_of(&device, ahead);
+        let device = Far::new(device, plan);
         // A session has a word for a reset: what shows one is understood here, and said.
         let on_reset = OnReset::ResetDevice;
         let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, device_id, device, on_reset);
-        Self(KernelSide::new(kernel, exporter, clock))
+        let mut side = KernelSide::new(kernel, exporter, clock);
+        // What a kernel asks first is on its way before it asks.
+        side.exporter.with_device(clock.now(), |device, done| device.begin(clock.now(), done));
+        Self(side)
+    }
+
+    fn linked(&self) -> &Linked<RemoteUsb> {
+        self.0.device().device()
     }
 
     /// Whether it can go on in another process.
     pub fn is_movable(&self) -> bool {
-        self.0.device().is_movable()
+        self.linked().is_movable()
     }
 
     /// How its session stands.
     pub fn standing(&self) -> Standing {
-        self.0.device().standing()
+        self.linked().standing()
     }
 
     /// One turn: does what can be done, waits for what comes next, on `ender` too.
@@ -50,7 +61,7 @@ impl SessionRelay {
     /// # Errors
     /// [`Stop`]: it was the last.
     pub fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn {
-        self.0.turn(ender, meters, |device| device.end().cloned().map(Stop::Ended))
+        self.0.turn(ender, meters, |device| device.device().end().cloned().map(Stop::Ended))
     }
 
     /// Writes all of it down, for another process to go on with: the kernel is not heard meanwhile, and what is on its way is
@@ -63,7 +74,10 @@ impl SessionRelay {
         self.quiesce()?;
         let socket = self.0.kernel.as_fd().try_clone_to_owned().map_err(kernel_ended)?;
         let now = self.0.clock.now();
-        self.0.exporter.with_device(now, |device, _| device.save(to));
+        self.0.exporter.with_device(now, |device, done| {
+            device.act(now, done, |device, _| device.save(to));
+            device.save(to);
+        });
         self.0.exporter.save(now, to);
         Ok(socket)
     }
@@ -75,14 +89,15 @@ impl SessionRelay {
             let now = side.clock.now();
             let is_out = side.act()?;
             let device = side.device();
-            if let Some(end) = device.end() {
+            let linked = device.device();
+            if let Some(end) = linked.end() {
                 return Err(Stop::Ended(end.clone()));
             }
-            if (side.exporter.in_flight() == 0 && is_out) || now >= until || !device.is_linked() {
+            if (side.exporter.in_flight() == 0 && is_out) || now >= until || !linked.is_linked() {
                 return Ok(());
             }
             let at = Device::poll_timeout(device).map_or(until, |at| at.min(until));
-            let on_device = Watched::interest(device.readiness()).expect("a session is waited for on a descriptor");
+            let on_device = Watched::interest(linked.readiness()).expect("a session is waited for on a descriptor");
             let mut interests = [on_device, Interest::room(side.kernel.as_fd())];
             let interests = if is_out { &mut interests[..1] } else { &mut interests[..] };
             wait(interests, Some(span_until(at, now))).map_err(kernel_ended)?;
@@ -97,12 +112,17 @@ impl SessionRelay {
     pub fn restore(mut reader: Reader<'_>, socket: OwnedFd, redial: Redial) -> io::Result<Self> {
         let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let device = Linked::<RemoteUsb>::restore(redial, &mut reader)?;
-        let clock = device.clock();
-        let requests = |device: &Linked<RemoteUsb>| device.remote().in_flight_of();
+        let (clock, plan, asked) = (device.clock(), plan_of(&device, Ahead::Auto), device.remote().in_flight_of());
+        let far = Far::restore(clock.now(), device, plan, asked, &mut reader);
+        let device = far.map_err(|(device, reject)| {
+            device.hand_over();
+            wrong(reject)
+        })?;
+        let requests = |device: &Far<Linked<RemoteUsb>>| device.in_flight_of(device.device().remote().in_flight_of());
         let (limits, on_reset) = (Limits::DEFAULT, OnReset::ResetDevice);
         let restored = Exporter::restore(clock.now(), limits, on_reset, device, requests, &mut reader);
         let exporter = restored.map_err(|(device, reject)| {
-            device.hand_over();
+            device.hand_over().hand_over();
             wrong(reject)
         })?;
         let relay = Self(KernelSide::new(Link::over_local(socket, KERNEL), exporter, clock));
@@ -118,14 +138,22 @@ impl SessionRelay {
     /// Another process goes on with it.
     pub fn hand_over(self) {
         if let Some(device) = self.0.exporter.hand_over() {
-            device.hand_over();
+            device.hand_over().hand_over();
         }
     }
 
     /// Gives the device back; what the kernel still waits for ends as gone, as far as its socket takes it.
     pub fn close(&mut self) {
         let now = self.0.clock.now();
-        self.0.exporter.with_device(now, |device, done| device.close(done));
+        self.0.exporter.with_device(now, |device, done| device.act(now, done, |device, done| device.close(done)));
         self.0.say_the_rest(now);
+    }
+}
+
+/// What is done about a device's distance.
+fn plan_of(device: &Linked<RemoteUsb>, ahead: Ahead) -> Plan {
+    match ahead {
+        Ahead::Auto => Plan::within(device.remote().credit().requests),
+        Ahead::Off => Plan::OFF,
     }
 }

@@ -70,6 +70,12 @@ pub trait BlockDevice: Send {
         Err(CommandError::unknown(command))
     }
 
+    /// How long what is read of it stays true unless whoever asks changes it: as long as this is the same. None: not at all, for others
+    /// change it.
+    fn epoch(&self) -> Option<u64> {
+        Some(0)
+    }
+
     /// Whether it is known what it is. One that is got to know first becomes ready, or [is gone](BlockDevice::is_gone).
     fn is_ready(&self) -> bool {
         true
@@ -143,6 +149,10 @@ impl<T: BlockDevice + ?Sized> BlockDevice for Box<T> {
         done: &mut Completions<BlockDone>,
     ) -> Result<(), CommandError> {
         (**self).command(now, command, done)
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        (**self).epoch()
     }
 
     fn is_ready(&self) -> bool {

@@ -1,5 +1,6 @@
 //! This room is the bus as numbers: what a USB bus can carry, worked out from the constants of the specification.
-//! Today that is the bandwidth tables of every transfer type at every speed, and what Bulk-Only mass storage adds to them.
+//! That is the bandwidth tables of every transfer type at every speed and what Bulk-Only mass storage adds to them, how long a
+//! packet takes at the worst, and which endpoint gets which interval of the bus.
 //!
 //! It may touch numbers, and nothing else: every function is pure, takes plain values and returns plain data.
 //!
@@ -7,7 +8,8 @@
 //! other crate: it has no dependencies at all, the ground floor included, so it brings its own [`Speed`] and
 //! [`TransferKind`].
 //!
-//! Enter at [`bandwidth::table`] for the tables and [`bandwidth::bulk_only`] for mass storage.
+//! Enter at [`bandwidth::table`] for the tables and [`bandwidth::bulk_only`] for mass storage,
+//! at [`transfer::Shape`] for the time of a packet, at [`schedule::plan`] for a schedule that is admitted or refused.
 //!
 //! Why so: admission and planning must be decidable before a device exists, on any machine, and must come out the same in
 //! a test, in the simulator and in the daemon. Numbers that depend on nothing do. No table entry is typed in: each is
@@ -57,5 +59,7 @@
 
 pub mod bandwidth;
 mod bus;
+pub mod schedule;
+pub mod transfer;
 
 pub use bus::{Interval, IntervalKind, Speed, TransferKind};

@@ -4,7 +4,7 @@
 //! connection to a device, [`RedirHost`] one of QEMU's; [`block`] makes a store a device and gives each importer the view of it
 //! that is his; [`RemoteDevice`] makes an outgoing connection look like one;
 //! [`Registry`] knows what is offered; [`claims`] who holds a device, waits for it, had it; [`leases`] who has it next; [`observe`] who looks on; [`stream`] who
-//! watches a source's frames; [`twin`] which
+//! watches a source's frames; [`far`] what hides a device's distance; [`twin`] which
 //! of two devices that are alike it is; [`rules`] which
 //! real devices are to be shared at all.
 //!
@@ -20,6 +20,7 @@
 pub mod block;
 pub mod claims;
 pub mod exporter;
+pub mod far;
 pub mod importer;
 pub mod leases;
 pub mod native;
@@ -32,6 +33,7 @@ pub mod twin;
 
 pub use claims::{Claims, Ending, Holder};
 pub use exporter::{Counters, Exporter, Fault, Offers, OnReset};
+pub use far::Far;
 /// How programs use a block device.
 pub use farbus_wire::nbd;
 /// How two hosts come to know each other.

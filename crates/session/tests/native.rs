@@ -5,8 +5,12 @@
 //! promised survives a crash, a key pressed once arrives once, no credit is exceeded (the exporter would end the session), and a straggler does
 //! not get a session back. `FARBUS_SEEDS` says how many worlds (default 300), `FARBUS_SEED` plays one again.
 
+#[path = "native/cached.rs"]
+mod cached;
 #[path = "native/disk.rs"]
 mod disk;
+#[path = "native/far.rs"]
+mod far;
 #[path = "native/guest.rs"]
 mod guest;
 #[path = "native/kernel.rs"]
@@ -70,6 +74,17 @@ fn a_disk_keeps_its_promises_through_cuts_and_crashes() {
 }
 
 #[test]
+fn a_disk_with_a_cache_loses_nothing_that_was_flushed_and_shows_nothing_old() {
+    every_seed("the cached disk", |random| {
+        let mut world = disk::DiskWorld::cached(random);
+        for _ in 0..400 {
+            world.step(random);
+        }
+        world.settle(random)
+    });
+}
+
+#[test]
 fn an_heir_reads_a_disk_before_it_is_his_and_writes_when_it_is() {
     every_seed("the heir", |random| {
         // Some wait in vain for most of their time.
@@ -108,6 +123,11 @@ fn a_kernel_is_answered_once_through_cuts_crashes_and_restarts() {
 }
 
 #[test]
+fn a_far_device_answers_once_and_loses_nothing_that_it_sent() {
+    every_seed("the far device", |random| lived!(usb::UsbWorld::new(random, None, far::Near::new), 400, random));
+}
+
+#[test]
 fn what_a_guest_s_device_says_is_heard_once_and_in_order_wherever_the_guest_goes() {
     let mut moves = 0;
     every_seed("the guest", |random| {
@@ -128,39 +148,43 @@ fn a_stream_comes_whole_and_in_order_through_cuts_and_crashes() {
     every_seed("the stream", |random| lived!(stream::StreamWorld::new(random), 400, random));
 }
 
+/// Snapshots of worlds that are spoilt while so much happens there: how many were refused, and taken all the same.
+macro_rules! spoilt {
+    ($name:literal, |$random:ident| $world:expr) => {{
+        let (mut refused, mut taken) = (0, 0);
+        every_seed($name, |$random| {
+            let mut world = $world;
+            for _ in 0..60 {
+                world.step($random);
+                match world.spoil($random) {
+                    true => refused += 1,
+                    false => taken += 1,
+                }
+            }
+            world.settle($random).max(15)
+        });
+        (refused, taken)
+    }};
+}
+
 #[test]
 fn a_spoilt_snapshot_is_refused_or_does_no_harm() {
-    let (mut refused, mut taken) = (0, 0);
-    every_seed("the spoilt snapshot", |random| {
+    let (refused, taken) = spoilt!("the spoilt snapshot", |random| {
         let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
-        let mut world = usb::UsbWorld::new(random, None, |remote| kernel::Kernel::new(now, remote, seed));
-        for _ in 0..60 {
-            world.step(random);
-            match world.spoil(random) {
-                true => refused += 1,
-                false => taken += 1,
-            }
-        }
-        world.settle(random).max(15)
+        usb::UsbWorld::new(random, None, |remote| kernel::Kernel::new(now, remote, seed))
     });
-    println!("{refused} refused, {taken} taken");
     assert!(refused > 0 && taken > 0, "{refused} refused, {taken} taken prove little");
 }
 
 #[test]
 fn a_disk_s_spoilt_snapshot_is_refused_or_does_no_harm() {
-    let (mut refused, mut taken) = (0, 0);
-    every_seed("the disk's spoilt snapshot", |random| {
-        let mut world = disk::DiskWorld::new(random, None);
-        for _ in 0..60 {
-            world.step(random);
-            match world.spoil(random) {
-                true => refused += 1,
-                false => taken += 1,
-            }
-        }
-        world.settle(random).max(15)
-    });
-    println!("{refused} refused, {taken} taken");
+    let (refused, taken) = spoilt!("the disk's spoilt snapshot", |random| disk::DiskWorld::new(random, None));
+    assert!(refused > 0 && taken > 0, "{refused} refused, {taken} taken prove little");
+}
+
+#[test]
+fn a_far_device_s_spoilt_snapshot_is_refused_or_does_no_harm() {
+    let (refused, taken) =
+        spoilt!("the far device's spoilt snapshot", |random| usb::UsbWorld::new(random, None, far::Near::new));
     assert!(refused > 0 && taken > 0, "{refused} refused, {taken} taken prove little");
 }

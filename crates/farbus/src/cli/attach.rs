@@ -15,8 +15,10 @@ use super::listen::place_told;
 use super::output::say;
 use super::owner::{ProcessStatus, ask_owner, format_bytes};
 use super::served::{Served, say_served};
+use crate::ahead::Ahead;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
 use crate::broker::{Hands, Mandate};
+use crate::cache::Cache;
 use crate::client::{Attribute, Client, ClientError, FailureReport, Target, remember_address};
 use crate::control::{Answer, Door, Question, ask_all, folder};
 use crate::gate::{Gate, Granted};
@@ -51,7 +53,7 @@ use farbus_session::{OpStatus, Reject};
     -device usb-redir,chardev=disk\n  \
     farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n  \
     farbus attach lab3/disk --via nbd --mode read &\n  \
-    farbus attach lab3/disk --via uas\n  \
+    farbus attach lab3/disk --via uas --cache writeback\n  \
     farbus attach lab3/disk --module zstd --module seal:key-file=seal.key\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
@@ -76,6 +78,11 @@ pub struct AttachArgs {
     /// fuse, nbd, uas: 'exclusive', by you alone, who may change it; 'read', by you and others, none of whom changes it.
     #[arg(long, value_name = "MODE", default_value = DiskMode::Exclusive.as_str())]
     mode: DiskMode,
+    /// fuse, nbd, uas: what is kept here of a distant disk. 'none'; 'ahead', what is read in order is fetched before it is asked for;
+    /// 'writeback', what is written is answered before it has arrived, too: what is to be durable is flushed (fsync), as on any disk
+    /// with a write cache. [default: ahead]
+    #[arg(long, value_name = "CACHE")]
+    cache: Option<Cache>,
     /// redir, nbd: the device is to be handed over to this host by 'farbus migrate', with the virtual machine that has it: whoever
     /// connects waits until it is, and goes on where the machine was. A disk may be read before that.
     #[arg(long)]
@@ -87,6 +94,10 @@ pub struct AttachArgs {
     /// Over what links of its session are made: 'quic' for networks that lose much or change their address; with paired hosts.
     #[arg(long, value_name = "WAY", default_value = Over::Tcp.as_str())]
     over: Over,
+    /// kernel: what is done about a device's distance. auto: descriptors travel once, all together, and what keyboards, serial lines and
+    /// the like send is fetched before it is asked for; off: the device is asked what the kernel asks, and nothing else.
+    #[arg(long, value_name = "MODE", default_value = Ahead::Auto.as_str())]
+    ahead: Ahead,
     /// What everything goes through, the device's user first: compression, sealing, faults; see 'farbus module'. May be given more than
     /// once; undone at the exporter in reverse order.
     #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
@@ -190,7 +201,9 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
     let mut client = Client::for_host(&target.address, hands)?;
     client.travel(args.over);
+    client.ask_ahead(args.ahead);
     client.go_through(recipe);
+    client.keep(args.cache.unwrap_or_default());
     if let Some(seconds) = args.grace {
         client.outlive(Duration::from_secs(seconds));
     }
@@ -249,6 +262,9 @@ impl Way {
             }
             DiskMode::Read if !is_disk => Err(Failure::local(
                 "--mode read goes with --via fuse, nbd and uas: a USB device has one user\n  try: --via nbd --mode read",
+            )),
+            _ if args.cache.is_some() && !is_disk => Err(Failure::local(
+                "--cache goes with --via fuse, nbd and uas: of a USB device nothing is kept\n  try: --via nbd",
             )),
             _ => Ok(way),
         }

@@ -185,7 +185,8 @@ fn ext4_lives_on_a_remote_block_device() {
     let image = house.image("ext4.img", 64 * MIB);
     let (hosts, _share) = share(&house, &[&format!("block:{}", image.display())]);
     let at = house.path("mnt");
-    let attached = attach(&hosts[1], "lab3/block", &["--via", "fuse", "--at", at.to_str().unwrap()]);
+    let how = ["--via", "fuse", "--cache", "writeback", "--at", at.to_str().unwrap()];
+    let attached = attach(&hosts[1], "lab3/block", &how);
     let file = at.join("disk.img");
     let device = run("losetup", &["--direct-io=on", "--find", "--show", file.to_str().unwrap()]);
     let device = device.trim();

@@ -92,7 +92,8 @@ fn stay_connected(more: &str, restarts: u32) {
     let house = House::new();
     let socket = house.path("far.sock");
     let what = format!("block:{}", house.image("image", 16 << 20).display());
-    let (share, mut daemon, desk) = attached(&house, &what, &format!("via='nbd'\nsocket='{}'{more}", socket.display()));
+    let how = format!("via='nbd'\ncache='writeback'\nsocket='{}'{more}", socket.display());
+    let (share, mut daemon, desk) = attached(&house, &what, &how);
     let is_done = AtomicBool::new(false);
     let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
     let last = thread::scope(|scope| {

@@ -5,13 +5,20 @@ use std::ops::Range;
 
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
-    Payload, Readiness, StoreError,
+    Payload, Pending, Readiness, StoreError,
 };
+use farbus_wire::snapshot::{Reader, Writer};
+
+use crate::Reject;
+
+/// Kind of its snapshots.
+pub const AHEAD_KIND: u16 = 8;
 
 /// The device below, which is far away: reads that follow each other are answered from what was fetched ahead (requirement U9).
 ///
-/// Only for a device that nobody else changes: one that is used alone, or by readers. Never shows what is older than the last change that
-/// was answered: what was fetched of a place is forgotten when a change of it has ended. Until then both are true.
+/// Only as long as nobody else changes the device ([`BlockDevice::epoch`]): one that is used alone, or by readers. Never shows what is older
+/// than the last change that was answered: what was fetched of a place is forgotten when a change of it has ended. Until then both are true.
+/// Another process goes on with what was asked, and fetches anew.
 ///
 /// A stream of reads begins with [`RUNS_MIN`] that follow each other. From then on [`WINDOW_BYTES_MIN`] are fetched ahead of it, twice as much
 /// each time that a read has to wait, and [`WINDOW_BYTES_MAX`] at most. [`STREAMS_MAX`] streams are followed at a time.
@@ -24,6 +31,10 @@ pub struct Ahead<D> {
     next_number: u64,
     /// The one that was used last is last.
     streams: VecDeque<Stream>,
+    /// When what was fetched was true.
+    epoch: Option<u64>,
+    /// What another process was asked and had not asked the device for.
+    left: Vec<BlockInFlight>,
 }
 
 /// Streams that are followed at a time.
@@ -114,13 +125,28 @@ fn place_of(request: &BlockRequest) -> Range<u64> {
 impl<D: BlockDevice> Ahead<D> {
     /// Over `device`, which nobody else changes.
     pub fn new(device: D) -> Self {
-        let below = Completions::new(BufferPool::new(0));
-        Self { device, below, asked: BTreeMap::new(), next_number: 0, streams: VecDeque::new() }
+        let (below, epoch) = (Completions::new(BufferPool::new(0)), device.epoch());
+        let (asked, streams, left) = (BTreeMap::new(), VecDeque::new(), Vec::new());
+        Self { device, below, asked, next_number: 0, streams, epoch, left }
     }
 
     /// Bytes that are fetched, or on their way.
     pub fn fetched_bytes(&self) -> u64 {
         self.streams.iter().map(Stream::fetched).map(|place| place.end - place.start).sum()
+    }
+
+    /// What was fetched is forgotten if others may have changed it; what was left is asked for.
+    fn look_around(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        let epoch = self.device.epoch();
+        if std::mem::replace(&mut self.epoch, epoch) != epoch {
+            let streams = std::mem::take(&mut self.streams);
+            for read in streams.into_iter().flat_map(|mut stream| stream.forget_all()) {
+                self.pass_on(now, read, done);
+            }
+        }
+        for read in std::mem::take(&mut self.left) {
+            self.pass_on(now, read, done);
+        }
     }
 
     fn number(&mut self) -> u64 {
@@ -281,8 +307,9 @@ impl<D: BlockDevice> BlockDevice for Ahead<D> {
     }
 
     fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        self.look_around(now, done);
         match request.op {
-            BlockOp::Read if request.length > 0 => self.read(now, request, done),
+            BlockOp::Read if request.length > 0 && self.epoch.is_some() => self.read(now, request, done),
             _ => self.pass_on(now, request, done),
         }
         self.collect(now, done);
@@ -293,13 +320,11 @@ impl<D: BlockDevice> BlockDevice for Ahead<D> {
     }
 
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(done, |device, done| device.handle_timeout(now, done));
-        self.collect(now, done);
+        self.pass(now, done, D::handle_timeout);
     }
 
     fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(done, |device, done| device.end_turn(now, done));
-        self.collect(now, done);
+        self.pass(now, done, D::end_turn);
     }
 
     fn readiness(&self) -> Option<&Readiness> {
@@ -307,11 +332,118 @@ impl<D: BlockDevice> BlockDevice for Ahead<D> {
     }
 
     fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(done, |device, done| device.handle_ready(now, done));
-        self.collect(now, done);
+        self.pass(now, done, D::handle_ready);
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        self.device.epoch()
     }
 
     fn is_gone(&self) -> bool {
         self.device.is_gone()
+    }
+
+    fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let mut to = Writer::new(AHEAD_KIND);
+        to.bytes(&self.device.save(now)?);
+        to.u64(self.next_number);
+        to.count(self.asked.len());
+        for (number, request) in &self.asked {
+            to.u64(*number);
+            to.block_request(request);
+        }
+        // What waits for pieces that are on their way is asked for there as it is.
+        let waiting = || self.streams.iter().flat_map(|stream| &stream.waiting).chain(&self.left);
+        to.count(waiting().count());
+        waiting().for_each(|read| to.block_request(read));
+        Some(to.into_bytes())
+    }
+
+    fn leave(&mut self) {
+        self.device.leave();
+        let waiting = std::mem::take(&mut self.streams).into_iter().flat_map(|stream| stream.waiting);
+        let asked = std::mem::take(&mut self.asked).into_values();
+        asked.chain(waiting).chain(self.left.drain(..)).for_each(|request| drop(request.recall()));
+    }
+}
+
+impl<D: BlockDevice> Ahead<D> {
+    fn pass(
+        &mut self,
+        now: Instant,
+        done: &mut Completions<BlockDone>,
+        act: impl FnOnce(&mut D, Instant, &mut Completions<BlockDone>),
+    ) {
+        self.look_around(now, done);
+        self.with(done, |device, done| act(device, now, done));
+        self.collect(now, done);
+    }
+
+    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device` restores, and says what it
+    /// was asked. With it what is asked of this one.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so. The device has been left.
+    pub fn restore<E: From<Reject>>(
+        from: &mut Reader<'_>,
+        device: impl FnOnce(&[u8]) -> Result<(D, Pending), E>,
+    ) -> Result<(Self, Pending), E> {
+        let bytes = from.bytes("device")?;
+        let next_number = from.u64("next number")?;
+        let (mut passed, mut left) = (Vec::new(), Vec::new());
+        for _ in 0..from.count("requests", 34)? {
+            passed.push((from.u64("number")?, from.block_request()?));
+        }
+        for _ in 0..from.count("reads", 26)? {
+            left.push(from.block_request()?);
+        }
+        let (device, below) = device(bytes)?;
+        let mut this = Self { next_number, ..Self::new(device) };
+        match this.check_saved(&passed, &left, &below) {
+            Ok(asked) => {
+                this.asked = passed.into_iter().map(|(number, request)| (number, request.launch())).collect();
+                this.left = left.into_iter().map(BlockRequest::launch).collect();
+                Ok((this, asked))
+            }
+            Err(reject) => {
+                this.device.leave();
+                Err(reject.into())
+            }
+        }
+    }
+
+    /// What is asked of it.
+    fn check_saved(
+        &self,
+        passed: &[(u64, BlockRequest)],
+        left: &[BlockRequest],
+        below: &Pending,
+    ) -> Result<Pending, Reject> {
+        let mut asked = Pending::new();
+        let wrong = |request: &BlockRequest, rule| Reject::new("request", request.id.0, rule);
+        for request in passed.iter().map(|(_, request)| request).chain(left) {
+            let what = (request.op, request.offset, request.length);
+            if !request.payload.is_empty() || asked.insert(request.id, what).is_some() {
+                return Err(wrong(request, "its data is with the device, and its id names it alone"));
+            }
+        }
+        if let Some(change) = left.iter().find(|read| read.op != BlockOp::Read || self.info().check(read).is_err()) {
+            return Err(wrong(change, "reads wait, within the device"));
+        }
+        let mut known = BTreeMap::new();
+        for (number, request) in passed {
+            let what = (request.op, request.offset, request.length);
+            if below.get(&BlockId(*number)) != Some(&what) || known.insert(*number, ()).is_some() {
+                return Err(wrong(request, "the device below was asked for it, once"));
+            }
+        }
+        // What else the device was asked for was to be read ahead.
+        let is_ahead = |(id, (op, ..)): (&BlockId, &(BlockOp, u64, u32))| {
+            id.0 <= self.next_number && (known.contains_key(&id.0) || *op == BlockOp::Read)
+        };
+        match below.iter().all(is_ahead) {
+            true => Ok(asked),
+            false => Err(Reject::new("requests", below.len() as u64, "the device below was asked for these")),
+        }
     }
 }

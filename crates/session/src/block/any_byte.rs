@@ -295,6 +295,10 @@ impl<D: BlockDevice> BlockDevice for AnyByte<D> {
         self.pass(now, done, D::handle_ready);
     }
 
+    fn epoch(&self) -> Option<u64> {
+        self.device.epoch()
+    }
+
     fn is_gone(&self) -> bool {
         self.device.is_gone()
     }

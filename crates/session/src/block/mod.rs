@@ -6,6 +6,7 @@
 //! | [`ReadOnly`] | the device, unchangeable |
 //! | [`Range`] | a part of it, as a device of its own |
 //! | [`AnyByte`] | a device of larger blocks, asked for any byte |
+//! | [`Behind`] | a device far away, with a write cache: what is to be durable is flushed |
 //! | [`Ahead`] | a device far away, whose next bytes are there when they are read in order |
 //! | [`Scratch`] | the device as it was, with changes of one's own that go away |
 //! | [`MemoryMedium`] | memory that several have open, by a handle each |
@@ -20,6 +21,7 @@
 mod ahead;
 mod answered;
 mod any_byte;
+mod behind;
 mod below;
 mod export;
 mod granules;
@@ -34,9 +36,10 @@ pub mod swap;
 mod switch;
 mod traced;
 
-pub use ahead::Ahead;
+pub use ahead::{AHEAD_KIND, Ahead};
 pub use answered::{Answered, make_durable};
 pub use any_byte::{ANY_BYTE_KIND, AnyByte};
+pub use behind::{BEHIND_KIND, Behind};
 pub use export::{BlockExport, Changes, View};
 /// A store as a device: the layer at the bottom.
 pub use farbus_model::StoreDevice;

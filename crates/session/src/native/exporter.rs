@@ -27,8 +27,10 @@ const ATTACHMENTS_MAX: usize = 512;
 /// Data moved, either way, that is worth a system call to say so, if it is of small requests: the importer works on the answers while the
 /// rest is made, and they are still in the cache.
 const ENOUGH_BYTES_MIN: usize = 64 << 10;
-/// The same of large ones, of which it is two otherwise.
-const ENOUGH_BYTES_MAX: usize = 256 << 10;
+/// The same of large ones, of which it is so many otherwise.
+const ENOUGH_REQUESTS: usize = 8;
+/// See [`ENOUGH_REQUESTS`].
+const ENOUGH_BYTES_MAX: usize = 1 << 20;
 /// The lease of an heir who sees what is not his yet.
 const NOT_YET: u64 = 0;
 /// How long an importer is waited for that ended its link itself.
@@ -346,7 +348,7 @@ impl ExporterSession {
             self.handle_arrived(now, arrived, services)?;
             let by_this = asked + self.lane.waiting_bytes() - before;
             moved += by_this;
-            if moved >= (2 * by_this).clamp(ENOUGH_BYTES_MIN, ENOUGH_BYTES_MAX) {
+            if moved >= (ENOUGH_REQUESTS * by_this).clamp(ENOUGH_BYTES_MIN, ENOUGH_BYTES_MAX) {
                 return Ok(true);
             }
         }
@@ -630,9 +632,10 @@ impl ExporterSession {
         &mut self.lane
     }
 
-    /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for.
+    /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for, and none is on its
+    /// way to somebody, of which somebody else tells.
     pub fn only_talks(&self) -> bool {
-        self.all_served().all(<dyn Served>::is_idle)
+        self.heirs.is_empty() && self.moving.is_empty() && self.all_served().all(<dyn Served>::is_idle)
     }
 
     /// The session is over: every device is given back.

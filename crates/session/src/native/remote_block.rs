@@ -36,6 +36,10 @@ pub struct RemoteBlock {
     outbox: VecDeque<Message>,
     /// Nothing new is begun.
     is_still: bool,
+    /// Of what is held, so many are not new: they were asked before, and whoever asked may have been told that they are done.
+    owed: usize,
+    /// How often it was opened, here: what was read before may have been changed by others in between.
+    openings: u64,
     /// It was handed over, and nobody has come for it.
     is_moving: bool,
     /// It is to be handed over to us: until then it is read at most.
@@ -91,6 +95,8 @@ impl RemoteBlock {
             held: VecDeque::new(),
             outbox: VecDeque::new(),
             is_still: false,
+            owed: 0,
+            openings: 0,
             is_moving: false,
             is_expected,
             opened: Vec::new(),
@@ -134,7 +140,7 @@ impl RemoteBlock {
 
     /// The first that waits and may leave, credit aside.
     fn next_held(&self) -> Option<usize> {
-        match self.state == State::Open && !self.is_still {
+        match self.state == State::Open && (!self.is_still || self.owed > 0) {
             true if self.is_expected => self.held.iter().position(|request| request.op == BlockOp::Read),
             may_leave => (may_leave && !self.held.is_empty()).then_some(0),
         }
@@ -146,6 +152,7 @@ impl RemoteBlock {
             && self.has_credit(cost(&self.held[at]))
         {
             let request = self.held.remove(at).expect("looked at just now");
+            self.owed = self.owed.saturating_sub(1);
             self.start(now, request);
         }
     }
@@ -209,7 +216,8 @@ impl RemoteBlock {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
         }
         // If it was to be another's, it is ours again.
-        self.is_still = false;
+        (self.is_still, self.owed) = (false, 0);
+        self.openings += 1;
         let body = Payload::joined(self.opened.drain(..));
         let opened = Opened::decode(&body.contiguous())?;
         let description = Description::decode(&opened.info)?;
@@ -352,6 +360,11 @@ impl BlockDevice for RemoteBlock {
         }
     }
 
+    fn epoch(&self) -> Option<u64> {
+        // Until it is ours somebody else has it, and so it is once it is on its way to an heir.
+        (!self.is_expected && !self.is_moving).then_some(self.openings)
+    }
+
     fn is_gone(&self) -> bool {
         matches!(self.state, State::Ended(_))
     }
@@ -445,11 +458,13 @@ impl Attached for RemoteBlock {
 
     fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
         let _ = (now, done);
-        self.is_still = true;
+        if !std::mem::replace(&mut self.is_still, true) {
+            self.owed = self.held.len();
+        }
     }
 
     fn is_still(&self) -> bool {
-        self.slots.is_empty()
+        self.slots.is_empty() && self.owed == 0
     }
 
     fn bequeath(&mut self, heir: [u8; 32]) {
@@ -489,6 +504,7 @@ impl Movable for RemoteBlock {
         for number in [self.next_order, self.changed, self.flushed] {
             to.u64(number);
         }
+        to.count(self.owed);
         to.count(self.opened.len());
         self.opened.iter().for_each(|part| to.payload(part));
         to.count(self.slots.len());
@@ -520,6 +536,7 @@ impl Movable for RemoteBlock {
         remote.credit = Credit { requests: from.u16("requests")?, bytes: from.u32("bytes")? };
         remote.next_order = from.u64("next order")?;
         (remote.changed, remote.flushed) = (from.u64("changed")?, from.u64("flushed")?);
+        remote.owed = from.count("requests owed", 0)?;
         for _ in 0..from.count("parts of a description", 4)? {
             remote.opened.push(from.payload("part of a description")?);
         }
@@ -542,6 +559,9 @@ impl Movable for RemoteBlock {
         let mut held = Vec::new();
         for _ in 0..from.count("requests held", 8)? {
             held.push(request(from)?);
+        }
+        if remote.owed > held.len() {
+            return Err(Reject::new("requests owed", remote.owed as u64, "what is owed is held"));
         }
         for (_, request, begun) in &saved {
             let expected = if request.op == BlockOp::Read { request.length as usize } else { 0 };

@@ -157,6 +157,11 @@ impl RemoteUsb {
         self.open.epoch
     }
 
+    /// What may be in flight; nothing before it is open.
+    pub fn credit(&self) -> Credit {
+        self.credit
+    }
+
     /// Requests in flight, those that wait among them.
     pub fn in_flight(&self) -> usize {
         self.slots.len() + self.held.len()

@@ -18,8 +18,9 @@ use super::timing::ReadClock;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Requests in flight: Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64; a receive-ahead many more.
-const REQUESTS_MAX: u16 = 1024;
+/// Requests in flight: Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64; a far importer keeps up to 1024 at each
+/// endpoint that it receives ahead ([`crate::far`]).
+const REQUESTS_MAX: u16 = 4096;
 
 /// A USB device and the requests of its importer.
 pub struct ServedUsb<D> {

@@ -13,9 +13,10 @@ use farbus_session::native::{Attached, Inherited, Left, Piped, RemoteBlock, Serv
 use farbus_session::snapshot::Reader;
 use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
 
+use crate::cached::{Cached, nothing};
 use crate::modules::Modules;
 use crate::random::Random;
-use crate::world::World;
+use crate::world::{World, spoil};
 
 const BLOCK: u64 = 512;
 const BLOCKS: u64 = 1024;
@@ -35,6 +36,8 @@ struct Medium {
     /// Changes when the machine was started anew.
     boot: u64,
     is_taken: bool,
+    /// How many of the next changes fail.
+    fails: u32,
 }
 
 /// The disk as its driver has it: requests end in any order, whenever the dice say so.
@@ -61,6 +64,11 @@ impl BlockDevice for SlowDisk {
             let mut request = self.queue.swap_remove(at);
             let mut medium = self.medium.lock().unwrap();
             let range = request.offset as usize..request.offset as usize + request.length as usize;
+            if !matches!(request.op, BlockOp::Read | BlockOp::Flush) && medium.fails > 0 {
+                medium.fails -= 1;
+                done.push(request.fail(StoreError::Medium));
+                continue;
+            }
             match request.op {
                 BlockOp::Read => {
                     let bytes = medium.cached[range].to_vec();
@@ -160,6 +168,13 @@ enum Known {
 pub struct DiskWorld {
     world: World<Piped<RemoteBlock>>,
     has_modules: bool,
+    /// What is kept of it here, if anything, and what the disk has answered that.
+    cached: Option<Cached>,
+    below: Completions<BlockDone>,
+    /// Changes have failed that may have been answered before.
+    has_failed: bool,
+    /// What a block has to be on the medium once a flush has succeeded.
+    promised: Vec<Option<u8>>,
     desk: Desk,
     done: Completions<BlockDone>,
     asked: BTreeMap<u64, (BlockOp, u64, u64, u8)>,
@@ -186,13 +201,20 @@ impl DiskWorld {
         Self::with(random, None, RemoteBlock::heir)
     }
 
+    /// One of which what is read is fetched ahead, and what is written is answered early.
+    pub fn cached(random: &mut Random) -> Self {
+        let mut this = Self::with(random, None, RemoteBlock::new);
+        this.cached = Some(Cached::new(INFO));
+        this
+    }
+
     fn with(random: &mut Random, modules: Option<Modules>, remote: fn(u16, Open) -> RemoteBlock) -> Self {
         let open =
             Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: "".into() };
         let bytes = vec![0; INFO.size_bytes as usize];
         let remote = remote(1, open);
         let is_elsewhere = remote.is_expected();
-        let medium = Medium { cached: bytes.clone(), durable: bytes, boot: 1, is_taken: is_elsewhere };
+        let medium = Medium { cached: bytes.clone(), durable: bytes, boot: 1, is_taken: is_elsewhere, fails: 0 };
         let medium = Arc::new(Mutex::new(medium));
         let (through, allowed) = modules.map(|modules| (modules.through, modules.allowed)).unzip();
         let has_modules = allowed.is_some();
@@ -201,6 +223,10 @@ impl DiskWorld {
         let mut this = Self {
             world,
             has_modules,
+            cached: None,
+            below: nothing(),
+            has_failed: false,
+            promised: vec![Some(0); BLOCKS as usize],
             desk: Desk { medium, seed: random.next() >> 1, epoch: 0, is_elsewhere },
             done: Completions::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
@@ -222,13 +248,55 @@ impl DiskWorld {
         this
     }
 
+    /// What the disk has answered goes to whoever asked, by way of what is kept here.
+    fn pump(&mut self) {
+        if let Some(cached) = &mut self.cached {
+            cached.pump(self.world.now, self.world.remote.inner_mut(), &mut self.below, &mut self.done);
+        }
+    }
+
+    /// Lets the disk hear something.
+    fn with_disk<T>(
+        &mut self,
+        act: impl FnOnce(&mut World<Piped<RemoteBlock>>, &mut Desk, &mut Completions<BlockDone>) -> T,
+    ) -> T {
+        let done = if self.cached.is_some() { &mut self.below } else { &mut self.done };
+        let acted = act(&mut self.world, &mut self.desk, done);
+        self.pump();
+        acted
+    }
+
+    /// The importer's process is replaced by another, or would have been.
+    fn move_on(&mut self, random: &mut Random, is_meant: bool) {
+        let saved = self.cached.as_mut().map(|cached| cached.save(self.world.now));
+        self.world.move_on_with(is_meant, crate::modules::resume);
+        let (Some(cached), Some(saved)) = (&mut self.cached, saved.filter(|_| is_meant)) else { return };
+        let asked = self
+            .asked
+            .iter()
+            .map(|(&id, &(op, first, count, _))| (BlockId(id), (op, first * BLOCK, (count * BLOCK) as u32)));
+        let mut spoilt = saved.clone();
+        spoil(&mut spoilt, random);
+        if let Ok((mut again, _)) = cached.restore(&spoilt, self.world.remote.inner()) {
+            again.leave();
+        }
+        let (again, owed) = cached.restore(&saved, self.world.remote.inner()).expect("it stood so");
+        assert_eq!(owed, asked.collect(), "it owes the answers that it owed");
+        std::mem::replace(cached, again).leave();
+        self.pump();
+    }
+
     pub fn step(&mut self, random: &mut Random) {
         self.world.now = self.world.now + Duration::from_micros(random.below(1000));
+        if self.cached.is_some() && random.once_in(150) {
+            self.desk.medium.lock().unwrap().fails += random.below(3) as u32;
+            self.has_failed = true;
+        }
         match random.below(40) {
             0..=9 => self.ask(random),
             10 if random.once_in(4) => self.world.cut(),
             11 if random.once_in(16) => self.crash(random),
-            12 | 13 if !self.world.is_linked() => self.world.link(random, &mut self.done),
+            12 | 13 if !self.world.is_linked() => self.with_disk(|world, _, done| world.link(random, done)),
             // What goes through modules ends with its exporter's process.
             19 if random.once_in(4) && !self.has_modules => {
                 let desk = &mut self.desk;
@@ -241,14 +309,15 @@ impl DiskWorld {
             21..=23 if self.desk.is_elsewhere => self.changes_elsewhere(random),
             24 if self.desk.is_elsewhere && random.once_in(8) => self.handed_over(),
             20 if random.once_in(4) && crate::modules::is_movable_now(&mut self.world.remote) => {
-                self.world.move_on_with(!random.once_in(4), crate::modules::resume);
+                let is_meant = !random.once_in(4);
+                self.move_on(random, is_meant);
             }
             14..=18 => {
                 if let Some(session) = &mut self.world.exporter {
                     session.handle_ready(self.world.now);
                 }
             }
-            _ => self.world.shuffle(random, &mut self.desk, &mut self.done),
+            _ => self.with_disk(|world, desk, done| world.shuffle(random, desk, done)),
         }
         self.check();
     }
@@ -336,8 +405,16 @@ impl DiskWorld {
             BlockOp::Flush => BlockRequest::flush(id),
             BlockOp::Discard | BlockOp::WriteZeroes => BlockRequest::zero(id, op, offset, length),
         };
-        self.asked.insert(id.0, (op, first, count, byte));
-        self.world.remote.inner_mut().submit(self.world.now, request.launch(), &mut self.done);
+        self.submit(request, (op, first, count, byte));
+    }
+
+    fn submit(&mut self, request: BlockRequest, what: (BlockOp, u64, u64, u8)) {
+        self.asked.insert(request.id.0, what);
+        match &mut self.cached {
+            Some(cached) => cached.submit(self.world.now, request.launch(), &mut self.done),
+            None => self.world.remote.inner_mut().submit(self.world.now, request.launch(), &mut self.done),
+        }
+        self.pump();
     }
 
     /// The exporter is killed; sometimes its machine is, and what was not durable is lost in part.
@@ -348,7 +425,9 @@ impl DiskWorld {
         if random.once_in(2) {
             medium.boot += 1;
             self.may_fail = true;
-            self.must_fail |= (0..BLOCKS as usize).any(|block| self.unflushed[block] && !self.busy[block]);
+            // What was answered early and was on its way is asked again.
+            let has_lost = (0..BLOCKS as usize).any(|block| self.unflushed[block] && !self.busy[block]);
+            self.must_fail |= has_lost && self.cached.is_none();
             for block in 0..BLOCKS as usize {
                 if random.once_in(2) {
                     let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
@@ -370,14 +449,25 @@ impl DiskWorld {
             assert!(op == BlockOp::Read || self.is_over || !self.world.remote.inner().is_expected(), "{op:?} waits");
             let blocks = first as usize..(first + count) as usize;
             self.busy[blocks.clone()].fill(false);
-            if self.is_over {
+            if self.is_over && self.cached.is_none() {
                 assert!(matches!(done.result, Err(StoreError::Lost)), "{:?}", done.result);
                 continue;
+            }
+            if op == BlockOp::Write || op == BlockOp::Discard || op == BlockOp::WriteZeroes {
+                let byte = if op == BlockOp::Write { byte } else { 0 };
+                self.promised[blocks.clone()].fill(done.result.is_ok().then_some(byte));
             }
             match (op, done.result) {
                 (BlockOp::Read, Ok(())) => self.compare(first, &done.payload.into_vec()),
                 (BlockOp::Write, Ok(())) => self.known[blocks].fill(Known::Byte(byte)),
                 (BlockOp::Discard | BlockOp::WriteZeroes, Ok(())) => self.known[blocks].fill(Known::Byte(0)),
+                (op, Err(_)) if op != BlockOp::Flush && (self.has_failed || self.is_over) => {
+                    // What is not known to be lost may be either.
+                    if op != BlockOp::Read {
+                        self.known[blocks].fill(Known::Anything);
+                    }
+                }
+                (BlockOp::Flush, result) if self.cached.is_some() => self.check_flush(result),
                 (BlockOp::Flush, result) => {
                     assert!(if self.must_fail { result.is_err() } else { result.is_ok() || self.may_fail });
                     (self.may_fail, self.must_fail) = (false, false);
@@ -387,6 +477,28 @@ impl DiskWorld {
                 }
                 (op, result) => panic!("{op:?}: {result:?}"),
             }
+        }
+    }
+
+    /// All that was answered before a flush that succeeded is on the medium.
+    fn check_flush(&mut self, result: Result<(), StoreError>) {
+        assert!(result.is_err() || !self.is_over, "what is over has nothing durable");
+        if result.is_err() {
+            assert!(self.may_fail || self.has_failed || self.is_over, "there is a reason");
+            // Said once: what is lost may be anything from now on.
+            let lost = (0..BLOCKS as usize).filter(|&block| self.unflushed[block]);
+            lost.for_each(|block| self.promised[block] = None);
+        } else {
+            self.unflushed.fill(false);
+            self.may_fail = false;
+        }
+        let medium = self.desk.medium.lock().unwrap();
+        for (block, promised) in self.promised.iter().enumerate().filter(|_| result.is_ok()) {
+            let Some(byte) = promised else { continue };
+            let durable = &medium.durable[block * BLOCK as usize..(block + 1) * BLOCK as usize];
+            assert!(durable.iter().all(|other| other == byte), "block {block} is {:#x}, not {byte:#x}", durable[0]);
+            // Whatever became of its machine, it has not lost this.
+            self.known[block] = Known::Byte(*byte);
         }
     }
 
@@ -403,27 +515,40 @@ impl DiskWorld {
         if random.once_in(8) {
             self.is_over = true;
             self.check_rest();
-            self.world.give_up(&mut self.done);
+            self.with_disk(|world, _, done| world.give_up(done));
             self.check();
+            if self.cached.is_some() {
+                self.submit(BlockRequest::flush(BlockId(self.next_id)), (BlockOp::Flush, 0, 0, 0));
+                self.check();
+            }
             assert!(self.asked.is_empty(), "nothing hangs");
             let is_taken = self.desk.medium.lock().unwrap().is_taken;
             assert_eq!(is_taken, self.desk.is_elsewhere, "the claim is free, if it was ours");
             return self.answered;
         }
         while !self.world.is_linked() {
-            self.world.link(random, &mut self.done);
+            self.with_disk(|world, _, done| world.link(random, done));
         }
+        self.desk.medium.lock().unwrap().fails = 0;
         if self.desk.is_elsewhere {
             self.handed_over();
         }
         for _ in 0..20 {
-            self.world.exchange(&mut self.desk, &mut self.done);
+            self.with_disk(|world, desk, done| world.exchange(desk, done));
             self.look_for_legacies();
             self.check();
         }
         assert!(!self.world.remote.inner().is_expected());
         assert!(self.asked.is_empty(), "nothing hangs: {:?}", self.asked);
         assert_eq!(self.world.remote.inner().in_flight(), 0);
+        if self.cached.is_some() {
+            // What was answered early may have failed: a flush says whether all of it is there.
+            self.submit(BlockRequest::flush(BlockId(self.next_id)), (BlockOp::Flush, 0, 0, 0));
+            self.with_disk(|world, desk, done| world.exchange(desk, done));
+            self.check();
+            assert!(self.asked.is_empty());
+            return self.answered;
+        }
         let cached = self.desk.medium.lock().unwrap().cached.clone();
         self.compare(0, &cached);
         self.answered

@@ -388,6 +388,7 @@ impl GuestWorld {
             if let Some(session) = &mut world.exporter {
                 session.handle_ready(now);
                 session.look_for_legacies(now, house);
+                assert!(!session.has_heirs() || !session.only_talks(), "what an heir waits for comes from elsewhere");
             }
             if !world.is_linked() {
                 world.link(random, &mut ());

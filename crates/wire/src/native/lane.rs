@@ -32,8 +32,11 @@ const ACKNOWLEDGE_BYTES: usize = 96 << 10;
 /// Bytes that may arrive before it is acknowledged even if there is nothing else to send. Four times what 32 requests of 4 KiB bring:
 /// whoever was answered asks again soon, and an acknowledgement alone costs both ends a system call.
 const ACKNOWLEDGE_BYTES_MAX: usize = 512 << 10;
-/// Bytes that are cut ahead of the link: one system call's worth. What is cut cannot be passed any more.
-const CUT_AHEAD_BYTES: usize = 256 << 10;
+/// Bytes that are cut ahead of the link: one system call's worth. What is cut cannot be passed any more, so that it is little where the
+/// link takes little; where it takes all that it is given it is given twice as much each time, up to a limit.
+const CUT_AHEAD_BYTES_MIN: usize = 64 << 10;
+/// See [`CUT_AHEAD_BYTES_MIN`].
+const CUT_AHEAD_BYTES_MAX: usize = 1 << 20;
 
 /// What a lane may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +64,8 @@ pub struct Lane {
     unthanked_bytes: usize,
     waiting: Queue,
     sent: Sent,
+    /// Bytes to cut ahead.
+    cut_ahead_bytes: usize,
     /// What a ping asked to be said back.
     pongs: VecDeque<u64>,
     /// What the other end said back.
@@ -170,6 +175,7 @@ impl Lane {
             unthanked_bytes: 0,
             waiting: Queue::default(),
             sent: Sent::default(),
+            cut_ahead_bytes: CUT_AHEAD_BYTES_MIN,
             pongs: VecDeque::new(),
             pong: None,
         }
@@ -328,7 +334,7 @@ impl Lane {
             self.unthanked_bytes = 0;
             self.sent.put_uncounted(Head::acknowledgement(self.received), &[]);
         }
-        while self.sent.untaken_bytes < CUT_AHEAD_BYTES && self.may_cut() {
+        while self.sent.untaken_bytes < self.cut_ahead_bytes && self.may_cut() {
             let Some(cut) = self.waiting.cut(now) else { break };
             self.sent.put(cut);
         }
@@ -337,6 +343,11 @@ impl Lane {
     /// `count` bytes were sent.
     pub fn handle_transmitted(&mut self, count: usize) {
         self.sent.took(count);
+        self.cut_ahead_bytes = match self.sent.untaken_bytes {
+            0 if self.waiting.is_empty() => self.cut_ahead_bytes,
+            0 => CUT_AHEAD_BYTES_MAX.min(self.cut_ahead_bytes * 2),
+            _ => CUT_AHEAD_BYTES_MIN,
+        };
     }
 }
 

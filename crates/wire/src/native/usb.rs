@@ -212,11 +212,19 @@ const STATUSES: [Status; 15] = [
     Status::Other,
 ];
 
-fn status_code(status: Status) -> u8 {
+/// The wire's number of an outcome.
+///
+/// # Panics
+/// Never: all outcomes have one.
+pub fn status_code(status: Status) -> u8 {
     STATUSES.iter().position(|&other| other == status).expect("all are listed") as u8
 }
 
-fn status_of(code: u8) -> Result<Status, Reject> {
+/// An outcome by its number.
+///
+/// # Errors
+/// [`Reject`]: none has it.
+pub fn status_of(code: u8) -> Result<Status, Reject> {
     STATUSES.get(usize::from(code)).copied().ok_or(Reject::new("status", code.into(), "no transfer ends so"))
 }
 

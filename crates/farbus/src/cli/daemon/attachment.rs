@@ -180,6 +180,8 @@ impl Kept {
         // Whoever waits for one host does not keep the others waiting.
         let mut client = Client::through(hands.apart()?);
         client.travel(spec.over);
+        client.ask_ahead(spec.ahead);
+        client.keep(spec.cache);
         client.go_through(recipe(&spec.modules).map_err(std::io::Error::other)?);
         if let Some(grace) = spec.grace {
             client.outlive(grace);

@@ -18,9 +18,11 @@ use super::super::attach::{Via, default_folder};
 use super::super::listen::{everywhere, listen_address, listen_place, place_said};
 use super::super::share::What;
 use crate::address::{DEFAULT_PORT, SECURE_PORT};
+use crate::ahead::Ahead;
 use crate::allow::Network;
 use crate::broker::Hands;
 use crate::broker::Mandate;
+use crate::cache::Cache;
 use crate::client::Target;
 use crate::opened_disk::DiskMode;
 use crate::over::Over;
@@ -75,10 +77,14 @@ pub struct Attach {
     pub place: Option<(Protocol, Place)>,
     /// How it is used, if it is a disk.
     pub mode: DiskMode,
+    /// What is kept here of it, if it is a disk.
+    pub cache: Cache,
     /// How long it outlives its link, if somebody says so.
     pub grace: Option<Duration>,
     /// Over what its links are made.
     pub over: Over,
+    /// What is done about its distance.
+    pub ahead: Ahead,
     /// What it goes through.
     pub modules: Vec<Asked>,
     /// What for.
@@ -186,8 +192,10 @@ struct AttachTable {
     socket: Option<Spanned<PathBuf>>,
     listen: Option<Spanned<String>>,
     mode: Option<Spanned<String>>,
+    cache: Option<Spanned<String>>,
     grace: Option<Spanned<u64>>,
     over: Option<Spanned<String>>,
+    ahead: Option<Spanned<String>>,
     #[serde(default)]
     modules: Vec<Spanned<String>>,
     reason: Option<String>,
@@ -428,11 +436,17 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
         let message = "mode = \"read\" goes with via = \"fuse\", \"nbd\" and \"uas\": a USB device has one user";
         return Err((Some(word.span()), message.into()));
     }
+    let cache = table.cache.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    if let Some(word) = table.cache.as_ref().filter(|_| !matches!(via, Via::Fuse | Via::Nbd | Via::Uas)) {
+        let message = "'cache' goes with via = \"fuse\", \"nbd\" and \"uas\": of a USB device nothing is kept";
+        return Err((Some(word.span()), message.into()));
+    }
     let grace = table.grace.map(grace_from).transpose()?;
     let over = table.over.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    let ahead = table.ahead.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let modules = table.modules.iter().map(module_from).collect::<Result<_, _>>()?;
     let at = table.at.map(Spanned::into_inner);
-    Ok(Attach { target, via, at, place, mode, grace, over, modules, reason: table.reason })
+    Ok(Attach { target, via, at, place, mode, cache, grace, over, ahead, modules, reason: table.reason })
 }
 
 /// A module that needs nothing of this host: a daemon that reads its file again has given its rights away.
@@ -618,7 +632,10 @@ mod tests {
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, uas, fuse, nbd, redir and auto"),
             ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nmode = \"write\"", "4:8", "exclusive (one who may write)"),
             ("[[attach]]\ntarget = \"a/b\"\nmode = \"read\"", "3:8", "\"nbd\" and \"uas\""),
+            ("[[attach]]\ntarget = \"a/b\"\ncache = \"ahead\"", "3:9", "nothing is kept"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\ncache = \"all\"", "4:9", "writeback"),
             ("[[attach]]\ntarget = \"a/b\"\nover = \"udp\"", "3:8", "tcp and quic"),
+            ("[[attach]]\ntarget = \"a/b\"\nahead = \"on\"", "3:9", "auto and off"),
             ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"zip\"]", "3:12", "there are lz4, zstd"),
             ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"seal:key-file=k\"]", "3:12", "'farbus attach --module'"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = 121", "3:9", "wait 120 s"),

@@ -20,7 +20,7 @@ use std::fmt;
 
 use farbus_model::definition::{InterfaceDefinition, Synchronization};
 use farbus_model::descriptor::Selection;
-use farbus_model::{BlockDevice, Definition, EpAddr, Instant, Payload, Readiness, Setup, Speed};
+use farbus_model::{BlockDevice, Command, CommandError, Definition, EpAddr, Instant, Payload, Readiness, Setup, Speed};
 
 use self::iu::{Request, Response, function};
 use self::unit::{Event, Unit};
@@ -201,6 +201,13 @@ impl AttachedScsi {
     }
 }
 
+impl AttachedScsi {
+    /// Whether the device behind it has answered all that it was asked, [`Command::Sync`] among that.
+    pub fn is_quiet(&self) -> bool {
+        self.unit.is_quiet()
+    }
+}
+
 impl fmt::Debug for AttachedScsi {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AttachedScsi").field("statuses", &self.statuses.len()).finish_non_exhaustive()
@@ -261,5 +268,15 @@ impl Function for AttachedScsi {
 
     fn is_gone(&self) -> bool {
         self.unit.is_gone()
+    }
+
+    fn command(&mut self, command: &Command, cx: &mut Context<'_>) -> Result<(), CommandError> {
+        match command {
+            Command::Sync => {
+                self.unit.sync(cx.now);
+                Ok(())
+            }
+            _ => Err(CommandError::unknown(command)),
+        }
     }
 }

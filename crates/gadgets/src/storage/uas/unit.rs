@@ -395,6 +395,20 @@ impl Unit {
         self.device.submit(now, request(id).launch(), &mut self.done);
     }
 
+    /// Makes durable what was written, for nobody who waits for it: [`Unit::is_quiet`] says when.
+    pub fn sync(&mut self, now: Instant) {
+        let id = BlockId(self.next_part);
+        self.next_part += 1;
+        self.parts.insert(id, None);
+        self.forsaken += 1;
+        self.device.submit(now, BlockRequest::flush(id).launch(), &mut self.done);
+    }
+
+    /// Whether the device has nothing to answer.
+    pub fn is_quiet(&self) -> bool {
+        self.parts.is_empty()
+    }
+
     /// Takes in what the device has answered.
     fn settle(&mut self, now: Instant) {
         while let Some(answer) = self.done.pop() {

@@ -1,0 +1,368 @@
+//! What a pair of modules costs, by the way that it is run: the experiment of the paper on transformation modules (2013, section V, Figure 2).
+//!
+//! The paper's figure is the mean time from frame to frame at the application, while its video card sends as fast as its network (80 to
+//! 106 Mb/s) lets it: whatever modules do while the link is busy costs nothing there. So that is what is held against its figures, on a link of
+//! 100 Mb/s; and beside it what a pair costs a frame that waits for the one before it, which nothing hides.
+
+use std::{collections::BTreeMap, path::Path, process::Command, time::Duration};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use farbus::bare::{
+    pipelines::{
+        Pipeline, Place, Settings,
+        module::{Class, Module, Role},
+        null::NULL,
+    },
+    runners::{ModuleProcess, Sandbox, Use, Way as Reached},
+};
+
+use super::database::Folder;
+use crate::{
+    frames::Way,
+    lab::Lab,
+    report::{Finding, Quantity},
+    stats::{Spread, Target},
+    svg::{Chart, Line, Panel},
+};
+
+pub const NAME: &str = "modules";
+/// The paper's link, as its times without modules have it.
+const LINK_BITS_PER_S: u64 = 100_000_000;
+/// Sides of the paper's frames, in pixels of three bytes.
+const SIDES: [usize; 7] = [100, 200, 300, 400, 500, 600, 700];
+/// Those over which a pair's cost is taken as a slope, and between how many pairs. An attachment has eight at most; here they are chained.
+const SLOPE_SIDES: [usize; 3] = [100, 400, 700];
+const SLOPE_PAIRS: [usize; 4] = [1, 4, 16, 64];
+/// Those of the paper's figure.
+const PAPER_PAIRS: [usize; 2] = [1, 8];
+const REPEATS: usize = 30;
+/// How long one turn of a repeat goes on about, and the fewest frames of one: from the first to the second is a time from frame to frame.
+const SPAN: Duration = Duration::from_millis(60);
+const FRAMES_MIN: usize = 2;
+/// What an unshaped link is taken for when frames are counted out.
+const OPEN_BITS_PER_S: u64 = 500_000_000;
+/// A turn that a busy machine keeps from the processor is not to end the experiment.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Changes nothing (`docs/modules/xor.c`).
+const OPTIONS: &str = "0";
+
+/// How modules are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Runner {
+    Inside,
+    Ring,
+    Pipes,
+    Sandbox,
+}
+
+impl Runner {
+    const ALL: [Self; 4] = [Self::Inside, Self::Ring, Self::Pipes, Self::Sandbox];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Inside => "in process",
+            Self::Ring => "ring",
+            Self::Pipes => "pipes",
+            Self::Sandbox => "sandbox",
+        }
+    }
+
+    /// Percent a pair, and the paper's first and further pairs.
+    fn promised(self) -> (Target, &'static str) {
+        match self {
+            Self::Inside => (Target::AtMost(0.1), ""),
+            Self::Ring => {
+                (Target::AtMost(0.36), "; the paper's shared memory: first pair +5.6 %, each further one +0.36 %")
+            }
+            Self::Pipes => (Target::AtMost(2.3), "; the paper's pipes: first pair +8.9 %, each further one +2.3 %"),
+            Self::Sandbox => (Target::Context, ""),
+        }
+    }
+}
+
+/// Who does the work: both halves of as many pairs as there are.
+struct Crew {
+    ring: Vec<[ModuleProcess; 2]>,
+    pipes: Vec<[ModuleProcess; 2]>,
+    sandbox: Sandbox,
+}
+
+impl Crew {
+    /// Processes are supervised and confined, as the product's are: by the product.
+    fn hire(lab: &Lab, folder: &Folder, pairs: usize) -> Result<Self> {
+        let farbus = lab.farbus_program()?;
+        let compiled = |name: &str, source: &str| {
+            let (path, text) = (folder.place(name), folder.place("source.c"));
+            std::fs::write(&text, source)?;
+            let built =
+                Command::new("cc").args(["-O2", "-o"]).args([&path, &text]).status().context("cannot run cc")?;
+            ensure!(built.success(), "cc does not build the example");
+            Ok(path)
+        };
+        let crew = |program: &Path, reached: Reached| {
+            let one = || {
+                let mut command = Command::new(farbus);
+                command.arg("module-host").args((reached == Reached::Ring).then_some("--ring")).arg(program);
+                ModuleProcess::start(&mut command, reached, PATIENCE)
+            };
+            (0..pairs).map(|_| Ok([one()?, one()?])).collect::<Result<Vec<_>>>()
+        };
+        let ring = compiled("xor.ring", include_str!("../../../docs/modules/xor_ring.c"))?;
+        let pipes = compiled("xor", include_str!("../../../docs/modules/xor.c"))?;
+        let code = wat::parse_str(include_str!("../../../docs/modules/xor.wat"))?;
+        Ok(Self {
+            ring: crew(&ring, Reached::Ring)?,
+            pipes: crew(&pipes, Reached::Pipes)?,
+            sandbox: Sandbox::new(&code, PATIENCE).map_err(|why| anyhow!(why))?,
+        })
+    }
+
+    /// Both ends of so many pairs: the exporter's and the importer's.
+    fn ends(&self, runner: Runner, pairs: usize) -> Result<[Pipeline; 2]> {
+        let end = |role: Role| {
+            let halves = (0..pairs).map(|at| {
+                let half = self.half(runner, at, role).map_err(|why| anyhow!("{}: {why}", runner.name()))?;
+                Ok((format!("null {at}"), half))
+            });
+            Ok::<_, anyhow::Error>(Pipeline::new(halves.collect::<Result<_>>()?))
+        };
+        Ok([end(Role::Exporter)?, end(Role::Importer)?])
+    }
+
+    fn half(&self, runner: Runner, at: usize, role: Role) -> Result<Box<dyn Module>, String> {
+        let used = Use { role, class: Class::Stream, failed: &[1], options: OPTIONS };
+        let end = usize::from(role == Role::Importer);
+        match runner {
+            Runner::Inside => {
+                let place = Place { role, class: Class::Stream, failed: vec![1].into() };
+                Ok((NULL.make)(&Settings::default(), &place))
+            }
+            Runner::Ring => self.ring[at][end].half(&used),
+            Runner::Pipes => self.pipes[at][end].half(&used),
+            Runner::Sandbox => self.sandbox.half(&used),
+        }
+    }
+}
+
+/// Seconds a frame, repeat by repeat.
+type Times = BTreeMap<(Runner, usize, usize), Vec<f64>>;
+
+/// Frames of `side` pixels, and how many of them a repeat has at `seconds` each.
+fn shape(side: usize, seconds: f64) -> (usize, usize) {
+    (side * side * 3, FRAMES_MIN.max((SPAN.as_secs_f64() / seconds).ceil() as usize + 1))
+}
+
+struct Experiment<'a> {
+    crew: &'a Crew,
+    bits_per_s: Option<u64>,
+    waits: bool,
+    repeats: usize,
+}
+
+impl Experiment<'_> {
+    /// All sizes, ways and pairs in turns, as often as there are repeats.
+    fn run(&self, sides: &[usize], pairs: impl Fn(usize) -> Vec<usize>) -> Result<Times> {
+        let mut way = Way::new(self.bits_per_s)?;
+        let mut times = Times::new();
+        for repeat in 0..=self.repeats {
+            for &side in sides {
+                let seconds = (side * side * 3 * 8) as f64 / self.bits_per_s.unwrap_or(OPEN_BITS_PER_S) as f64;
+                let (bytes, count) = shape(side, seconds);
+                let mut turns: Vec<(Runner, usize)> = vec![(Runner::Inside, 0)];
+                turns.extend(
+                    Runner::ALL.iter().flat_map(|runner| pairs(side).into_iter().map(|pairs| (*runner, pairs))),
+                );
+                if repeat % 2 == 1 {
+                    turns.reverse();
+                }
+                for (runner, pairs) in turns {
+                    let mut ends = self.crew.ends(runner, pairs)?;
+                    let seconds = way.carry(&mut ends, bytes, count, self.waits)?;
+                    // The first one warms up.
+                    if repeat > 0 {
+                        times.entry((runner, side, pairs)).or_default().push(seconds);
+                    }
+                }
+            }
+        }
+        Ok(times)
+    }
+}
+
+/// Seconds without any module, in each repeat.
+fn bare(times: &Times, side: usize) -> &[f64] {
+    &times[&(Runner::Inside, side, 0)]
+}
+
+/// What the first pair adds, in percent of a frame without any; repeat by repeat.
+fn first(times: &Times, runner: Runner, side: usize) -> Vec<f64> {
+    let added = times[&(runner, side, 1)].iter().zip(bare(times, side));
+    added.map(|(with, without)| (with / without - 1.0) * 100.0).collect()
+}
+
+/// What each pair adds: the slope over these, by least squares, in percent of a frame without any; repeat by repeat.
+fn slope(times: &Times, runner: Runner, side: usize, pairs: &[usize]) -> Vec<f64> {
+    let mean = pairs.iter().sum::<usize>() as f64 / pairs.len() as f64;
+    let square: f64 = pairs.iter().map(|&pairs| (pairs as f64 - mean).powi(2)).sum();
+    let in_repeat = |(repeat, without): (usize, &f64)| {
+        let point = |&pairs: &usize| (pairs as f64 - mean) * times[&(runner, side, pairs)][repeat];
+        pairs.iter().map(point).sum::<f64>() / square / without * 100.0
+    };
+    bare(times, side).iter().enumerate().map(in_repeat).collect()
+}
+
+fn median(values: Vec<f64>) -> f64 {
+    Spread::new(values).median()
+}
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    let folder = Folder::new(NAME)?;
+    let (sides, slope_pairs): (&[usize], &[usize]) = match lab.quick {
+        true => (&SLOPE_SIDES, &SLOPE_PAIRS[..3]),
+        false => (&SIDES, &SLOPE_PAIRS),
+    };
+    let repeats = if lab.quick { 5 } else { REPEATS };
+    let pairs_max = slope_pairs.iter().chain(&PAPER_PAIRS).copied().max().unwrap_or(1);
+    if !has_cc() {
+        bail!("modules in processes are compiled here: there is no cc");
+    }
+    let crew = Crew::hire(lab, &folder, pairs_max)?;
+    let all = |side: usize| {
+        let mut pairs = PAPER_PAIRS.to_vec();
+        pairs.extend(slope_pairs.iter().filter(|_| SLOPE_SIDES.contains(&side)));
+        pairs.sort_unstable();
+        pairs.dedup();
+        pairs
+    };
+    let shaped = Experiment { crew: &crew, bits_per_s: Some(LINK_BITS_PER_S), waits: false, repeats };
+    let shaped = shaped.run(sides, all)?;
+    let waiting = Experiment { crew: &crew, bits_per_s: None, waits: true, repeats };
+    let waiting = waiting.run(&SLOPE_SIDES, |_| PAPER_PAIRS.to_vec())?;
+    let open = Experiment { crew: &crew, bits_per_s: None, waits: false, repeats };
+    let open = open.run(&SLOPE_SIDES, |_| PAPER_PAIRS.to_vec())?;
+
+    let mut findings = Vec::new();
+    for runner in Runner::ALL {
+        let (target, paper) = runner.promised();
+        for side in SLOPE_SIDES {
+            let judged = slope(&shaped, runner, side, slope_pairs);
+            let what = format!("{}, {side}² at 100 Mb/s: a pair, of the time from frame to frame", runner.name());
+            let further = slope(&shaped, runner, side, &PAPER_PAIRS);
+            // What a pair adds to a frame that is alone on its way.
+            let alone = slope(&waiting, runner, side, &PAPER_PAIRS);
+            let alone_us = median(alone) / 100.0 * median(bare(&waiting, side).to_vec()) * 1e6;
+            let detail = format!(
+                "{:.2} ms a frame without pairs; first pair {:+.2} %, each further to 8 {:+.2} %{paper}; of a frame alone on its way a pair \
+                 takes {alone_us:.1} µs, {:.2} % of its time at 100 Mb/s",
+                median(bare(&shaped, side).to_vec()) * 1e3,
+                median(first(&shaped, runner, side)),
+                median(further),
+                alone_us / (side * side * 3 * 8) as f64 / 1e6 * LINK_BITS_PER_S as f64 * 100.0,
+            );
+            findings.push(
+                Finding::absolute(NAME, what, Quantity::new(Spread::new(judged), "%"), target).with_detail(detail),
+            );
+        }
+    }
+    for runner in Runner::ALL {
+        for side in SLOPE_SIDES {
+            let with = |pairs| median(open[&(runner, side, pairs)].clone()) * 1e6;
+            let what = format!("{}, {side}² over loopback, unshaped: a frame through 8 pairs", runner.name());
+            let detail = format!(
+                "{:.0} µs through none, {:.0} µs through one",
+                median(bare(&open, side).to_vec()) * 1e6,
+                with(1)
+            );
+            let micros = open[&(runner, side, 8)].iter().map(|seconds| seconds * 1e6).collect();
+            let quantity = Quantity::new(Spread::new(micros), "µs");
+            findings.push(Finding::absolute(NAME, what, quantity, Target::Context).with_detail(detail));
+        }
+    }
+    lab.plot(NAME, &chart(&shaped, sides).render())?;
+    lab.plot("modules-pairs", &pairs_chart(&shaped, slope_pairs).render())?;
+    Ok(findings)
+}
+
+fn has_cc() -> bool {
+    Command::new("cc").arg("--version").output().is_ok()
+}
+
+/// The paper's Figure 2, and the same as what pairs add.
+fn chart(times: &Times, sides: &[usize]) -> Chart {
+    let line = |name: String, figure: &dyn Fn(usize) -> f64| Line {
+        name,
+        points: sides.iter().map(|&side| (side as f64, figure(side))).collect(),
+    };
+    let absolute = |runner: Runner, pairs: usize| {
+        line(format!("{}, {pairs}", runner.name()), &|side| median(times[&(runner, side, pairs)].clone()) * 1e3)
+    };
+    let relative = |runner: Runner, pairs: usize| {
+        line(format!("{}, {pairs}", runner.name()), &|side| {
+            let added = times[&(runner, side, pairs)].iter().zip(bare(times, side));
+            median(added.map(|(with, without)| with / without * 100.0).collect())
+        })
+    };
+    let ways = [Runner::Ring, Runner::Pipes];
+    Chart {
+        title: "Frames through null pairs, 100 Mb/s (2013 paper, Figure 2)".into(),
+        across: "side of a frame, pixels".into(),
+        panels: vec![
+            Panel {
+                up: "ms from frame to frame; way and pairs".into(),
+                is_logarithmic: false,
+                lines: ways.into_iter().flat_map(|way| PAPER_PAIRS.map(|pairs| absolute(way, pairs))).collect(),
+            },
+            Panel {
+                up: "% of the time without pairs".into(),
+                is_logarithmic: false,
+                lines: Runner::ALL.into_iter().map(|runner| relative(runner, 8)).collect(),
+            },
+        ],
+    }
+}
+
+/// From one pair to as many as there are.
+fn pairs_chart(times: &Times, pairs: &[usize]) -> Chart {
+    let panel = |side: usize| Panel {
+        up: format!("{side}²: % of the time without pairs"),
+        is_logarithmic: false,
+        lines: Runner::ALL
+            .into_iter()
+            .map(|runner| Line {
+                name: runner.name().into(),
+                points: pairs
+                    .iter()
+                    .map(|&pairs| {
+                        let times = times[&(runner, side, pairs)].iter().zip(bare(times, side));
+                        (pairs as f64, median(times.map(|(with, without)| with / without * 100.0).collect()))
+                    })
+                    .collect(),
+            })
+            .collect(),
+    };
+    Chart {
+        title: "Frames through many null pairs, 100 Mb/s".into(),
+        across: "pairs".into(),
+        panels: SLOPE_SIDES.into_iter().map(panel).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_s_cost_is_the_slope_of_its_own_repeat() {
+        let mut times = Times::new();
+        // Two repeats, the second on a machine of half the speed: 10 % a pair in both, 30 % the first.
+        for (pairs, seconds) in [(0, 1.0), (1, 1.3), (4, 1.6), (16, 2.8)] {
+            times.insert((Runner::Ring, 100, pairs), vec![seconds, 2.0 * seconds]);
+        }
+        times.insert((Runner::Inside, 100, 0), vec![1.0, 2.0]);
+        for cost in slope(&times, Runner::Ring, 100, &[1, 4, 16]) {
+            assert!((cost - 10.0).abs() < 1e-9, "{cost}");
+        }
+        assert!((first(&times, Runner::Ring, 100)[1] - 30.0).abs() < 1e-9);
+        assert_eq!((shape(100, 0.0024), shape(700, 0.1176)), ((30_000, 26), (1_470_000, 2)));
+    }
+}

@@ -1,0 +1,55 @@
+//! What is kept here of a disk that is far away, so that its user waits less.
+
+use std::str::FromStr;
+
+/// How much.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cache {
+    /// Nothing: what is asked is asked there.
+    None,
+    /// What is read in order is fetched before it is asked for. Nobody can tell but by a clock.
+    #[default]
+    Ahead,
+    /// What is written is answered before it has arrived there, too, as by a disk with a write cache: whoever wants it durable flushes.
+    Writeback,
+}
+
+impl Cache {
+    const ALL: [Cache; 3] = [Cache::None, Cache::Ahead, Cache::Writeback];
+
+    /// Its word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Cache::None => "none",
+            Cache::Ahead => "ahead",
+            Cache::Writeback => "writeback",
+        }
+    }
+}
+
+impl FromStr for Cache {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|cache| cache.as_str() == text).ok_or_else(|| {
+            format!(
+                "'{text}' is no cache: there are none, ahead (what is read in order is fetched before) and writeback (and what is \
+                 written is answered before it has arrived; a flush makes it durable)"
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_is_read_as_it_is_said_and_nothing_is_kept_of_writes_unasked() {
+        for cache in Cache::ALL {
+            assert_eq!(cache.as_str().parse(), Ok(cache));
+        }
+        assert!("writethrough".parse::<Cache>().unwrap_err().contains("writeback"));
+        assert_eq!(Cache::default(), Cache::Ahead);
+    }
+}

@@ -1,0 +1,131 @@
+//! How much of each interval asynchronous endpoints need: Algorithm 2, Equations 5 to 8.
+
+use crate::bus::Speed;
+use crate::transfer::{Shape, interval_ps};
+
+use super::{AsynchronousBound, Criticality, Mode, Refusal, Request, least_reservation_ps};
+
+/// `t_A` and what it promises.
+pub(super) struct Reservation {
+    pub(super) time_ps: u64,
+    pub(super) max_ps: u64,
+    pub(super) bounds: Vec<AsynchronousBound>,
+}
+
+/// The smallest reservation with which every asynchronous endpoint has its budget each period.
+pub(super) fn reserve(requests: &[Request], speed: Speed, mode: Mode) -> Result<Reservation, Refusal> {
+    let pool = Pool::of(requests);
+    let (interval_ps, least_ps) = (interval_ps(speed), least_reservation_ps(speed));
+    let max_ps = interval_ps.saturating_sub(high_ps(requests, mode)).max(least_ps);
+    // Equation 8 turned round: the time that the worst of them needs of each interval.
+    let worst = pool.endpoints.iter().max_by_key(|request| pool.share_ps(request));
+    let Some(worst) = worst else {
+        return Ok(Reservation { time_ps: least_ps, max_ps, bounds: Vec::new() });
+    };
+    let exact_ps = pool.time_for_ps(pool.share_ps(worst), mode).max(least_ps);
+    let refusal = Refusal::Asynchronous { id: worst.id, needed_ps: exact_ps, available_ps: max_ps };
+    if exact_ps > max_ps {
+        return Err(refusal);
+    }
+    let time_ps = match mode {
+        Mode::Spread | Mode::Sound => exact_ps,
+        Mode::Printed { step_ps } => {
+            let step_ps = if step_ps == 0 { smallest_quantum_ps(requests) } else { step_ps };
+            // Lines 20 to 32 of Algorithm 2 in one division: the first step at which nobody misses.
+            least_ps + (exact_ps - least_ps).div_ceil(step_ps) * step_ps
+        }
+    };
+    if time_ps > max_ps {
+        return Err(refusal);
+    }
+    let bound = |request: &&Request| {
+        let intervals = pool.intervals(request, time_ps, mode);
+        AsynchronousBound {
+            id: request.id,
+            passes: request.shape.passes(request.budget_bytes),
+            intervals,
+            latency_ns: intervals * (interval_ps / 1000),
+        }
+    };
+    let bounds = pool.endpoints.iter().map(bound).collect();
+    Ok(Reservation { time_ps, max_ps, bounds })
+}
+
+/// The asynchronous endpoints and what one pass over all of them takes.
+struct Pool<'a> {
+    endpoints: Vec<&'a Request>,
+    pass_ps: u64,
+    longest_packet_ps: u64,
+    is_uniform: bool,
+}
+
+impl<'a> Pool<'a> {
+    fn of(requests: &'a [Request]) -> Self {
+        let endpoints: Vec<_> = requests.iter().filter(|request| !request.shape.is_periodic()).collect();
+        let packets_ps = || endpoints.iter().map(|request| request.shape.packet_ps());
+        let longest_packet_ps = packets_ps().max().unwrap_or(0);
+        let burst_ps = |shape: &Shape| u64::from(shape.burst_packets()) * shape.packet_ps();
+        Self {
+            pass_ps: endpoints.iter().map(|request| burst_ps(&request.shape)).sum(),
+            longest_packet_ps,
+            is_uniform: packets_ps().all(|ps| ps == longest_packet_ps),
+            endpoints,
+        }
+    }
+
+    /// Bus time until the budget is through if all of the bus were theirs: Equation 5.
+    fn latency_ps(&self, request: &Request) -> u128 {
+        u128::from(request.shape.passes(request.budget_bytes)) * u128::from(self.pass_ps)
+    }
+
+    /// What of each interval must carry packets of theirs so that the budget is through in its period.
+    fn share_ps(&self, request: &Request) -> u64 {
+        u64::try_from(self.latency_ps(request).div_ceil(u128::from(request.period))).unwrap_or(u64::MAX)
+    }
+
+    /// What must be reserved so that `share_ps` of it carry packets for sure.
+    fn time_for_ps(&self, share_ps: u64, mode: Mode) -> u64 {
+        match mode {
+            Mode::Printed { .. } | Mode::Spread => share_ps,
+            Mode::Sound if self.is_uniform => {
+                share_ps.div_ceil(self.longest_packet_ps).saturating_mul(self.longest_packet_ps)
+            }
+            // The next packet waits if it does not fit: what stays empty is less than the longest.
+            Mode::Sound => share_ps.saturating_add(self.longest_packet_ps - 1),
+        }
+    }
+
+    /// What of `time_ps` carries packets for sure.
+    fn carried_ps(&self, time_ps: u64, mode: Mode) -> u64 {
+        match mode {
+            Mode::Printed { .. } | Mode::Spread => time_ps,
+            Mode::Sound if self.is_uniform => time_ps - time_ps % self.longest_packet_ps,
+            Mode::Sound => time_ps - (self.longest_packet_ps - 1),
+        }
+    }
+
+    /// Equation 6.
+    fn intervals(&self, request: &Request, time_ps: u64, mode: Mode) -> u64 {
+        let carried_ps = u128::from(self.carried_ps(time_ps, mode));
+        u64::try_from(self.latency_ps(request).div_ceil(carried_ps)).unwrap_or(u64::MAX)
+    }
+}
+
+/// Bus time of an interval that high criticality takes at the worst, `t_P` of Algorithm 2: as printed all of them meet in
+/// one interval. Where budgets are divided it is what they take on average, and their placing finds the rest.
+fn high_ps(requests: &[Request], mode: Mode) -> u64 {
+    let high = requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == Criticality::High);
+    high.map(|request| match mode {
+        Mode::Printed { .. } => request.shape.quantum_ps(),
+        Mode::Spread => request.shape.quantum_ps().div_ceil(u64::from(request.period)),
+        Mode::Sound => {
+            let packets = u64::from(request.shape.packets(request.budget_bytes));
+            (packets * request.shape.packet_ps()).div_ceil(u64::from(request.period))
+        }
+    })
+    .sum()
+}
+
+fn smallest_quantum_ps(requests: &[Request]) -> u64 {
+    requests.iter().map(|request| request.shape.quantum_ps()).min().unwrap_or(1)
+}

@@ -1,0 +1,310 @@
+//! How long a transfer occupies the bus: packets, quanta and passes. Equations 2 to 4 of West, Golchin and Njavro,
+//! "Real-Time USB Networking and Device I/O" (2023), with the constants of USB 2.0 5.11.3 for the speeds the paper leaves out.
+//!
+//! Times are whole picoseconds: every constant of both sources is one exactly, so nothing here is rounded.
+
+use std::fmt;
+
+use crate::bus::{Speed, TransferKind};
+
+/// Which way the data of an endpoint go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// To the host.
+    In,
+    /// To the device.
+    Out,
+}
+
+/// What an endpoint's descriptors say of its packets, checked against what the bus can carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    speed: Speed,
+    kind: TransferKind,
+    direction: Direction,
+    packet_bytes: u32,
+    burst: u32,
+    mult: u32,
+}
+
+/// Why a [`Shape`] cannot be: no such endpoint exists at that speed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShapeError {
+    /// Low speed has neither bulk nor isochronous endpoints (USB 2.0 5.6.3, 5.8.3).
+    NoSuchKind {
+        /// The speed.
+        speed: Speed,
+        /// The transfer type that it has not.
+        kind: TransferKind,
+    },
+    /// The packet is empty or longer than the speed allows (USB 2.0 5.5.3 to 5.8.3, USB 3.2 9.6.6).
+    PacketBytes {
+        /// What was asked for.
+        asked: u32,
+        /// The longest there is.
+        max: u32,
+    },
+    /// More packets a burst than there are (`n` of Equation 2, counted from zero).
+    Burst {
+        /// What was asked for.
+        asked: u32,
+        /// The most there is.
+        max: u32,
+    },
+    /// More bursts an interval than there are (`m` of Equation 2, counted from zero).
+    Mult {
+        /// What was asked for.
+        asked: u32,
+        /// The most there is.
+        max: u32,
+    },
+}
+
+impl Shape {
+    /// An endpoint whose packets have at most `packet_bytes`, `burst` + 1 of them a burst (`n`) and `mult` + 1 bursts an
+    /// interval (`m`): both are counted from zero, as descriptors and the paper do.
+    pub const fn new(
+        speed: Speed,
+        kind: TransferKind,
+        direction: Direction,
+        packet_bytes: u32,
+        burst: u32,
+        mult: u32,
+    ) -> Result<Self, ShapeError> {
+        let max = packet_bytes_max(speed, kind);
+        if max == 0 {
+            return Err(ShapeError::NoSuchKind { speed, kind });
+        }
+        if packet_bytes == 0 || packet_bytes > max {
+            return Err(ShapeError::PacketBytes { asked: packet_bytes, max });
+        }
+        // Equation 2; at high speed a periodic endpoint has up to three transactions a microframe (USB 2.0 5.9).
+        let (burst_max, mult_max) = match (speed, kind) {
+            (Speed::Super, TransferKind::Isochronous) => (15, 2),
+            (Speed::Super, TransferKind::Bulk) => (15, 0),
+            (Speed::Super | Speed::High, TransferKind::Interrupt) => (0, 2),
+            (Speed::High, TransferKind::Isochronous) => (0, 2),
+            _ => (0, 0),
+        };
+        if burst > burst_max {
+            return Err(ShapeError::Burst { asked: burst, max: burst_max });
+        }
+        if mult > mult_max {
+            return Err(ShapeError::Mult { asked: mult, max: mult_max });
+        }
+        Ok(Self { speed, kind, direction, packet_bytes, burst, mult })
+    }
+
+    /// The signalling rate of its bus instance.
+    pub const fn speed(&self) -> Speed {
+        self.speed
+    }
+
+    /// Its transfer type.
+    pub const fn kind(&self) -> TransferKind {
+        self.kind
+    }
+
+    /// Whether it has a place in the periodic schedule: isochronous and interrupt endpoints have.
+    pub const fn is_periodic(&self) -> bool {
+        matches!(self.kind, TransferKind::Isochronous | TransferKind::Interrupt)
+    }
+
+    /// The longest packet, `b`.
+    pub const fn packet_bytes(&self) -> u32 {
+        self.packet_bytes
+    }
+
+    /// Packets that the controller moves before it turns to another endpoint's burst: `n + 1`.
+    pub const fn burst_packets(&self) -> u32 {
+        self.burst + 1
+    }
+
+    /// Packets of one quantum: `(m + 1)(n + 1)`.
+    pub const fn quantum_packets(&self) -> u32 {
+        (self.mult + 1) * (self.burst + 1)
+    }
+
+    /// Bytes of one quantum, `q` of Equation 2: the most that the wire carries for a periodic endpoint each period.
+    pub const fn quantum_bytes(&self) -> u32 {
+        self.quantum_packets() * self.packet_bytes
+    }
+
+    /// Worst-case time of one packet, `w` of Equation 3, in picoseconds.
+    pub const fn packet_ps(&self) -> u64 {
+        let overhead = overhead(self.speed, self.kind, self.direction);
+        overhead.fixed_ps + overhead.bit_ps * payload_bits(self.speed, self.packet_bytes)
+    }
+
+    /// Worst-case time of one quantum in picoseconds.
+    pub const fn quantum_ps(&self) -> u64 {
+        self.quantum_packets() as u64 * self.packet_ps()
+    }
+
+    /// Packets that `bytes` take.
+    pub const fn packets(&self, bytes: u32) -> u32 {
+        bytes.div_ceil(self.packet_bytes)
+    }
+
+    /// Visits of the round robin that `bytes` take, a burst each: `k` of Equation 4.
+    pub const fn passes(&self, bytes: u32) -> u32 {
+        bytes.div_ceil(self.burst_packets() * self.packet_bytes)
+    }
+}
+
+/// How long the interval of a bus lasts, in picoseconds: a frame up to full speed, else a microframe.
+pub const fn interval_ps(speed: Speed) -> u64 {
+    speed.interval().duration_us as u64 * PS_PER_US
+}
+
+/// What of each interval periodic transfers may not take, in picoseconds: 10 % of a frame, 20 % of a high-speed microframe
+/// (USB 2.0 5.5.4), 10 % of a SuperSpeed bus interval (USB 3.2 8.12.4).
+pub const fn asynchronous_share_ps(speed: Speed) -> u64 {
+    match speed {
+        Speed::Low | Speed::Full | Speed::Super => interval_ps(speed) / 10,
+        Speed::High => interval_ps(speed) / 5,
+    }
+}
+
+const PS_PER_US: u64 = 1_000_000;
+
+/// What the host controller takes for itself around a packet, `h`: what Linux and the paper assume.
+const HOST_DELAY_PS: u64 = 5_000;
+
+/// What a hub takes to pass a low-speed transaction on (`Hub_LS_Setup` of USB 2.0 5.11.3): what Linux assumes.
+const HUB_LOW_SPEED_SETUP_PS: u64 = 333_000;
+
+struct Overhead {
+    /// `h + p`: what a packet takes whatever is in it.
+    fixed_ps: u64,
+    /// `alpha`: what each bit takes.
+    bit_ps: u64,
+}
+
+const fn overhead(speed: Speed, kind: TransferKind, direction: Direction) -> Overhead {
+    let is_isochronous = matches!(kind, TransferKind::Isochronous);
+    let is_in = matches!(direction, Direction::In);
+    let (protocol_ps, bit_ps) = match speed {
+        // Section 3.1 of the paper: 32 bytes out and 16 in for isochronous transfers, else 48 and 36; it counts both ways.
+        Speed::Super => ((if is_isochronous { 32 + 16 } else { 48 + 36 }) * 8 * 200, 200),
+        // USB 2.0 5.11.3, whose constants these are from here on.
+        Speed::High => ((if is_isochronous { 38 } else { 55 }) * 8 * 2083, 2083),
+        Speed::Full => (
+            match (is_isochronous, is_in) {
+                (true, true) => 7_268_000,
+                (true, false) => 6_265_000,
+                (false, _) => 9_107_000,
+            },
+            83_540,
+        ),
+        Speed::Low => (
+            2 * HUB_LOW_SPEED_SETUP_PS + if is_in { 64_060_000 } else { 64_107_000 },
+            if is_in { 676_670 } else { 667_000 },
+        ),
+    };
+    Overhead { fixed_ps: HOST_DELAY_PS + protocol_ps, bit_ps }
+}
+
+/// `floor(O_bits + 8 gamma b)` with `O_bits` = 19/6, and gamma 7/6 where bits are stuffed, 1 at SuperSpeed.
+const fn payload_bits(speed: Speed, bytes: u32) -> u64 {
+    let sixths_per_byte = match speed {
+        Speed::Super => 48,
+        Speed::Low | Speed::Full | Speed::High => 56,
+    };
+    (19 + sixths_per_byte * bytes as u64) / 6
+}
+
+/// The longest packet there is; 0 where the transfer type does not exist.
+const fn packet_bytes_max(speed: Speed, kind: TransferKind) -> u32 {
+    match (speed, kind) {
+        (Speed::Low, TransferKind::Control | TransferKind::Interrupt) => 8,
+        (Speed::Low, TransferKind::Isochronous | TransferKind::Bulk) => 0,
+        (Speed::Full, TransferKind::Isochronous) => 1023,
+        (Speed::Full, _) => 64,
+        (Speed::High, TransferKind::Control) => 64,
+        (Speed::High, TransferKind::Bulk) | (Speed::Super, TransferKind::Control) => 512,
+        (Speed::High | Speed::Super, _) => 1024,
+    }
+}
+
+impl fmt::Display for ShapeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSuchKind { speed, kind } => write!(f, "{speed:?} speed has no {kind:?} endpoints"),
+            Self::PacketBytes { asked, max } => write!(f, "a packet of {asked} bytes: it has 1 to {max} here"),
+            Self::Burst { asked, max } => write!(f, "a burst of {asked} + 1 packets: it has at most {max} + 1 here"),
+            Self::Mult { asked, max } => write!(f, "{asked} + 1 bursts an interval: there are at most {max} + 1 here"),
+        }
+    }
+}
+
+impl std::error::Error for ShapeError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packet_ps(speed: Speed, kind: TransferKind, direction: Direction, bytes: u32) -> u64 {
+        Shape::new(speed, kind, direction, bytes, 0, 0).unwrap().packet_ps()
+    }
+
+    #[test]
+    fn a_superspeed_packet_takes_what_the_paper_says() {
+        assert_eq!(packet_ps(Speed::Super, TransferKind::Bulk, Direction::Out, 1024), 1_778_400);
+        assert_eq!(packet_ps(Speed::Super, TransferKind::Isochronous, Direction::In, 1024), 1_720_800);
+    }
+
+    #[test]
+    fn slower_packets_take_what_the_specification_says() {
+        // 55 x 8 x 2.083 + 2.083 x floor(3.167 + 7/6 x 8 x 512) + 5.
+        let high = packet_ps(Speed::High, TransferKind::Bulk, Direction::In, 512);
+        assert_eq!(high, 916_520 + 2083 * 4781 + 5000);
+        let full = packet_ps(Speed::Full, TransferKind::Isochronous, Direction::Out, 192);
+        assert_eq!(full, 6_265_000 + 83_540 * 1795 + 5000);
+        let low = packet_ps(Speed::Low, TransferKind::Interrupt, Direction::In, 8);
+        assert_eq!(low, 64_060_000 + 666_000 + 676_670 * 77 + 5000);
+    }
+
+    #[test]
+    fn a_longer_packet_never_takes_less_and_a_whole_one_fits_its_interval() {
+        for speed in Speed::ALL {
+            for kind in TransferKind::ALL {
+                for direction in [Direction::In, Direction::Out] {
+                    let max = packet_bytes_max(speed, kind);
+                    let mut times = (1..=max).map(|bytes| packet_ps(speed, kind, direction, bytes));
+                    assert!(times.clone().is_sorted());
+                    assert!(times.all(|ps| ps < interval_ps(speed)), "{speed:?} {kind:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_that_do_not_exist_are_refused() {
+        let shape = |speed, kind, bytes, n, m| Shape::new(speed, kind, Direction::In, bytes, n, m);
+        assert_eq!(
+            shape(Speed::Low, TransferKind::Bulk, 8, 0, 0),
+            Err(ShapeError::NoSuchKind { speed: Speed::Low, kind: TransferKind::Bulk })
+        );
+        assert_eq!(
+            shape(Speed::Full, TransferKind::Bulk, 65, 0, 0),
+            Err(ShapeError::PacketBytes { asked: 65, max: 64 })
+        );
+        assert!(shape(Speed::Full, TransferKind::Bulk, 0, 0, 0).is_err());
+        assert_eq!(shape(Speed::Super, TransferKind::Bulk, 1024, 16, 0), Err(ShapeError::Burst { asked: 16, max: 15 }));
+        assert_eq!(
+            shape(Speed::Super, TransferKind::Isochronous, 1024, 15, 3),
+            Err(ShapeError::Mult { asked: 3, max: 2 })
+        );
+        assert_eq!(shape(Speed::High, TransferKind::Bulk, 512, 0, 1), Err(ShapeError::Mult { asked: 1, max: 0 }));
+    }
+
+    #[test]
+    fn quanta_and_passes() {
+        let camera = Shape::new(Speed::Super, TransferKind::Isochronous, Direction::In, 1024, 10, 2).unwrap();
+        assert_eq!((camera.quantum_packets(), camera.quantum_bytes()), (33, 33_792));
+        assert_eq!(camera.quantum_ps(), 56_786_400);
+        let bulk = Shape::new(Speed::Super, TransferKind::Bulk, Direction::In, 1024, 3, 0).unwrap();
+        assert_eq!([1, 4096, 4097, 88_064].map(|bytes| bulk.passes(bytes)), [1, 1, 2, 22]);
+    }
+}

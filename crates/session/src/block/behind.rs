@@ -1,0 +1,469 @@
+//! What is written is answered before it has arrived, and flushed when it is to be durable.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
+    Payload, Pending, Readiness, StoreError,
+};
+use farbus_wire::snapshot::{Reader, Writer};
+
+use crate::Reject;
+
+/// Kind of its snapshots.
+pub const BEHIND_KIND: u16 = 9;
+
+/// Bytes that are answered and have not arrived: 160 MB/s over 100 ms.
+pub const DIRTY_BYTES_MAX: u64 = 16 << 20;
+/// Writes that are answered and have not arrived: half of what an exporter takes at a time.
+pub const DIRTY_WRITES_MAX: usize = 128;
+/// Places of which is known one by one that they were lost; of more, it is known of all between them.
+const LOST_MAX: usize = 64;
+
+/// The device below, which is far away: a disk with a volatile write cache, for users who flush what is to be durable (requirement U9).
+///
+/// A write is given to the device as it comes, and answered at once: what is hidden is the round trip, nothing is kept back.
+///
+/// | asked | what happens |
+/// |---|---|
+/// | a write that is not to be durable | to the device, answered; beyond [`DIRTY_BYTES_MAX`] or [`DIRTY_WRITES_MAX`] answered when there is room |
+/// | a write that is (FUA), zeros, a discard | to the device, answered when that has answered |
+/// | a flush | waits until every write before it has arrived, then to the device, answered when that has answered |
+/// | a read of what has not arrived | answered with that, or waits for it |
+/// | a change of what has not arrived | waits for it: what was answered first is there first |
+///
+/// A write that fails after it was answered is **lost**: every flush fails from then on, and so does every read of that place, until the
+/// place has been written anew. Meanwhile nothing more is answered early. So whoever was told that a flush succeeded has on the device
+/// all that he was told was written; and nobody reads what was there before.
+#[derive(Debug)]
+pub struct Behind<D> {
+    device: D,
+    below: Completions<BlockDone>,
+    /// What is not done, by a number of ours, in the order in which it was asked.
+    jobs: BTreeMap<u64, Job>,
+    next_number: u64,
+    dirty_bytes: u64,
+    dirty_writes: usize,
+    /// Requests that wait for others.
+    waiting: usize,
+    /// Where writes were lost, apart from each other and in order.
+    lost: Vec<Range<u64>>,
+    /// How often that happened.
+    losses: u64,
+}
+
+#[derive(Debug)]
+struct Job {
+    /// What was asked, its data aside.
+    asked: BlockRequest,
+    /// None: it was answered.
+    owed: Option<BlockInFlight>,
+    /// What it writes, until it has been written: to be read, too. Not kept by another process for what is with the device.
+    data: Payload,
+    is_below: bool,
+}
+
+impl Job {
+    fn place(&self) -> Range<u64> {
+        self.asked.offset..self.asked.offset + u64::from(self.asked.length)
+    }
+
+    /// Whether it may be answered before it is done.
+    fn is_early(&self) -> bool {
+        self.asked.op == BlockOp::Write && !self.asked.is_durable
+    }
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// What a request can do now.
+enum Turn {
+    /// It goes to the device.
+    Go,
+    /// It waits for others.
+    Wait,
+    /// Its bytes are here.
+    Read(Payload),
+    /// What it reads was lost.
+    Lost,
+}
+
+impl<D: BlockDevice> Behind<D> {
+    /// Over `device`, whose users flush what is to be durable.
+    pub fn new(device: D) -> Self {
+        Self {
+            device,
+            below: Completions::new(BufferPool::new(0)),
+            jobs: BTreeMap::new(),
+            next_number: 0,
+            dirty_bytes: 0,
+            dirty_writes: 0,
+            waiting: 0,
+            lost: Vec::new(),
+            losses: 0,
+        }
+    }
+
+    /// Bytes that were answered and have not arrived.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes
+    }
+
+    fn turn_of(&self, number: u64) -> Turn {
+        let job = &self.jobs[&number];
+        let place = job.place();
+        let mut before = self.jobs.range(..number).rev().map(|(_, job)| job).filter(|job| job.is_early());
+        match job.asked.op {
+            BlockOp::Flush if before.next().is_some() => Turn::Wait,
+            BlockOp::Flush => Turn::Go,
+            BlockOp::Read if self.lost.iter().any(|lost| overlap(lost, &place)) => Turn::Lost,
+            BlockOp::Read => match before.find(|write| overlap(&write.place(), &place)) {
+                None => Turn::Go,
+                Some(write) => write.read(&place).map_or(Turn::Wait, Turn::Read),
+            },
+            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes => {
+                if before.any(|write| overlap(&write.place(), &place)) { Turn::Wait } else { Turn::Go }
+            }
+        }
+    }
+
+    /// Does with a request what can be done now. Whether it waits no more.
+    fn advance(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) -> bool {
+        let turn = self.turn_of(number);
+        match turn {
+            Turn::Wait => return false,
+            Turn::Go => self.begin(now, number, done),
+            Turn::Read(_) | Turn::Lost => {
+                let job = self.jobs.remove(&number).expect("looked at just now");
+                let request = job.owed.expect("a read is owed its answer");
+                done.push(if let Turn::Read(data) = turn {
+                    request.answer(data)
+                } else {
+                    request.fail(StoreError::Medium)
+                });
+            }
+        }
+        true
+    }
+
+    fn begin(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) {
+        let job = self.jobs.get_mut(&number).expect("it is there");
+        job.is_below = true;
+        let below = BlockRequest { id: BlockId(number), payload: job.data.clone(), ..job.asked.clone() };
+        self.with(done, |device, done| device.submit(now, below.launch(), done));
+    }
+
+    /// Answers writes that are on their way, as far as there is room.
+    fn answer_early(&mut self, done: &mut Completions<BlockDone>) {
+        if !self.lost.is_empty() {
+            return;
+        }
+        for job in self.jobs.values_mut().filter(|job| job.is_early() && job.is_below && job.owed.is_some()) {
+            let bytes = u64::from(job.asked.length);
+            if self.dirty_writes >= DIRTY_WRITES_MAX || self.dirty_bytes + bytes > DIRTY_BYTES_MAX {
+                return;
+            }
+            (self.dirty_writes, self.dirty_bytes) = (self.dirty_writes + 1, self.dirty_bytes + bytes);
+            if let Some(request) = job.owed.take() {
+                done.push(request.answer(Payload::Empty));
+            }
+        }
+    }
+
+    /// Lets the device do something, with the asker's buffers.
+    fn with(&mut self, done: &mut Completions<BlockDone>, act: impl FnOnce(&mut D, &mut Completions<BlockDone>)) {
+        std::mem::swap(&mut self.below.pool, &mut done.pool);
+        act(&mut self.device, &mut self.below);
+        std::mem::swap(&mut self.below.pool, &mut done.pool);
+    }
+
+    /// The device does something; what that allows is asked of it in the same turn.
+    fn pass(
+        &mut self,
+        now: Instant,
+        done: &mut Completions<BlockDone>,
+        act: impl FnOnce(&mut D, Instant, &mut Completions<BlockDone>),
+    ) {
+        self.with(done, |device, done| act(device, now, done));
+        if self.collect(now, done) {
+            self.with(done, |device, done| device.end_turn(now, done));
+            self.collect(now, done);
+        }
+    }
+
+    /// Takes in what the device has done, and asks for what that allows; whether there was such.
+    fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
+        let mut has_begun = false;
+        while let Some(answer) = self.below.pop() {
+            done.pool.recycle(answer.spent);
+            let job = self.jobs.remove(&answer.id.0).expect("a device answers what it was asked, once");
+            self.note(&job, answer.result);
+            if let Some(request) = job.owed {
+                let is_untrue = request.op == BlockOp::Flush && !self.lost.is_empty();
+                done.push(match answer.result {
+                    Ok(()) if is_untrue => request.fail(StoreError::Medium),
+                    Ok(()) => request.answer(answer.payload),
+                    Err(error) => request.fail(error),
+                });
+            }
+            has_begun |= self.advance_all(now, done);
+        }
+        // What failed at once is not answered early.
+        self.answer_early(done);
+        has_begun
+    }
+
+    /// What a change that has ended means for what is known.
+    fn note(&mut self, job: &Job, result: Result<(), StoreError>) {
+        let was_answered = job.owed.is_none();
+        if was_answered {
+            self.dirty_writes -= 1;
+            self.dirty_bytes -= u64::from(job.asked.length);
+        }
+        match (job.asked.op, result) {
+            (BlockOp::Read | BlockOp::Flush, _) => {}
+            (_, Ok(())) => self.found(&job.place()),
+            (_, Err(_)) if was_answered => self.lose(job.place()),
+            (_, Err(_)) => {}
+        }
+    }
+
+    fn lose(&mut self, place: Range<u64>) {
+        self.losses += 1;
+        let (mut start, mut end) = (place.start, place.end);
+        self.lost.retain(|lost| {
+            let joins = lost.start <= end && start <= lost.end;
+            if joins {
+                (start, end) = (start.min(lost.start), end.max(lost.end));
+            }
+            !joins
+        });
+        let at = self.lost.partition_point(|lost| lost.start < start);
+        self.lost.insert(at, start..end);
+        if self.lost.len() > LOST_MAX {
+            let all = self.lost[0].start..self.lost[LOST_MAX].end;
+            self.lost = vec![all];
+        }
+    }
+
+    fn found(&mut self, place: &Range<u64>) {
+        if self.lost.is_empty() {
+            return;
+        }
+        let rest = self
+            .lost
+            .iter()
+            .flat_map(|lost| [lost.start..lost.end.min(place.start), lost.start.max(place.end)..lost.end]);
+        self.lost = rest.filter(|rest| rest.start < rest.end).collect();
+    }
+
+    /// Whatever waits and need not any more goes on; whether something did.
+    fn advance_all(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
+        if self.waiting == 0 {
+            return false;
+        }
+        let waiting: Vec<u64> = self.jobs.iter().filter(|(_, job)| !job.is_below).map(|(&number, _)| number).collect();
+        let went: usize = waiting.into_iter().map(|number| usize::from(self.advance(now, number, done))).sum();
+        self.waiting -= went;
+        went > 0
+    }
+}
+
+impl Job {
+    /// Bytes of this place, if all of them are here.
+    fn read(&self, place: &Range<u64>) -> Option<Payload> {
+        let own = self.place();
+        let is_whole =
+            own.start <= place.start && place.end <= own.end && self.data.len() == self.asked.length as usize;
+        is_whole.then(|| {
+            let mut data = self.data.clone();
+            data.split_front((place.start - own.start) as usize);
+            data.truncate((place.end - place.start) as usize);
+            data
+        })
+    }
+}
+
+impl<D: BlockDevice> BlockDevice for Behind<D> {
+    fn info(&self) -> &BlockInfo {
+        self.device.info()
+    }
+
+    fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        if let Err(error) = self.info().check(&request) {
+            return done.push(request.fail(error));
+        }
+        // It is here for whoever reads it, and with the device.
+        request.share_payload();
+        let data = request.take_payload();
+        let asked = BlockRequest { payload: Payload::Empty, ..(*request).clone() };
+        let number = self.next_number;
+        self.next_number += 1;
+        self.jobs.insert(number, Job { asked, owed: Some(request), data, is_below: false });
+        if !self.advance(now, number, done) {
+            self.waiting += 1;
+        }
+        self.collect(now, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.device.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.pass(now, done, D::handle_timeout);
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.pass(now, done, D::end_turn);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.device.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.pass(now, done, D::handle_ready);
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        // What was written and lost may have been read in between.
+        self.device.epoch().map(|epoch| epoch + self.losses)
+    }
+
+    fn is_gone(&self) -> bool {
+        self.device.is_gone()
+    }
+
+    fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let mut to = Writer::new(BEHIND_KIND);
+        to.bytes(&self.device.save(now)?);
+        to.u64(self.next_number);
+        to.count(self.jobs.len());
+        for (number, job) in &self.jobs {
+            to.u64(*number);
+            let data = if job.is_below { Payload::Empty } else { job.data.clone() };
+            to.block_request(&BlockRequest { payload: data, ..job.asked.clone() });
+            to.flag(job.owed.is_some());
+            to.flag(job.is_below);
+        }
+        to.count(self.lost.len());
+        for lost in &self.lost {
+            to.u64(lost.start);
+            to.u64(lost.end);
+        }
+        Some(to.into_bytes())
+    }
+
+    fn leave(&mut self) {
+        self.device.leave();
+        std::mem::take(&mut self.jobs).into_values().filter_map(|job| job.owed).for_each(|owed| drop(owed.recall()));
+    }
+}
+
+/// A job in another process's words.
+struct Saved {
+    number: u64,
+    asked: BlockRequest,
+    is_owed: bool,
+    is_below: bool,
+}
+
+impl Saved {
+    fn read(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let (number, asked) = (from.u64("number")?, from.block_request()?);
+        Ok(Self { number, asked, is_owed: from.flag("owed")?, is_below: from.flag("below")? })
+    }
+
+    fn check(&self, info: &BlockInfo, below: &Pending) -> Result<(), &'static str> {
+        let Self { asked, is_owed, is_below, .. } = self;
+        let data = if asked.op == BlockOp::Write && !is_below { asked.length as usize } else { 0 };
+        // What it writes may be with the device by now.
+        let length = if asked.op == BlockOp::Write { asked.length as usize } else { 0 };
+        let whole = BlockRequest { payload: Payload::pattern(&[0], length), ..asked.clone() };
+        if asked.payload.len() != data || info.check(&whole).is_err() {
+            return Err("it is one that this device can have");
+        }
+        if !is_owed && (asked.op != BlockOp::Write || asked.is_durable || !is_below) {
+            return Err("a write is answered early, once it is on its way");
+        }
+        let known = below.get(&BlockId(self.number));
+        let expected = is_below.then_some((asked.op, asked.offset, asked.length));
+        if known.copied() == expected { Ok(()) } else { Err("the device below was asked for it, or it waits") }
+    }
+}
+
+impl<D: BlockDevice> Behind<D> {
+    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device` restores, and says what it
+    /// was asked. With it what is asked of this one.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so. The device has been left.
+    pub fn restore<E: From<Reject>>(
+        from: &mut Reader<'_>,
+        device: impl FnOnce(&[u8]) -> Result<(D, Pending), E>,
+    ) -> Result<(Self, Pending), E> {
+        let bytes = from.bytes("device")?;
+        let next_number = from.u64("next number")?;
+        let mut jobs = Vec::new();
+        for _ in 0..from.count("requests", 36)? {
+            jobs.push(Saved::read(from)?);
+        }
+        let mut lost = Vec::new();
+        for _ in 0..from.count("places", 16)? {
+            lost.push(from.u64("lost from")?..from.u64("lost to")?);
+        }
+        let (device, below) = device(bytes)?;
+        let mut this = Self { next_number, lost, ..Self::new(device) };
+        match this.check_saved(&jobs, &below) {
+            Ok(asked) => {
+                jobs.into_iter().for_each(|saved| this.take_up(saved));
+                Ok((this, asked))
+            }
+            Err(reject) => {
+                this.device.leave();
+                Err(reject.into())
+            }
+        }
+    }
+
+    fn take_up(&mut self, Saved { number, mut asked, is_owed, is_below }: Saved) {
+        let data = std::mem::take(&mut asked.payload);
+        if !is_owed {
+            self.dirty_writes += 1;
+            self.dirty_bytes += u64::from(asked.length);
+        }
+        self.waiting += usize::from(!is_below);
+        let owed = is_owed.then(|| asked.clone().launch());
+        self.jobs.insert(number, Job { asked, owed, data, is_below });
+    }
+
+    /// What is asked of it.
+    fn check_saved(&self, jobs: &[Saved], below: &Pending) -> Result<Pending, Reject> {
+        let mut asked = Pending::new();
+        let mut last = None;
+        for saved in jobs {
+            let wrong = |rule| Reject::new("request", saved.asked.id.0, rule);
+            if saved.number >= self.next_number || last.replace(saved.number) >= Some(saved.number) {
+                return Err(wrong("numbers are in order, below the next"));
+            }
+            saved.check(self.device.info(), below).map_err(wrong)?;
+            let BlockRequest { id, op, offset, length, .. } = saved.asked;
+            if saved.is_owed && asked.insert(id, (op, offset, length)).is_some() {
+                return Err(wrong("an id names one request"));
+            }
+        }
+        if jobs.iter().filter(|saved| saved.is_below).count() != below.len() {
+            return Err(Reject::new("requests", below.len() as u64, "the device below was asked for these"));
+        }
+        let size = self.device.info().size_bytes;
+        let are_apart = self.lost.windows(2).all(|pair| pair[0].end <= pair[1].start);
+        if !are_apart || self.lost.iter().any(|lost| lost.start >= lost.end || lost.end > size) {
+            return Err(Reject::new("lost", self.lost.len() as u64, "places are in order, within the device"));
+        }
+        Ok(asked)
+    }
+}

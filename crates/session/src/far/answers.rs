@@ -1,0 +1,374 @@
+//! What a device answers, and always will: asked once, all of it together, and told to whoever asks again.
+//!
+//! | what | asked ahead | forgotten |
+//! |---|---|---|
+//! | device and configuration descriptors | never: they came when the device was opened | never |
+//! | strings in US English, their languages; BOS from USB 2.01 on; at full speed the device qualifier | when the device is there | strings with a maker's own OUT request: it may have written them |
+//! | HID report descriptors | behind SET_CONFIGURATION | with SET_CONFIGURATION, SET_INTERFACE, a reset |
+//! | any other descriptor of these kinds | no; but it is remembered | the same |
+//!
+//! GET_STATUS, GET_CONFIGURATION, GET_INTERFACE and all of a class's requests go to the device. So does whatever is asked while the user's
+//! last control request is unanswered: those are answered in their order.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use farbus_model::descriptor::{LANGUAGE_EN_US, kind};
+use farbus_model::usb::{Recipient, RequestKind, request};
+use farbus_model::{
+    Completions, Descriptors, Direction, Done, InFlight, Instant, Payload, Setup, Speed, Status, Urb, UrbId,
+};
+
+use super::errands::Errands;
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+
+/// Answers that are remembered: strings, mostly. A device with more is asked.
+const ANSWERS_MAX: usize = 256;
+/// Strings that are asked ahead.
+const STRINGS_MAX: usize = 32;
+/// Room for a string: the longest (USB 2.0 §9.6.7), and what Linux asks with.
+const STRING_BYTES: u16 = 255;
+/// Room for a BOS: those of docks have 100 bytes.
+const BOS_BYTES: u16 = 1024;
+/// The first BCD version of devices that have a BOS (USB 2.0 LPM ECN).
+const BOS_BCD: u16 = 0x0201;
+
+/// HID 1.11 §7.1.
+mod hid {
+    pub const CLASS: u8 = 3;
+    pub const DESCRIPTOR: u8 = 0x21;
+    pub const REPORT: u8 = 0x22;
+}
+
+/// A descriptor: recipient, `wValue`, `wIndex`.
+type Key = (u8, u16, u16);
+
+/// All that is known, and what is being asked.
+#[derive(Debug, Default)]
+pub struct Answers {
+    known: BTreeMap<Key, Known>,
+    asked: Vec<Fetch>,
+    /// The user's, on their way: what is to be remembered when they come back.
+    passing: Vec<(UrbId, Key)>,
+    round_trip: Option<Duration>,
+}
+
+#[derive(Clone, Debug)]
+enum Known {
+    Bytes(Vec<u8>),
+    /// It has none.
+    Stall,
+}
+
+#[derive(Debug)]
+struct Fetch {
+    id: UrbId,
+    key: Key,
+    since: Instant,
+    /// The user asked for it, too.
+    joined: Option<InFlight>,
+}
+
+/// The descriptor type in a `wValue`.
+fn kind_of(value: u16) -> u8 {
+    (value >> 8) as u8
+}
+
+/// The descriptor that is asked for, if it is one that does not change.
+fn key_of(setup: Setup) -> Option<Key> {
+    let is_asked = setup.kind() == RequestKind::Standard
+        && setup.request == request::GET_DESCRIPTOR
+        && setup.direction() == Direction::In
+        && setup.length > 0;
+    let lasts = match setup.recipient() {
+        Recipient::Device => {
+            [kind::DEVICE, kind::CONFIGURATION, kind::STRING, kind::DEVICE_QUALIFIER, kind::OTHER_SPEED, kind::BOS]
+                .contains(&kind_of(setup.value))
+        }
+        Recipient::Interface => [hid::DESCRIPTOR, hid::REPORT].contains(&kind_of(setup.value)),
+        Recipient::Endpoint | Recipient::Other => false,
+    };
+    (is_asked && lasts).then_some((setup.request_type, setup.value, setup.index))
+}
+
+/// Whether these are all the bytes of such a descriptor, of which so many were asked for.
+fn is_whole((_, value, _): Key, bytes: &[u8], length: u32) -> bool {
+    let total = match (kind_of(value), bytes) {
+        (kind::BOS | kind::OTHER_SPEED, [_, _, low, high, ..]) => usize::from(u16::from_le_bytes([*low, *high])),
+        // It does not say how long it is: whoever asked had room for more, or knew.
+        (hid::REPORT, _) => return bytes.len() < length as usize,
+        (kind::BOS | kind::OTHER_SPEED, _) => return false,
+        (_, [length, ..]) => usize::from(*length),
+        (_, []) => return false,
+    };
+    bytes.len() == total && total >= 2
+}
+
+impl Answers {
+    /// Asks for all that the user of a device will want to know.
+    pub fn ask_ahead(&mut self, now: Instant, all: &Descriptors, speed: Speed, errands: &mut Errands) {
+        let device = all.device;
+        if device.usb_bcd >= BOS_BCD {
+            self.ask(now, Setup::get_descriptor(kind::BOS, 0, 0, BOS_BYTES), errands);
+        }
+        if speed == Speed::Full && device.usb_bcd >= 0x0200 {
+            self.ask(now, Setup::get_descriptor(kind::DEVICE_QUALIFIER, 0, 0, 10), errands);
+        }
+        let mut strings = vec![device.manufacturer_string, device.product_string, device.serial_string];
+        for configuration in &all.configurations {
+            strings.extend(configuration.bytes.get(6));
+            let descriptors = descriptors_in(&configuration.bytes);
+            strings.extend(descriptors.filter(|d| d[1] == kind::INTERFACE).filter_map(|d| d.get(8)));
+        }
+        let mut seen = [false; 256];
+        strings.retain(|&index| index != 0 && !std::mem::replace(&mut seen[usize::from(index)], true));
+        strings.truncate(STRINGS_MAX);
+        if !strings.is_empty() {
+            self.ask(now, Setup::get_descriptor(kind::STRING, 0, 0, STRING_BYTES), errands);
+        }
+        for index in strings {
+            let setup = Setup::get_descriptor(kind::STRING, index, LANGUAGE_EN_US, STRING_BYTES);
+            self.ask(now, setup, errands);
+        }
+    }
+
+    /// The same of what a configuration has of its own, once it was selected.
+    pub fn ask_reports(&mut self, now: Instant, all: &Descriptors, configuration: u8, errands: &mut Errands) {
+        let Some(configuration) = all.configuration(configuration) else { return };
+        let (mut interface, mut class) = (0, 0);
+        for descriptor in descriptors_in(&configuration.bytes) {
+            match *descriptor {
+                [_, kind::INTERFACE, number, 0, _, of, ..] => (interface, class) = (number, of),
+                // Alternate settings come after SET_INTERFACE.
+                [_, kind::INTERFACE, ..] => class = 0,
+                [_, hid::DESCRIPTOR, _, _, _, _, hid::REPORT, low, high, ..] if class == hid::CLASS => {
+                    let length = u16::from_le_bytes([low, high]);
+                    let mut setup = Setup::get_descriptor(hid::REPORT, 0, interface.into(), length);
+                    setup.request_type = 0x81;
+                    if length > 0 {
+                        self.ask(now, setup, errands);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn ask(&mut self, now: Instant, setup: Setup, errands: &mut Errands) {
+        let key = key_of(setup).expect("only what lasts is asked ahead");
+        if self.known.contains_key(&key) || self.asked.iter().any(|fetch| fetch.key == key) {
+            return;
+        }
+        let id = errands.ask(Urb::control(UrbId(0), setup, Payload::Empty));
+        self.asked.push(Fetch { id, key, since: now, joined: None });
+    }
+
+    /// How long the quickest answer took: the way there and back, and what the device took.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.round_trip
+    }
+
+    /// Answers what the user asks, now or when it is known; gives it back if the device has to. Nothing of his is unanswered.
+    pub fn meet(&mut self, all: &Descriptors, urb: InFlight, done: &mut Completions) -> Option<InFlight> {
+        let Some(key) = key_of(urb.setup) else { return Some(urb) };
+        let index = usize::from(urb.setup.value & 0xff);
+        let own = match kind_of(urb.setup.value) {
+            kind::DEVICE if index == 0 => Some(all.device.to_bytes().to_vec()),
+            kind::CONFIGURATION => all.configurations.get(index).map(|configuration| configuration.bytes.clone()),
+            _ => None,
+        };
+        match own.map(Known::Bytes).as_ref().or(self.known.get(&key)) {
+            Some(known) => done.push(answer(urb, known)),
+            None => match self.asked.iter_mut().find(|fetch| fetch.key == key && fetch.joined.is_none()) {
+                Some(fetch) => fetch.joined = Some(urb),
+                None => return Some(urb),
+            },
+        }
+        None
+    }
+
+    /// A request goes to the device: what it changes is known no more.
+    pub fn note_passing(&mut self, urb: &Urb) {
+        let setup = urb.setup;
+        if let Some(key) = key_of(setup) {
+            self.passing.push((urb.id, key));
+        }
+        if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+            self.known.retain(|key, _| key.0 != 0x81);
+        } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+            self.known.retain(|key, _| key.0 != 0x81 || key.2 != setup.index);
+        } else if setup.request == request::SET_DESCRIPTOR && setup.kind() == RequestKind::Standard {
+            self.known.clear();
+        } else if setup.kind() == RequestKind::Vendor && setup.direction() == Direction::Out {
+            self.known.retain(|key, _| kind_of(key.1) != kind::STRING);
+        }
+    }
+
+    /// A request of the user's has ended that went to the device.
+    pub fn note_passed(&mut self, answer: &Done) {
+        let Some(at) = self.passing.iter().position(|(id, _)| *id == answer.id) else { return };
+        let (_, key) = self.passing.swap_remove(at);
+        self.learn(key, answer);
+    }
+
+    fn learn(&mut self, key: Key, answer: &Done) {
+        let known = match answer.status {
+            Status::Ok => {
+                let bytes = answer.payload.contiguous().into_owned();
+                Known::Bytes(bytes).whole(key, answer.length)
+            }
+            // A string that is not there today may be a slow device's.
+            Status::Stall if kind_of(key.1) == kind::DEVICE_QUALIFIER => Some(Known::Stall),
+            _ => None,
+        };
+        if let Some(known) = known
+            && self.known.len() < ANSWERS_MAX
+        {
+            self.known.insert(key, known);
+        }
+    }
+
+    /// A request of the layer's ended; gives it back if it is none of these.
+    pub fn handle_done(
+        &mut self,
+        now: Instant,
+        done_own: Done,
+        errands: &mut Errands,
+        done: &mut Completions,
+    ) -> Option<Done> {
+        let Some(at) = self.asked.iter().position(|fetch| fetch.id == done_own.id) else { return Some(done_own) };
+        let Fetch { key, since, joined, .. } = self.asked.remove(at);
+        if matches!(done_own.status, Status::Ok | Status::Stall) {
+            let took = now - since;
+            self.round_trip = Some(self.round_trip.map_or(took, |least| least.min(took)));
+        }
+        // A report descriptor is asked for in its own length.
+        let is_report = kind_of(key.1) == hid::REPORT;
+        let is_all = is_report && done_own.status == Status::Ok && done_own.actual == done_own.length;
+        match is_all {
+            true => {
+                let bytes = done_own.payload.contiguous().into_owned();
+                self.known.insert(key, Known::Bytes(bytes));
+            }
+            false => self.learn(key, &done_own),
+        }
+        match (joined, self.known.get(&key)) {
+            (Some(urb), Some(known)) => done.push(answer(urb, known)),
+            (Some(urb), None) => errands.pass_on(urb),
+            (None, _) => {}
+        }
+        None
+    }
+
+    /// Withdraws a request of the user's that waits for an answer; says whether it is one of these.
+    pub fn cancel(&mut self, id: UrbId, done: &mut Completions) -> bool {
+        let is_it = |fetch: &mut Fetch| fetch.joined.as_ref().is_some_and(|urb| urb.id == id);
+        let Some(fetch) = self.asked.iter_mut().find_map(|fetch| is_it(fetch).then_some(fetch)) else { return false };
+        done.push(fetch.joined.take().expect("looked at just now").fail(Status::Cancelled));
+        true
+    }
+
+    /// The device was reset: what is asked ends unheard.
+    pub fn handle_reset(&mut self, done: &mut Completions) {
+        self.known.retain(|key, _| key.0 != 0x81);
+        self.passing.clear();
+        let joined = self.asked.drain(..).filter_map(|fetch| fetch.joined);
+        joined.for_each(|urb| done.push(urb.fail(Status::Shutdown)));
+    }
+
+    /// The user's requests that wait for an answer.
+    pub fn waiting(&self) -> impl Iterator<Item = &Urb> {
+        self.asked.iter().filter_map(|fetch| fetch.joined.as_deref())
+    }
+
+    /// Another process answers what waits.
+    pub fn hand_over(&mut self) {
+        self.asked.drain(..).filter_map(|fetch| fetch.joined).for_each(|urb| drop(urb.recall()));
+    }
+}
+
+impl Known {
+    fn whole(self, key: Key, length: u32) -> Option<Self> {
+        match &self {
+            Known::Bytes(bytes) => is_whole(key, bytes, length).then_some(self),
+            Known::Stall => Some(self),
+        }
+    }
+}
+
+fn answer(urb: InFlight, known: &Known) -> Done {
+    match known {
+        Known::Stall => urb.fail(Status::Stall),
+        Known::Bytes(bytes) => {
+            let count = bytes.len().min(urb.length as usize);
+            let status = if count < urb.length as usize && urb.flags.short_not_ok { Status::Short } else { Status::Ok };
+            urb.done(status, count as u32, bytes[..count].into())
+        }
+    }
+}
+
+/// The descriptors of a configuration, one by one; it was parsed before.
+fn descriptors_in(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let length = usize::from(*rest.first()?);
+        let (one, behind) = rest.split_at_checked(length).filter(|_| length >= 2)?;
+        rest = behind;
+        Some(one)
+    })
+}
+
+impl Answers {
+    /// Writes down what is being asked. What is known is not: the device knows it, too.
+    pub fn save(&self, to: &mut Writer) {
+        to.count(self.asked.len());
+        for Fetch { id, key, joined, .. } in &self.asked {
+            to.u64(id.0);
+            to.u8(key.0);
+            to.u16(key.1);
+            to.u16(key.2);
+            to.flag(joined.is_some());
+            if let Some(urb) = joined {
+                to.urb(urb);
+            }
+        }
+    }
+
+    /// As another process wrote it down, without the user's requests, which are launched by [`Answers::launch`]. `take` says whether
+    /// the device has a control request of this name.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(
+        now: Instant,
+        from: &mut Reader<'_>,
+        mut take: impl FnMut(UrbId) -> bool,
+    ) -> Result<(Self, Vec<(UrbId, Urb)>), Reject> {
+        let (mut answers, mut waiting) = (Self::default(), Vec::new());
+        for _ in 0..from.count("descriptors asked for", 14)? {
+            let id = UrbId(from.u64("asked")?);
+            let key = (from.u8("recipient")?, from.u16("value")?, from.u16("index")?);
+            if !take(id) {
+                return Err(Reject::new("asked", id.0, "what was asked is with the device, once"));
+            }
+            if from.flag("joined")? {
+                let urb = from.urb()?;
+                if key_of(urb.setup) != Some(key) || !urb.endpoint.is_control() || urb.direction != Direction::In {
+                    return Err(Reject::new("joined", urb.id.0, "it asks for the same"));
+                }
+                waiting.push((id, urb));
+            }
+            answers.asked.push(Fetch { id, key, since: now, joined: None });
+        }
+        Ok((answers, waiting))
+    }
+
+    /// What waited waits again.
+    pub fn launch(&mut self, waiting: Vec<(UrbId, Urb)>) {
+        for (id, urb) in waiting {
+            let fetch = self.asked.iter_mut().find(|fetch| fetch.id == id);
+            fetch.expect("it was read with what it waits for").joined = Some(urb.launch());
+        }
+    }
+}

@@ -1,0 +1,511 @@
+//! A device that is far away, and does not feel so (requirements U7, U9; issue of distance).
+//!
+//! [`Far`] is a layer over any [`Device`] whose answers take their time: a session's, a plain connection's. Nothing of it travels: to the
+//! other end it is a user who asks early, and no more than his credit allows. So it needs no word of its own on any link, and what holds
+//! for requests (each is answered once, in order, over cuts, restarts and hand-overs) holds for its own.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | [`answers`] | descriptors travel once, all together |
+//! | [`receiving`] | interrupts and bulk data are received before they are asked for |
+//! | [`ways`] | at which endpoints, and how far ahead |
+//! | [`errands`] | what the two want of the device |
+
+mod answers;
+mod errands;
+mod receiving;
+mod ways;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use farbus_model::usb::{Recipient, request};
+use farbus_model::{
+    BufferPool, Command, CommandError, Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant,
+    Readiness, Selection, Setup, Speed, Status, Tally, Urb, UrbId,
+};
+
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+use answers::Answers;
+use errands::{Errand, Errands, OWN_ID_END, OWN_ID_FIRST, is_own};
+use receiving::{Budget, Receiving};
+use ways::{Way, way_of};
+
+pub use receiving::{LINGER, PROMPT};
+
+/// A device whose answers come sooner is near: endpoints of which nothing is known are not received ahead.
+const NEAR_MAX: Duration = Duration::from_millis(1);
+
+/// What is done about the distance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Anything at all.
+    pub is_on: bool,
+    /// Requests of ours that the device may have at a time.
+    pub requests_max: usize,
+    /// Answers that come sooner are a near device's.
+    pub near_max: Duration,
+}
+
+impl Plan {
+    /// Nothing.
+    pub const OFF: Plan = Plan { is_on: false, requests_max: 0, near_max: NEAR_MAX };
+
+    /// All that is of use, with half of the requests that `credit` allows: the rest is its user's.
+    pub const fn within(credit: u16) -> Plan {
+        Plan { is_on: true, requests_max: credit as usize / 2, near_max: NEAR_MAX }
+    }
+}
+
+/// A far device, for somebody near.
+#[derive(Debug)]
+pub struct Far<D> {
+    device: D,
+    plan: Plan,
+    /// What the device finished; its pool is the asker's while it works.
+    done: Completions,
+    errands: Errands,
+    answers: Answers,
+    receiving: Receiving,
+    /// Endpoints that are not received ahead, as long as their setting is active.
+    passed: Vec<EpAddr>,
+    /// Control requests that wait for endpoints to come to rest, and those behind them.
+    held: VecDeque<InFlight>,
+    /// The user's control requests that the device has.
+    controls: Vec<UrbId>,
+    has_begun: bool,
+}
+
+impl<D: Device> Far<D> {
+    /// `device`, which is open; nothing is asked of it before its user asks something.
+    pub fn new(device: D, plan: Plan) -> Self {
+        Self::over(device, plan, Errands::default())
+    }
+
+    fn over(device: D, plan: Plan, errands: Errands) -> Self {
+        Self {
+            device,
+            plan,
+            done: Completions::new(BufferPool::new(0)),
+            errands,
+            answers: Answers::default(),
+            receiving: Receiving::default(),
+            passed: Vec::new(),
+            held: VecDeque::new(),
+            controls: Vec::new(),
+            has_begun: false,
+        }
+    }
+
+    /// The device itself.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// What it is, and how far.
+    pub fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    /// How long the quickest answer took, once one came.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.answers.round_trip()
+    }
+
+    /// Transfers that came and were not asked for yet.
+    pub fn arrived(&self) -> usize {
+        self.receiving.arrived()
+    }
+
+    /// Asks for all that a new user of the device wants to know, now rather than when he asks.
+    pub fn begin(&mut self, now: Instant, done: &mut Completions) {
+        if self.plan.is_on && !std::mem::replace(&mut self.has_begun, true) {
+            let (all, speed) = (self.device.descriptors(), self.device.speed());
+            self.answers.ask_ahead(now, all, speed, &mut self.errands);
+        }
+        self.act(now, done, |_, _| ());
+    }
+
+    /// Lets `act` use the device, and sees to what that brought.
+    pub fn act<T>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions,
+        act: impl FnOnce(&mut D, &mut Completions) -> T,
+    ) -> T {
+        std::mem::swap(&mut self.done.pool, &mut done.pool);
+        let result = act(&mut self.device, &mut self.done);
+        self.work(now, done);
+        std::mem::swap(&mut self.done.pool, &mut done.pool);
+        result
+    }
+
+    fn budget(&self) -> Budget {
+        Budget { requests: self.plan.requests_max }
+    }
+
+    /// Until there is nothing to be done any more.
+    fn work(&mut self, now: Instant, done: &mut Completions) {
+        loop {
+            while let Some(answer) = self.done.pop() {
+                self.route(now, answer, done);
+            }
+            match self.errands.pop() {
+                Some(Errand::Ask(urb)) => self.device.submit(now, urb.launch(), &mut self.done),
+                Some(Errand::Withdraw(id)) => self.device.cancel(now, id, &mut self.done),
+                Some(Errand::PassOn(urb)) => self.pass_on(now, urb),
+                None if self.release(now) => {}
+                None => return,
+            }
+        }
+    }
+
+    fn route(&mut self, now: Instant, answer: farbus_model::Done, done: &mut Completions) {
+        let budget = self.budget();
+        if is_own(answer.id) {
+            let answer = self.answers.handle_done(now, answer, &mut self.errands, done);
+            let answer =
+                answer.and_then(|answer| self.receiving.handle_done(now, answer, budget, &mut self.errands, done));
+            debug_assert!(answer.is_none(), "what nobody asked was answered: {answer:?}");
+            return;
+        }
+        if answer.endpoint.is_control() {
+            self.controls.retain(|id| *id != answer.id);
+            self.answers.note_passed(&answer);
+            self.receiving.unbar(answer.id, budget, &mut self.errands);
+        }
+        done.push(answer);
+    }
+
+    /// Asks the device what its user asks of its control endpoint.
+    fn pass_on(&mut self, now: Instant, urb: InFlight) {
+        let setup = urb.setup;
+        self.controls.push(urb.id);
+        self.answers.note_passing(&urb);
+        if is_clear_halt(setup) {
+            self.receiving.forgive(EpAddr::from_byte(setup.index as u8));
+        }
+        self.device.submit(now, urb, &mut self.done);
+        if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) && self.plan.is_on {
+            let all = self.device.descriptors();
+            self.answers.ask_reports(now, all, setup.value as u8, &mut self.errands);
+        }
+    }
+
+    /// The next control request that waits goes on, if nothing is in its way any more. Says whether there is more to do.
+    fn release(&mut self, now: Instant) -> bool {
+        let Some(setup) = self.held.front().map(|urb| urb.setup) else { return false };
+        if self.answers.waiting().next().is_some() {
+            return false;
+        }
+        let concerns = concerned(&self.device, setup);
+        if !self.receiving.rest(&concerns, &mut self.errands) {
+            return !self.errands.is_empty();
+        }
+        if changes_endpoints(setup) && !is_clear_halt(setup) {
+            self.receiving.forget(&concerns, &mut self.done);
+            self.passed.retain(|endpoint| !concerns(*endpoint));
+        }
+        let urb = self.held.pop_front().expect("looked at just now");
+        self.pass_on(now, urb);
+        true
+    }
+
+    fn way_of(&mut self, urb: &Urb) -> Option<Way> {
+        let endpoint = urb.endpoint;
+        let is_out = !self.plan.is_on || urb.direction == Direction::Out || self.passed.contains(&endpoint);
+        if is_out || !urb.iso.is_empty() {
+            return None;
+        }
+        let is_near = self.round_trip().is_some_and(|span| span < self.plan.near_max);
+        let way = way_of(self.device.descriptors(), self.device.selection(), self.device.speed(), endpoint)
+            .filter(|way| urb.stream == 0 && (way.window_first > 0 || !is_near));
+        if way.is_none() {
+            self.passed.push(endpoint);
+        }
+        way
+    }
+
+    /// Control requests are answered in their order, whoever answers them.
+    fn submit_control(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
+        if !self.plan.is_on {
+            return self.device.submit(now, urb, &mut self.done);
+        }
+        let is_behind = !self.held.is_empty() || self.answers.waiting().next().is_some();
+        if !is_behind && self.controls.is_empty() {
+            match self.answers.meet(self.device.descriptors(), urb, done) {
+                Some(left) => urb = left,
+                None => return,
+            }
+        }
+        if is_behind || changes_endpoints(urb.setup) {
+            if changes_endpoints(urb.setup) {
+                self.receiving.bar(concerned(&self.device, urb.setup), urb.id);
+            }
+            urb.own_payload();
+            self.held.push_back(urb);
+        } else {
+            self.pass_on(now, urb);
+        }
+    }
+}
+
+fn is_clear_halt(setup: Setup) -> bool {
+    setup.is_standard(request::CLEAR_FEATURE, Recipient::Endpoint) && setup.value == request::ENDPOINT_HALT
+}
+
+/// Whether a request changes what endpoints are, or how they stand.
+fn changes_endpoints(setup: Setup) -> bool {
+    setup.is_standard(request::SET_CONFIGURATION, Recipient::Device)
+        || setup.is_standard(request::SET_INTERFACE, Recipient::Interface)
+        || is_clear_halt(setup)
+}
+
+/// The endpoints that it changes.
+fn concerned<D: Device>(device: &D, setup: Setup) -> impl Fn(EpAddr) -> bool + use<D> {
+    let mut concerned = [false; 32];
+    if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
+        concerned = [true; 32];
+    } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
+        let configuration = device.descriptors().configuration(device.selection().configuration());
+        let settings = configuration.into_iter().flat_map(|configuration| &configuration.settings);
+        let of_interface = settings.filter(|setting| u16::from(setting.interface) == setup.index);
+        of_interface
+            .flat_map(|setting| &setting.endpoints)
+            .for_each(|endpoint| concerned[endpoint.address.index()] = true);
+    } else if is_clear_halt(setup) {
+        concerned[EpAddr::from_byte(setup.index as u8).index()] = true;
+    }
+    move |endpoint| concerned[endpoint.index()]
+}
+
+impl<D: Device> Device for Far<D> {
+    fn descriptors(&self) -> &Descriptors {
+        self.device.descriptors()
+    }
+
+    fn speed(&self) -> Speed {
+        self.device.speed()
+    }
+
+    fn selection(&self) -> &Selection {
+        self.device.selection()
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        std::mem::swap(&mut self.done.pool, &mut done.pool);
+        if urb.endpoint.is_control() {
+            self.submit_control(now, urb, done);
+        } else if self.receiving.has(urb.endpoint) {
+            let budget = self.budget();
+            self.receiving.submit(now, urb, budget, &mut self.errands, done);
+        } else if let Some(way) = self.way_of(&urb) {
+            self.receiving.begin(way);
+            let budget = self.budget();
+            self.receiving.submit(now, urb, budget, &mut self.errands, done);
+        } else {
+            self.device.submit(now, urb, &mut self.done);
+        }
+        self.work(now, done);
+        std::mem::swap(&mut self.done.pool, &mut done.pool);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        if let Some(at) = self.held.iter().position(|urb| urb.id == id) {
+            let urb = self.held.remove(at).expect("found just now");
+            done.push(urb.fail(Status::Cancelled));
+            let budget = self.budget();
+            self.receiving.unbar(id, budget, &mut self.errands);
+            self.act(now, done, |_, _| ());
+        } else if !self.receiving.cancel(now, id, done) && !self.answers.cancel(id, done) {
+            self.act(now, done, |device, done| device.cancel(now, id, done));
+        }
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        std::mem::swap(&mut self.done.pool, &mut done.pool);
+        self.device.reset(now, &mut self.done);
+        // What of it was ours has ended, whoever it was for.
+        while let Some(answer) = self.done.pop() {
+            if !is_own(answer.id) {
+                done.push(answer);
+            }
+        }
+        while self.errands.pop().is_some() {}
+        self.answers.handle_reset(done);
+        self.receiving.forget(|_| true, done);
+        self.held.drain(..).for_each(|urb| done.push(urb.fail(Status::Shutdown)));
+        self.passed.clear();
+        self.controls.clear();
+        std::mem::swap(&mut self.done.pool, &mut done.pool);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        [self.device.poll_timeout(), self.receiving.poll_timeout()].into_iter().flatten().min()
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        self.receiving.handle_timeout(now, &mut self.errands);
+        let is_due = self.device.poll_timeout().is_some_and(|at| at <= now);
+        self.act(now, done, |device, done| {
+            if is_due {
+                device.handle_timeout(now, done);
+            }
+        });
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+        self.act(now, done, |device, done| device.end_turn(now, done));
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.device.readiness()
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+        self.act(now, done, |device, done| device.handle_ready(now, done));
+    }
+
+    fn is_gone(&self) -> bool {
+        self.device.is_gone()
+    }
+
+    fn verbs(&self) -> &'static [&'static str] {
+        self.device.verbs()
+    }
+
+    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+        self.act(now, done, |device, done| device.command(now, command, done))
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        self.device.tally()
+    }
+}
+
+impl<D: Device> Far<D> {
+    /// The requests of the device's user that were not answered, given what the device holds: name, direction, length.
+    pub fn in_flight_of(&self, of_device: Vec<(UrbId, Direction, u32)>) -> Vec<(UrbId, Direction, u32)> {
+        let held = self.held.iter().map(|urb| &**urb);
+        let here = held.chain(self.receiving.waiting()).chain(self.answers.waiting());
+        let here = here.map(|urb| (urb.id, urb.direction, urb.length));
+        of_device.into_iter().filter(|(id, ..)| !is_own(*id)).chain(here).collect()
+    }
+
+    /// Writes down what is here; the device is written down by whoever knows what it is.
+    pub fn save(&self, to: &mut Writer) {
+        debug_assert!(self.done.is_empty() && self.errands.is_empty(), "each call sees to what it brought");
+        to.flag(self.plan.is_on);
+        to.u64(self.errands.next_id());
+        to.flag(self.has_begun);
+        to.count(self.passed.len());
+        self.passed.iter().for_each(|endpoint| to.u8(endpoint.as_byte()));
+        to.count(self.controls.len());
+        self.controls.iter().for_each(|id| to.u64(id.0));
+        to.count(self.held.len());
+        self.held.iter().for_each(|urb| to.urb(urb));
+        self.answers.save(to);
+        self.receiving.save(to);
+    }
+
+    /// As another process wrote it down, over its device, which holds these requests; whether anything is done about the distance was
+    /// written down, too. Gives the device back with why not.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(
+        now: Instant,
+        device: D,
+        plan: Plan,
+        requests: Vec<(UrbId, Direction, u32)>,
+        from: &mut Reader<'_>,
+    ) -> Result<Self, (D, Reject)> {
+        let read = from.flag("plan").and_then(|is_on| Ok((is_on, Parts::read(now, &device, requests, from)?)));
+        match read {
+            Ok((is_on, parts)) => {
+                let Parts { errands, has_begun, mut answers, asking, mut receiving, waiting, passed, controls, held } =
+                    parts;
+                answers.launch(asking);
+                receiving.launch(waiting);
+                let held = held.into_iter().map(Urb::launch).collect();
+                let new = Self::over(device, Plan { is_on, ..plan }, errands);
+                Ok(Self { has_begun, answers, receiving, passed, controls, held, ..new })
+            }
+            Err(reject) => Err((device, reject)),
+        }
+    }
+
+    /// Another process goes on with it: the device, to be let go of likewise.
+    pub fn hand_over(mut self) -> D {
+        self.held.drain(..).for_each(|urb| drop(urb.recall()));
+        self.answers.hand_over();
+        self.receiving.hand_over();
+        self.device
+    }
+}
+
+/// What was written down, before any of it is launched: what was launched has to be answered.
+struct Parts {
+    errands: Errands,
+    has_begun: bool,
+    answers: Answers,
+    asking: Vec<(UrbId, Urb)>,
+    receiving: Receiving,
+    waiting: Vec<Urb>,
+    passed: Vec<EpAddr>,
+    controls: Vec<UrbId>,
+    held: Vec<Urb>,
+}
+
+impl Parts {
+    fn read<D: Device>(
+        now: Instant,
+        device: &D,
+        requests: Vec<(UrbId, Direction, u32)>,
+        from: &mut Reader<'_>,
+    ) -> Result<Self, Reject> {
+        let next_id = from.u64("next id")?;
+        if !(OWN_ID_FIRST..OWN_ID_END - OWN_ID_FIRST / 2).contains(&next_id) {
+            return Err(Reject::new("next id", next_id, "our own ids are beyond a user's"));
+        }
+        let has_begun = from.flag("begun")?;
+        let mut passed = Vec::new();
+        for _ in 0..from.count("endpoints", 1)? {
+            passed.push(EpAddr::from_byte(from.u8("endpoint")? & 0x8f));
+        }
+        let mut controls = Vec::new();
+        for _ in 0..from.count("control requests", 8)? {
+            let id = UrbId(from.u64("control request")?);
+            if !requests.iter().any(|(of, ..)| *of == id) {
+                return Err(Reject::new("control request", id.0, "the device has it"));
+            }
+            controls.push(id);
+        }
+        let mut held: Vec<Urb> = Vec::new();
+        for _ in 0..from.count("requests held", 8)? {
+            let urb = from.urb()?;
+            let is_whole = urb.direction == Direction::In || urb.payload.len() == urb.length as usize;
+            if !urb.endpoint.is_control() || !is_whole {
+                return Err(Reject::new("held", urb.id.0, "a control request is held whole"));
+            }
+            held.push(urb);
+        }
+        let mut ours: Vec<_> = requests.iter().copied().filter(|(id, ..)| is_own(*id)).collect();
+        let mut take = |id: UrbId, length: Option<u32>| {
+            let is_it = |&(of, direction, bytes): &(UrbId, Direction, u32)| {
+                of == id && id.0 < next_id && direction == Direction::In && length.is_none_or(|length| length == bytes)
+            };
+            ours.iter().position(is_it).map(|at| ours.swap_remove(at)).is_some()
+        };
+        let (answers, asking) = Answers::restore(now, from, |id| take(id, None))?;
+        let way = |endpoint| way_of(device.descriptors(), device.selection(), device.speed(), endpoint);
+        let bars = |id| controls.contains(&id) || held.iter().any(|urb| urb.id == id);
+        let (receiving, waiting) = Receiving::restore(now, from, way, bars, |id, length| take(id, Some(length)))?;
+        if let Some(&(id, ..)) = ours.first() {
+            return Err(Reject::new("request", id.0, "what we asked is waited for"));
+        }
+        let errands = Errands::going_on_at(next_id);
+        Ok(Self { errands, has_begun, answers, asking, receiving, waiting, passed, controls, held })
+    }
+}

@@ -1,0 +1,500 @@
+//! Interrupts and bulk data that are received before they are asked for.
+//!
+//! At an endpoint that sends by itself, requests of our own are kept with the device, as many as it takes to bridge the distance; what
+//! comes is handed to the user's requests in order. The device is what it is without this, only with a longer queue:
+//!
+//! | what happens | what becomes of it |
+//! |---|---|
+//! | data comes, nobody waits | it stays, for whoever asks next; with the queue full the device is asked for no more, and waits |
+//! | a request is withdrawn | it ends; what would have been its data is the next one's |
+//! | the last request is withdrawn | [`LINGER`] later the device is asked no more; what it sent by then stays |
+//! | a transfer fails | whatever came before it comes first, the failure ends one request, once; then the device is asked again if anybody still waits |
+//! | a transfer is as long as we had asked for | a longer request of the user's is filled with what follows, as a device would |
+//! | a transfer is longer than a request of the user's | the rest is the next one's; within a packet it is an overflow |
+//! | CLEAR_FEATURE(halt) | first nothing of ours is with the device; data stays, an undelivered stall does not |
+//! | SET_INTERFACE, SET_CONFIGURATION | first nothing of ours is with the device; data of the old setting is forgotten |
+//! | a reset | the user's requests end, what came is forgotten |
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use farbus_model::limits::{AHEAD_BYTES_MAX, AHEAD_URBS_MAX};
+use farbus_model::{Completions, Done, EpAddr, InFlight, Instant, Payload, Status, TransferType, Urb, UrbId};
+use farbus_wire::native::usb::{status_code, status_of};
+
+use super::errands::Errands;
+use super::ways::Way;
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+
+/// How long after its user withdrew the last request an endpoint is still asked: a program that waits with a timeout asks again at
+/// once, and a user who is gone does not.
+pub const LINGER: Duration = Duration::from_millis(100);
+/// A request that comes so soon after the last one's end shows that its user wants all there is, as fast as it comes.
+pub const PROMPT: Duration = Duration::from_millis(10);
+
+/// What may be with the device or wait here, of all endpoints together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Requests with the device.
+    pub requests: usize,
+}
+
+/// All endpoints that are received ahead.
+#[derive(Debug, Default)]
+pub struct Receiving {
+    streams: Vec<Stream>,
+}
+
+/// One endpoint.
+#[derive(Debug)]
+struct Stream {
+    way: Way,
+    /// Of the user's latest request: ours are alike.
+    length: u32,
+    interval: u32,
+    /// With the device, or here and not asked for.
+    window: usize,
+    /// The user's.
+    waiting: VecDeque<InFlight>,
+    /// Ours, and their lengths.
+    asked: VecDeque<(UrbId, u32)>,
+    arrived: VecDeque<Arrival>,
+    bytes: usize,
+    phase: Phase,
+    /// A failure has come since the device was asked anew: what is behind it fails for the same reason.
+    has_failed: bool,
+    /// The device is asked nothing before these requests of the user's have ended.
+    barred_by: Vec<UrbId>,
+    left_at: Option<Instant>,
+    delivered_at: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The device is asked.
+    Running,
+    /// What it was asked is withdrawn, and waited for.
+    Stopping,
+    /// It is asked nothing.
+    Resting,
+}
+
+const PHASES: [Phase; 3] = [Phase::Running, Phase::Stopping, Phase::Resting];
+
+/// What one of our requests brought.
+#[derive(Debug)]
+struct Arrival {
+    status: Status,
+    /// A short packet ended it: nothing follows that belongs to it.
+    ends: bool,
+    data: Payload,
+}
+
+impl Receiving {
+    /// Whether this endpoint is received ahead.
+    pub fn has(&self, endpoint: EpAddr) -> bool {
+        self.streams.iter().any(|stream| stream.way.endpoint == endpoint)
+    }
+
+    /// From now on an endpoint is received ahead.
+    pub fn begin(&mut self, way: Way) {
+        self.streams.push(Stream {
+            way,
+            length: 0,
+            interval: 0,
+            window: way.window_first,
+            waiting: VecDeque::new(),
+            asked: VecDeque::new(),
+            arrived: VecDeque::new(),
+            bytes: 0,
+            phase: Phase::Resting,
+            has_failed: false,
+            barred_by: Vec::new(),
+            left_at: None,
+            delivered_at: None,
+        });
+    }
+
+    fn requests(&self) -> usize {
+        self.streams.iter().map(|stream| stream.asked.len()).sum()
+    }
+
+    fn fill(&mut self, at: usize, budget: Budget, errands: &mut Errands) {
+        let mut left = budget.requests.saturating_sub(self.requests());
+        self.streams[at].fill(&mut left, errands);
+    }
+
+    /// Its user asks an endpoint that is received ahead.
+    ///
+    /// # Panics
+    /// If it is not: see [`Receiving::has`].
+    pub fn submit(
+        &mut self,
+        now: Instant,
+        urb: InFlight,
+        budget: Budget,
+        errands: &mut Errands,
+        done: &mut Completions,
+    ) {
+        let at = self.streams.iter().position(|stream| stream.way.endpoint == urb.endpoint);
+        let at = at.expect("its user knows that it is received ahead");
+        self.streams[at].take_in(now, urb, done);
+        self.fill(at, budget, errands);
+    }
+
+    /// Withdraws a request of the user's; says whether it is one of these.
+    pub fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) -> bool {
+        self.streams.iter_mut().any(|stream| stream.cancel(now, id, done))
+    }
+
+    /// A request of the layer's ended; gives it back if it is none of these.
+    pub fn handle_done(
+        &mut self,
+        now: Instant,
+        answer: Done,
+        budget: Budget,
+        errands: &mut Errands,
+        done: &mut Completions,
+    ) -> Option<Done> {
+        let is_of = |stream: &Stream| stream.asked.iter().any(|(id, _)| *id == answer.id);
+        let Some(at) = self.streams.iter().position(is_of) else { return Some(answer) };
+        let stream = &mut self.streams[at];
+        stream.note(answer, errands);
+        stream.deliver(now, done);
+        // What stays pins no more than it needs.
+        if let Some(last) = stream.arrived.back_mut() {
+            last.data.own();
+        }
+        self.fill(at, budget, errands);
+        None
+    }
+
+    /// Takes what is asked of these endpoints back from the device. Says whether it has nothing of it any more.
+    pub fn rest(&mut self, concerns: impl Fn(EpAddr) -> bool, errands: &mut Errands) -> bool {
+        let mut is_at_rest = true;
+        for stream in self.streams.iter_mut().filter(|stream| concerns(stream.way.endpoint)) {
+            stream.stop(errands);
+            is_at_rest &= stream.asked.is_empty();
+        }
+        is_at_rest
+    }
+
+    /// These endpoints are asked nothing before this request of the user's has ended.
+    pub fn bar(&mut self, concerns: impl Fn(EpAddr) -> bool, by: UrbId) {
+        let concerned = self.streams.iter_mut().filter(|stream| concerns(stream.way.endpoint));
+        concerned.for_each(|stream| stream.barred_by.push(by));
+    }
+
+    /// That request has ended.
+    pub fn unbar(&mut self, by: UrbId, budget: Budget, errands: &mut Errands) {
+        for at in 0..self.streams.len() {
+            let before = self.streams[at].barred_by.len();
+            self.streams[at].barred_by.retain(|id| *id != by);
+            if self.streams[at].barred_by.len() < before {
+                self.fill(at, budget, errands);
+            }
+        }
+    }
+
+    /// A halt is cleared: whoever has not heard of it has none.
+    pub fn forgive(&mut self, endpoint: EpAddr) {
+        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.way.endpoint == endpoint) {
+            stream.arrived.retain(|arrival| arrival.status != Status::Stall);
+            stream.bytes = stream.bytes_here();
+        }
+    }
+
+    /// These endpoints are no more, or forget what they had. What waits ends.
+    pub fn forget(&mut self, concerns: impl Fn(EpAddr) -> bool, done: &mut Completions) {
+        for stream in self.streams.extract_if(.., |stream| concerns(stream.way.endpoint)) {
+            stream.waiting.into_iter().for_each(|urb| done.push(urb.fail(Status::Shutdown)));
+        }
+    }
+
+    /// When [`Receiving::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.streams.iter().filter_map(|stream| Some(stream.left_at? + LINGER)).min()
+    }
+
+    /// An endpoint that nobody asks any more is asked no more.
+    pub fn handle_timeout(&mut self, now: Instant, errands: &mut Errands) {
+        for stream in &mut self.streams {
+            if stream.left_at.take_if(|at| *at + LINGER <= now).is_some() {
+                stream.stop(errands);
+            }
+        }
+    }
+
+    /// The user's requests that wait here.
+    pub fn waiting(&self) -> impl Iterator<Item = &Urb> {
+        self.streams.iter().flat_map(|stream| &stream.waiting).map(|urb| &**urb)
+    }
+
+    /// Transfers that came and were not asked for yet.
+    pub fn arrived(&self) -> usize {
+        self.streams.iter().map(|stream| stream.arrived.len()).sum()
+    }
+
+    /// Another process answers what waits.
+    pub fn hand_over(&mut self) {
+        self.streams.drain(..).flat_map(|stream| stream.waiting).for_each(|urb| drop(urb.recall()));
+    }
+}
+
+impl Stream {
+    fn take_in(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        (self.length, self.interval, self.left_at) = (urb.length, urb.interval, None);
+        self.waiting.push_back(urb);
+        let is_prompt = self.delivered_at.is_some_and(|at| now - at <= PROMPT);
+        if is_prompt && self.window < self.way.window_max {
+            // One more for each that came: twice as many each round trip.
+            self.window = (self.window.max(self.waiting.len()) + 1).min(self.way.window_max);
+        }
+        self.deliver(now, done);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) -> bool {
+        let Some(at) = self.waiting.iter().position(|urb| urb.id == id) else { return false };
+        let urb = self.waiting.remove(at).expect("found just now");
+        done.push(urb.fail(Status::Cancelled));
+        if self.waiting.is_empty() && self.phase == Phase::Running {
+            self.left_at = Some(now);
+        }
+        true
+    }
+
+    fn stop(&mut self, errands: &mut Errands) {
+        if self.phase == Phase::Running {
+            // The last first: what comes meanwhile is the first one's.
+            self.asked.iter().rev().for_each(|(id, _)| errands.withdraw(*id));
+            self.phase = Phase::Stopping;
+        }
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        if self.phase == Phase::Stopping && self.asked.is_empty() {
+            (self.phase, self.has_failed) = (Phase::Resting, false);
+        }
+    }
+
+    fn note(&mut self, answer: Done, errands: &mut Errands) {
+        let at = self.asked.iter().position(|(id, _)| *id == answer.id).expect("looked for before");
+        let (_, length) = self.asked.remove(at).expect("found just now");
+        self.bytes -= length as usize;
+        let Done { status, actual, payload, .. } = answer;
+        let is_news = match status {
+            Status::Ok => true,
+            // What was withdrawn may have begun.
+            Status::Cancelled => actual > 0,
+            _ => actual > 0 || !self.has_failed,
+        };
+        if is_news {
+            let is_failure = !matches!(status, Status::Ok | Status::Cancelled);
+            let ends = actual < length;
+            self.bytes += payload.len();
+            let status = if is_failure { status } else { Status::Ok };
+            self.arrived.push_back(Arrival { status, ends, data: payload });
+            if is_failure {
+                self.stop(errands);
+                self.has_failed = self.phase == Phase::Stopping;
+            }
+        }
+        self.settle();
+    }
+
+    /// Hands what came to who waits.
+    fn deliver(&mut self, now: Instant, done: &mut Completions) {
+        while let Some(urb) = self.waiting.front()
+            && let Some((status, data)) = self.take(urb.length)
+        {
+            let urb = self.waiting.pop_front().expect("looked at just now");
+            let actual = data.len() as u32;
+            let is_short = status == Status::Ok && actual < urb.length && urb.flags.short_not_ok;
+            done.push(urb.done(if is_short { Status::Short } else { status }, actual, data));
+            self.delivered_at = Some(now);
+        }
+    }
+
+    /// What a request of this length ends with, if it does.
+    fn take(&mut self, length: u32) -> Option<(Status, Payload)> {
+        let (mut total, mut count, mut is_over) = (0, 0, false);
+        for arrival in &self.arrived {
+            total += arrival.data.len();
+            count += 1;
+            is_over = total >= length as usize || arrival.ends || arrival.status != Status::Ok;
+            if is_over {
+                break;
+            }
+        }
+        if !is_over {
+            return None;
+        }
+        let mut last = self.arrived.remove(count - 1).expect("counted just now");
+        let room = length as usize - (total - last.data.len()).min(length as usize);
+        let (mut status, mut data) = (last.status, last.data.split_front(room));
+        if count > 1 {
+            let before = self.arrived.drain(..count - 1).map(|arrival| arrival.data);
+            data = Payload::joined(before.chain([data]));
+        }
+        self.bytes -= data.len();
+        if !last.data.is_empty() {
+            // A device sends whole packets.
+            let begun = length as usize % usize::from(self.way.packet_bytes.max(1));
+            status = Status::Ok;
+            if begun > 0 {
+                status = Status::Overflow;
+                let lost = last.data.split_front(usize::from(self.way.packet_bytes) - begun);
+                self.bytes -= lost.len();
+            }
+            if !last.data.is_empty() {
+                self.arrived.push_front(last);
+            }
+        }
+        Some((status, data))
+    }
+
+    fn bytes_here(&self) -> usize {
+        let asked: usize = self.asked.iter().map(|(_, length)| *length as usize).sum();
+        asked + self.arrived.iter().map(|arrival| arrival.data.len()).sum::<usize>()
+    }
+
+    /// Asks the device for as much as may be asked.
+    fn fill(&mut self, left: &mut usize, errands: &mut Errands) {
+        let is_failing = self.arrived.back().is_some_and(|arrival| arrival.status != Status::Ok);
+        if self.phase == Phase::Stopping || !self.barred_by.is_empty() || is_failing {
+            return;
+        }
+        if self.phase == Phase::Resting {
+            if self.waiting.is_empty() {
+                return;
+            }
+            self.phase = Phase::Running;
+        }
+        let target = self.window.max(self.waiting.len()).min(AHEAD_URBS_MAX);
+        loop {
+            let has_room = self.asked.len() + self.arrived.len() < target
+                && self.bytes + self.length as usize <= AHEAD_BYTES_MAX
+                && *left > 0;
+            // Whoever waits for more than is here is not left waiting.
+            if !has_room && (self.waiting.is_empty() || !self.asked.is_empty()) {
+                return;
+            }
+            let mut urb = Urb::data_in(UrbId(0), self.way.endpoint, self.length);
+            if self.way.kind == TransferType::Interrupt {
+                urb.interval = self.interval;
+            }
+            self.asked.push_back((errands.ask(urb), self.length));
+            self.bytes += self.length as usize;
+            *left = left.saturating_sub(1);
+        }
+    }
+}
+
+impl Receiving {
+    /// Writes it down; what is with the device is written down there.
+    pub fn save(&self, to: &mut Writer) {
+        to.count(self.streams.len());
+        for stream in &self.streams {
+            to.u8(stream.way.endpoint.as_byte());
+            to.u32(stream.length);
+            to.u32(stream.interval);
+            to.count(stream.window);
+            to.u8(PHASES.iter().position(|phase| *phase == stream.phase).expect("all are listed") as u8);
+            to.flag(stream.has_failed);
+            to.count(stream.barred_by.len());
+            stream.barred_by.iter().for_each(|id| to.u64(id.0));
+            to.flag(stream.left_at.is_some());
+            to.count(stream.asked.len());
+            for (id, length) in &stream.asked {
+                to.u64(id.0);
+                to.u32(*length);
+            }
+            to.count(stream.arrived.len());
+            for Arrival { status, ends, data } in &stream.arrived {
+                to.u8(status_code(*status));
+                to.flag(*ends);
+                to.payload(data);
+            }
+            to.count(stream.waiting.len());
+            stream.waiting.iter().for_each(|urb| to.urb(urb));
+        }
+    }
+
+    /// As another process wrote it down: without what waits, which is launched by [`Receiving::launch`] once all of it is known to be
+    /// right. `way_of` says how an endpoint is received, if it is; `bars` whether a request is a
+    /// control request of the user's, `take` whether the device has one of ours of this length.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(
+        now: Instant,
+        from: &mut Reader<'_>,
+        way_of: impl Fn(EpAddr) -> Option<Way>,
+        bars: impl Fn(UrbId) -> bool,
+        mut take: impl FnMut(UrbId, u32) -> bool,
+    ) -> Result<(Self, Vec<Urb>), Reject> {
+        let (mut receiving, mut waiting) = (Self::default(), Vec::new());
+        for _ in 0..from.count("endpoints", 2)? {
+            let endpoint = from.u8("endpoint")?;
+            let address = EpAddr::from_byte(endpoint & 0x8f);
+            let way = way_of(address).filter(|_| !receiving.has(address));
+            let way = way.ok_or(Reject::new("endpoint", endpoint.into(), "it is one that is received ahead, once"))?;
+            receiving.begin(way);
+            let stream = receiving.streams.last_mut().expect("begun just now");
+            (stream.length, stream.interval) = (from.u32("length")?, from.u32("interval")?);
+            stream.window = (from.u32("window")? as usize).min(way.window_max);
+            let phase = from.u8("phase")?;
+            let known = PHASES.get(usize::from(phase)).copied();
+            stream.phase = known.ok_or(Reject::new("phase", phase.into(), "there is no such phase"))?;
+            stream.has_failed = from.flag("failed")?;
+            for _ in 0..from.count("barred", 8)? {
+                let id = UrbId(from.u64("barred")?);
+                if !bars(id) {
+                    return Err(Reject::new("barred", id.0, "it is a control request that was not answered"));
+                }
+                stream.barred_by.push(id);
+            }
+            stream.left_at = from.flag("left")?.then_some(now);
+            for _ in 0..from.count("asked", 12)? {
+                let (id, length) = (UrbId(from.u64("asked")?), from.u32("length")?);
+                if !take(id, length) {
+                    return Err(Reject::new("asked", id.0, "what was asked is with the device, once"));
+                }
+                stream.asked.push_back((id, length));
+            }
+            for _ in 0..from.count("arrived", 6)? {
+                let (status, ends, data) = (status_of(from.u8("status")?)?, from.flag("ends")?, from.payload("data")?);
+                stream.arrived.push_back(Arrival { status, ends, data });
+            }
+            stream.bytes = stream.bytes_here();
+            let is_resting = stream.phase == Phase::Resting;
+            let is_stopping = stream.phase == Phase::Stopping;
+            if (is_resting && !stream.asked.is_empty()) || (is_stopping && stream.asked.is_empty()) {
+                return Err(Reject::new(
+                    "phase",
+                    phase.into(),
+                    "what is asked is with the device while it is waited for",
+                ));
+            }
+            for _ in 0..from.count("waiting", 8)? {
+                let urb = from.urb()?;
+                let is_plain = urb.direction == farbus_model::Direction::In && urb.iso.is_empty();
+                if urb.endpoint != address || !is_plain {
+                    return Err(Reject::new("waiting", urb.id.0, "it waits for this endpoint"));
+                }
+                waiting.push(urb);
+            }
+        }
+        Ok((receiving, waiting))
+    }
+
+    /// What waited waits again.
+    pub fn launch(&mut self, waiting: Vec<Urb>) {
+        for urb in waiting {
+            let stream = self.streams.iter_mut().find(|stream| stream.way.endpoint == urb.endpoint);
+            stream.expect("it was read with its endpoint").waiting.push_back(urb.launch());
+        }
+    }
+}

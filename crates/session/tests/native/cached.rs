@@ -1,0 +1,129 @@
+//! What is kept of a remote disk on its importer's side, over the disk of that world.
+
+use std::sync::{Arc, Mutex};
+
+use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BufferPool, Completions, Instant, Pending};
+use farbus_session::Reject;
+use farbus_session::block::{AHEAD_KIND, Ahead, BEHIND_KIND, Behind};
+use farbus_session::native::RemoteBlock;
+use farbus_session::snapshot;
+
+/// The disk's side of it: what is asked lies here until it is handed to the disk, which is somewhere else.
+#[derive(Clone, Default)]
+struct Shore(Arc<Mutex<Ships>>);
+
+#[derive(Default)]
+struct Ships {
+    out: Vec<BlockInFlight>,
+    home: Vec<BlockDone>,
+    epoch: Option<u64>,
+}
+
+struct Pier(Shore, BlockInfo);
+
+impl BlockDevice for Pier {
+    fn info(&self) -> &BlockInfo {
+        &self.1
+    }
+
+    fn submit(&mut self, _now: Instant, request: BlockInFlight, _done: &mut Completions<BlockDone>) {
+        self.0.0.lock().unwrap().out.push(request);
+    }
+
+    fn handle_ready(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+        self.0.0.lock().unwrap().home.drain(..).for_each(|answer| done.push(answer));
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        self.0.0.lock().unwrap().epoch
+    }
+
+    fn save(&mut self, _now: Instant) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+}
+
+/// Both layers, as an attachment has them.
+pub struct Cached {
+    shore: Shore,
+    top: Ahead<Behind<Pier>>,
+    info: BlockInfo,
+}
+
+impl Cached {
+    pub fn new(info: BlockInfo) -> Self {
+        let shore = Shore::default();
+        shore.0.lock().unwrap().epoch = Some(0);
+        Self { top: Ahead::new(Behind::new(Pier(shore.clone(), info))), shore, info }
+    }
+
+    pub fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        self.top.submit(now, request, done);
+    }
+
+    /// What is asked goes to the disk, and what that has answered comes back, until nothing moves.
+    pub fn pump(
+        &mut self,
+        now: Instant,
+        disk: &mut RemoteBlock,
+        below: &mut Completions<BlockDone>,
+        done: &mut Completions<BlockDone>,
+    ) {
+        loop {
+            let out = {
+                let mut ships = self.shore.0.lock().unwrap();
+                ships.epoch = disk.epoch();
+                std::mem::take(&mut ships.out)
+            };
+            let is_quiet = out.is_empty() && below.is_empty();
+            out.into_iter().for_each(|request| disk.submit(now, request, below));
+            self.shore.0.lock().unwrap().home.extend(std::iter::from_fn(|| below.pop()));
+            self.top.handle_ready(now, done);
+            if is_quiet && self.shore.0.lock().unwrap().out.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// As another process takes it over, or would; nothing is between it and the disk.
+    pub fn save(&mut self, now: Instant) -> Vec<u8> {
+        self.top.save(now).expect("it can go on elsewhere")
+    }
+
+    /// Another process goes on with it, over the disk that has been asked this, and says what is asked of it.
+    pub fn restore(&self, saved: &[u8], disk: &RemoteBlock) -> Result<(Self, Pending), Reject> {
+        let shore = Shore::default();
+        shore.0.lock().unwrap().epoch = disk.epoch();
+        let pier = Pier(shore.clone(), self.info);
+        let below: Pending = disk.requests().map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect();
+        let mut reader = snapshot::open(saved, AHEAD_KIND)?;
+        let behind = |bytes: &[u8]| {
+            let mut reader = snapshot::open(bytes, BEHIND_KIND)?;
+            let (mut behind, asked) = Behind::restore(&mut reader, |_| Ok::<_, Reject>((pier, below)))?;
+            match reader.end("behind") {
+                Ok(()) => Ok((behind, asked)),
+                Err(reject) => {
+                    behind.leave();
+                    Err(reject)
+                }
+            }
+        };
+        let (top, asked) = Ahead::restore(&mut reader, behind)?;
+        let mut this = Self { shore, top, info: self.info };
+        match reader.end("ahead") {
+            Ok(()) => Ok((this, asked)),
+            Err(reject) => {
+                this.leave();
+                Err(reject)
+            }
+        }
+    }
+
+    pub fn leave(&mut self) {
+        self.top.leave();
+    }
+}
+
+pub fn nothing() -> Completions<BlockDone> {
+    Completions::new(BufferPool::new(1 << 20))
+}

@@ -1,0 +1,152 @@
+//! A user of the device whose distance is hidden from him.
+
+use std::time::Duration;
+
+use farbus_model::{Completions, Device, InFlight, Instant, UrbId};
+use farbus_session::far::{Far, Plan};
+use farbus_session::native::{Attached, ImporterSession, Movable, RemoteUsb, State};
+use farbus_session::{Reject, snapshot};
+use farbus_wire::native::control::Cause;
+use farbus_wire::native::{Arrived, Message};
+use farbus_wire::snapshot::Writer;
+
+use crate::kernel::KIND;
+use crate::random::Random;
+use crate::usb::Seat;
+use crate::world::{LIMITS, World, spoil};
+
+/// Everything is received ahead that may be.
+const PLAN: Plan = Plan { near_max: Duration::ZERO, ..Plan::within(256) };
+
+pub struct Near(Far<RemoteUsb>);
+
+impl Near {
+    pub fn new(remote: RemoteUsb) -> Self {
+        Self(Far::new(remote, PLAN))
+    }
+
+    fn saved(world: &mut World<Self>) -> Vec<u8> {
+        let now = world.now;
+        let mut to = Writer::new(KIND);
+        let mut nobody = Completions::new(farbus_model::BufferPool::new(0));
+        world.remote.0.act(now, &mut nobody, |remote, _| world.importer.save(now, remote, &mut to));
+        assert!(nobody.is_empty(), "writing it down ends nothing");
+        world.remote.0.save(&mut to);
+        to.into_bytes()
+    }
+
+    fn restored(now: Instant, saved: &[u8]) -> Result<(ImporterSession, Far<RemoteUsb>), Reject> {
+        let mut from = snapshot::open(saved, KIND)?;
+        let (importer, remote) = ImporterSession::restore::<RemoteUsb>(now, LIMITS, &mut from)?;
+        let requests = remote.in_flight_of();
+        let far = Far::restore(now, remote, PLAN, requests, &mut from).map_err(|(mut remote, reject)| {
+            remote.hand_over();
+            reject
+        })?;
+        match from.end("snapshot") {
+            Ok(()) => Ok((importer, far)),
+            Err(reject) => {
+                far.hand_over().hand_over();
+                Err(reject)
+            }
+        }
+    }
+
+    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was refused.
+    pub fn spoil(world: &mut World<Self>, random: &mut Random) -> bool {
+        let mut saved = Self::saved(world);
+        for _ in 0..1 + random.below(3) {
+            spoil(&mut saved, random);
+        }
+        let Ok((mut importer, mut far)) = Self::restored(world.now, &saved) else { return true };
+        assert_eq!(importer.hello().standing.lane, 0);
+        let mut done = Completions::new(farbus_model::BufferPool::new(0));
+        far.act(world.now, &mut done, |remote, done| remote.handle_renewed(world.now, done));
+        far.act(world.now, &mut done, |remote, done| remote.handle_over(Cause::Gone, "enough", done));
+        let left = far.in_flight_of(far.device().in_flight_of());
+        assert!(left.is_empty(), "everything was answered: {left:?}");
+        false
+    }
+}
+
+impl Seat for Near {
+    const RESETS_AT_ONCE: bool = true;
+    const HAS_ONE_LENGTH: bool = true;
+
+    fn remote(&self) -> &RemoteUsb {
+        self.0.device()
+    }
+
+    fn owes(&self) -> usize {
+        self.0.in_flight_of(self.remote().in_flight_of()).len()
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        Device::submit(&mut self.0, now, urb, done);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        Device::cancel(&mut self.0, now, id, done);
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        Device::reset(&mut self.0, now, done);
+    }
+
+    fn pump(&mut self, now: Instant, _is_all: bool, done: &mut Completions) {
+        if *self.remote().state() == State::Open {
+            self.0.begin(now, done);
+        }
+    }
+
+    fn move_on(world: &mut World<Self>, is_meant: bool) {
+        let saved = Self::saved(world);
+        if !is_meant {
+            return;
+        }
+        let (importer, far) = Self::restored(world.now, &saved).unwrap();
+        std::mem::replace(&mut world.remote.0, far).hand_over().hand_over();
+        world.importer = importer;
+        world.cut();
+    }
+}
+
+impl Attached for Near {
+    type Done = Completions;
+
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
+        self.0.act(now, done, |remote, done| remote.handle_arrived(now, arrived, done))
+    }
+
+    fn handle_renewed(&mut self, now: Instant, done: &mut Completions) {
+        self.0.act(now, done, |remote, done| remote.handle_renewed(now, done));
+    }
+
+    fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Completions) {
+        self.0.act(Instant::ZERO, done, |remote, done| remote.handle_over(cause, message, done));
+    }
+
+    fn poll_message(&mut self) -> Option<Message> {
+        let mut nobody = Completions::new(farbus_model::BufferPool::new(0));
+        let message = self.0.act(Instant::ZERO, &mut nobody, |remote, _| remote.poll_message());
+        assert!(nobody.is_empty(), "speaking ends nothing");
+        message
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Device::poll_timeout(&self.0)
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        Device::handle_timeout(&mut self.0, now, done);
+    }
+
+    fn state(&self) -> &State {
+        self.remote().state()
+    }
+
+    fn close(&mut self) {
+        let mut nobody = Completions::new(farbus_model::BufferPool::new(0));
+        self.0.act(Instant::ZERO, &mut nobody, |remote, _| remote.close());
+    }
+}
