@@ -28,7 +28,7 @@ use crate::cache::Cache;
 use crate::device_port::DevicePort;
 pub use crate::failure::{Attribute, FailureReport};
 use crate::known_host::{KnownHost, KnownHostError};
-use crate::linked::{Dial, Linked};
+use crate::linked::{Dial, Linked, Redial};
 use crate::listed::Listed;
 use crate::modules::through;
 use crate::over::Over;
@@ -586,9 +586,10 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub(crate) fn redial(&self, target: &Target) -> Result<Dial, ClientError> {
+    pub(crate) fn redial(&self, target: &Target) -> Result<Redial, ClientError> {
         let known = self.known(&target.address)?;
-        Ok(Box::new(redialler(self.connector(target, known)?)))
+        let dial = Box::new(redialler(self.connector(target, known)?));
+        Ok(Redial { dial, through: through(&self.recipe) })
     }
 
     /// Whoever waits for a link does not keep others waiting who need something else.

@@ -75,7 +75,7 @@ impl FarDevice {
     /// Writes it down for another process; whether it can be.
     pub fn save_to(&mut self, to: &mut Writer) -> bool {
         match self {
-            FarDevice::Session(linked) if linked.end().is_none() => {
+            FarDevice::Session(linked) if linked.end().is_none() && linked.is_movable() => {
                 Linked::save(linked, to);
                 true
             }

@@ -18,7 +18,7 @@ use farbus_model::{
 use farbus_session::native::control::{Cause, End};
 use farbus_session::native::hello::{Hello, Welcome};
 use farbus_session::native::{
-    Attached, ImporterSession, LaneLimits, Movable, Piped, Progress, RemoteBlock, RemoteUsb, State,
+    Attached, ImporterSession, LaneLimits, Movable, Piped, Progress, RemoteBlock, RemoteUsb, State, Through,
 };
 use farbus_session::snapshot::{Reader, Writer};
 use tracing::{info, warn};
@@ -44,6 +44,14 @@ const PAST_MAX: Duration = Duration::from_secs(600);
 
 /// Makes a link to the exporter. `PermissionDenied` is the exporter's no, and final; all else is tried again.
 pub type Dial = Box<dyn FnMut() -> io::Result<Link> + Send>;
+
+/// What a session needs that another process had: links, and what its device goes through.
+pub struct Redial {
+    /// Makes links.
+    pub dial: Dial,
+    /// Its modules, if it has some.
+    pub through: Option<Through>,
+}
 
 /// A device of a session of its own.
 pub struct Linked<A: Attached> {
@@ -140,9 +148,9 @@ impl<A: Attached> Linked<A> {
         self.remote.inner_mut()
     }
 
-    /// Whether it can go on in another process: modules do not.
+    /// Whether it can go on in another process: not all modules do.
     pub fn is_movable(&self) -> bool {
-        !self.remote.has_modules()
+        self.remote.is_movable()
     }
 
     /// Its clock.
@@ -290,23 +298,31 @@ impl<A: Attached> Linked<A> {
     ///
     /// # Errors
     /// No session can have stood so, or the system has no more threads or descriptors.
-    pub fn restore(dial: Dial, from: &mut Reader<'_>) -> io::Result<Self>
+    pub fn restore(redial: Redial, from: &mut Reader<'_>) -> io::Result<Self>
     where
         A: Movable,
     {
         let wrong = |reject: farbus_session::Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let clock = Clock::started_ago(PAST_MAX);
         let host = String::from_utf8_lossy(from.bytes("host").map_err(wrong)?).into_owned();
+        let Redial { dial, through } = redial;
         let dialer = Dialer::start(dial)?;
         let cable = Cable::new()?;
         cable.watch(&*dialer.wake)?;
         let readiness = cable.readiness();
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let restored = ImporterSession::restore(clock.now(), LaneLimits::DEFAULT, from).map_err(wrong)?;
-        let (session, remote) = restored;
+        let (session, mut remote): (_, Piped<A>) = restored;
+        if let Err(reject) = remote.resume(through) {
+            remote.hand_over();
+            return Err(wrong(reject));
+        }
         let (relinks, is_bequeathed, is_new_here) = (0, false, true);
         let standing = Standing::waking(Arc::clone(&dialer.wake));
         standing.note_link(false);
+        if remote.goes_through("pause") {
+            standing.note_pausable();
+        }
         Ok(Self {
             session,
             remote,

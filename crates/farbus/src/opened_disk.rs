@@ -24,7 +24,7 @@ use farbus_session::snapshot;
 use crate::cache::Cache;
 use crate::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
 use crate::device_port::{Cutter, DevicePort};
-use crate::linked::{BLOCK_KIND, Dial, Linked, Quitter};
+use crate::linked::{BLOCK_KIND, Linked, Quitter, Redial};
 use crate::session_port::SessionPort;
 use crate::standing::Standing;
 
@@ -157,18 +157,18 @@ impl OpenedDisk {
     ///
     /// # Errors
     /// None can have stood so, or the system has no more threads or descriptors.
-    pub fn restore(dial: Dial, saved: &[u8]) -> io::Result<(Self, Pending)> {
-        Self::restore_from(dial, saved, LAYERS)
+    pub fn restore(redial: Redial, saved: &[u8]) -> io::Result<(Self, Pending)> {
+        Self::restore_from(redial, saved, LAYERS)
     }
 
     /// The same with these layers at most, of which each is there or not.
-    fn restore_from(dial: Dial, saved: &[u8], layers: &[u16]) -> io::Result<(Self, Pending)> {
-        let [kind, rest @ ..] = layers else { return Self::restore_block(dial, saved) };
-        let Ok(mut reader) = snapshot::open(saved, *kind) else { return Self::restore_from(dial, saved, rest) };
+    fn restore_from(redial: Redial, saved: &[u8], layers: &[u16]) -> io::Result<(Self, Pending)> {
+        let [kind, rest @ ..] = layers else { return Self::restore_block(redial, saved) };
+        let Ok(mut reader) = snapshot::open(saved, *kind) else { return Self::restore_from(redial, saved, rest) };
         let mut known = None;
         let device = |bytes: &[u8]| {
             let (Self { device, clock, way, cutter, standing }, pending) =
-                Self::restore_from(dial, bytes, rest).map_err(Wrong)?;
+                Self::restore_from(redial, bytes, rest).map_err(Wrong)?;
             known = Some((clock, way, cutter, standing));
             Ok((device, pending))
         };
@@ -186,9 +186,9 @@ impl OpenedDisk {
         Ok((Self { device, clock, way, cutter, standing }, pending))
     }
 
-    fn restore_block(dial: Dial, saved: &[u8]) -> io::Result<(Self, Pending)> {
+    fn restore_block(redial: Redial, saved: &[u8]) -> io::Result<(Self, Pending)> {
         let mut reader = snapshot::open(saved, BLOCK_KIND).map_err(|reject| Wrong::from(reject).0)?;
-        let mut linked = Linked::<RemoteBlock>::restore(dial, &mut reader)?;
+        let mut linked = Linked::<RemoteBlock>::restore(redial, &mut reader)?;
         if let Err(reject) = reader.end("device") {
             linked.leave();
             return Err(Wrong::from(reject).0);

@@ -15,7 +15,7 @@ use farbus_session::{Exporter, OnReset, Reject};
 use crate::ahead::Ahead;
 use crate::engine::span_until;
 use crate::kernel_side::{KernelSide, Stop, Turn, kernel_ended};
-use crate::linked::{Dial, Linked};
+use crate::linked::{Linked, Redial};
 use crate::meters::Meters;
 use crate::standing::Standing;
 
@@ -120,9 +120,9 @@ impl SessionRelay {
     ///
     /// # Errors
     /// No relay can have stood so, or the system has no more threads or descriptors.
-    pub fn restore(mut reader: Reader<'_>, socket: OwnedFd, dial: Dial) -> io::Result<Self> {
+    pub fn restore(mut reader: Reader<'_>, socket: OwnedFd, redial: Redial) -> io::Result<Self> {
         let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
-        let device = Linked::<RemoteUsb>::restore(dial, &mut reader)?;
+        let device = Linked::<RemoteUsb>::restore(redial, &mut reader)?;
         let (clock, plan, asked) = (device.clock(), plan_of(&device, Ahead::Auto), device.remote().in_flight_of());
         let streams = Isochronous::restore(clock.now(), device, &mut reader);
         let device = streams.map_err(|(device, reject)| {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use farbus_model::module::{Offer, PAIRS_MAX};
+use farbus_model::module::{Offer, PAIRS_MAX, Role};
 
 use crate::catalogue::Catalogue;
 use crate::files::Files;
@@ -50,6 +50,25 @@ impl Recipe {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
+    }
+
+    /// Whether all of them can go on in another process.
+    pub fn is_movable(&self) -> bool {
+        self.steps.iter().all(|(maker, _)| maker.manifest().effects.is_movable)
+    }
+
+    /// The importer's halves as another process saved them ([`Pipeline::save`]); `None` if they cannot be.
+    pub fn restore(&self, place: &Place, states: &[Vec<u8>], random: Fill<'_>) -> Option<Pipeline> {
+        let mut halves = Vec::new();
+        for (maker, settings) in &self.steps {
+            // Made as if the other half had answered anew; what the two agreed on once is in the state.
+            let begun = maker.begin(settings, place, random).ok()?;
+            let there = Place { role: Role::Exporter, ..place.clone() };
+            let (_, answer) = maker.answer(settings, &there, begun.opening(), random).ok()?;
+            halves.push((maker.manifest().name.to_owned(), begun.finish(&answer).ok()?));
+        }
+        let mut pipeline = Pipeline::new(halves);
+        pipeline.restore(states).then_some(pipeline)
     }
 
     /// Halves that wait for their answers, for a device of this place.

@@ -77,14 +77,23 @@ fn run_fio(house: &House, arguments: &[&str]) {
 
 #[test]
 fn programs_that_use_a_disk_by_nbd_stay_connected() {
+    stay_connected("", 6);
+}
+
+#[test]
+fn programs_whose_disk_goes_through_modules_stay_connected() {
+    stay_connected("\nmodules=['zstd', 'bundle', 'delay:time=500us']", 4);
+}
+
+fn stay_connected(more: &str, restarts: u32) {
     if !has("fio", has_program("fio")) {
         return;
     }
     let house = House::new();
     let socket = house.path("far.sock");
     let what = format!("block:{}", house.image("image", 16 << 20).display());
-    let (share, mut daemon, desk) =
-        attached(&house, &what, &format!("via='nbd'\ncache='writeback'\nsocket='{}'", socket.display()));
+    let how = format!("via='nbd'\ncache='writeback'\nsocket='{}'{more}", socket.display());
+    let (share, mut daemon, desk) = attached(&house, &what, &how);
     let is_done = AtomicBool::new(false);
     let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
     let last = thread::scope(|scope| {
@@ -98,7 +107,7 @@ fn programs_that_use_a_disk_by_nbd_stay_connected() {
             }
             rounds
         });
-        let mut later = restart_often(&desk, [&share, &daemon], 6, || !worker.is_finished());
+        let mut later = restart_often(&desk, [&share, &daemon], restarts, || !worker.is_finished());
         is_done.store(true, Ordering::Release);
         println!("{} rounds", worker.join().expect("not a byte is wrong, and no request failed"));
         later.pop().unwrap()

@@ -239,6 +239,9 @@ const LINKS_BETWEEN: u64 = 1 << 10;
 
 /// An attachment that can go on in another process.
 pub trait Movable: Attached + Sized {
+    /// It is about to be written down: what it keeps back only for a while is to be said.
+    fn come_to_rest(&mut self) {}
+
     /// Writes it down, when it has nothing to say any more.
     fn save(&self, to: &mut Writer);
 
@@ -255,7 +258,13 @@ pub trait Movable: Attached + Sized {
 impl ImporterSession {
     /// Writes the session and its attachment down. Both may go on all the same, if the other process does not.
     pub fn save(&mut self, now: Instant, remote: &mut impl Movable, to: &mut Writer) {
-        while let Some(message) = remote.poll_message() {
+        // What is said may be kept back, and then said.
+        loop {
+            while let Some(message) = remote.poll_message() {
+                self.send(message);
+            }
+            remote.come_to_rest();
+            let Some(message) = remote.poll_message() else { break };
             self.send(message);
         }
         to.raw(&self.session.0);

@@ -15,6 +15,7 @@ use farbus_wire::native::modules::{put_head, split_head};
 use farbus_wire::native::{Arrived, Flow, Head, Kind, Message, Part, Urgency, block, usb};
 
 use crate::Reject;
+use crate::snapshot::{Reader, Writer};
 
 /// Bytes of a message whose frames are still arriving.
 const MESSAGE_BYTES_MAX: usize = URB_BYTES_MAX as usize + GROWTH_BYTES_MAX;
@@ -22,6 +23,53 @@ const MESSAGE_BYTES_MAX: usize = URB_BYTES_MAX as usize + GROWTH_BYTES_MAX;
 const ARRIVING_BYTES_MAX: usize = (32 << 20) + 2 * MESSAGE_BYTES_MAX;
 /// Requests of an attachment that owe an answer: the largest credit.
 const REQUESTS_MAX: usize = 4096;
+
+/// Moments of modules that are waited for before a process gives up: far more than messages may wait.
+const LETTING_GO_MAX: usize = 1 << 16;
+
+/// An importer's end as another process wrote it down, without its modules.
+pub struct Saved {
+    states: Vec<Vec<u8>>,
+    tags: [BTreeSet<u16>; 2],
+    residences: BTreeMap<u16, Payload>,
+    arriving: BTreeMap<u16, Arriving>,
+}
+
+impl Saved {
+    /// From [`Pipe::save`].
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let count = from.count("modules", 4)?;
+        let states = (0..count).map(|_| from.bytes("module").map(<[u8]>::to_vec)).collect::<Result<_, _>>()?;
+        let mut tags: [BTreeSet<u16>; 2] = Default::default();
+        for tags in &mut tags {
+            for _ in 0..from.count("tags", 2)? {
+                tags.insert(from.u16("tag")?);
+            }
+        }
+        let (mut residences, mut arriving) = (BTreeMap::new(), BTreeMap::new());
+        for _ in 0..from.count("residences", 6)? {
+            let tag = from.u16("tag")?;
+            residences.insert(tag, from.payload("residence")?);
+        }
+        for _ in 0..from.count("arriving", 8)? {
+            let (tag, code) = (from.u16("tag")?, from.u8("kind")?);
+            let kinds = [Kind::Reply, Kind::Event];
+            let kind = kinds.into_iter().find(|kind| kind.code() == code);
+            let kind = kind.ok_or(Reject::new("kind", code.into(), "a message of more than a frame is arriving"))?;
+            let residence = if from.flag("timed")? { Some(from.payload("residence")?) } else { None };
+            arriving.insert(tag, Arriving { kind, residence, body: from.payload("data")? });
+        }
+        Ok(Self { states, tags, residences, arriving })
+    }
+
+    /// Of each module.
+    pub fn states(&self) -> &[Vec<u8>] {
+        &self.states
+    }
+}
 
 /// What modules are told of an attachment's device.
 pub fn place_of(role: Role, class: control::Class) -> Place {
@@ -106,6 +154,14 @@ impl Pipe {
             below: VecDeque::new(),
             failure: None,
         }
+    }
+
+    /// An importer's end that goes on where another process's was saved, with its modules.
+    pub fn resumed(pipeline: Pipeline, attachment: u16, saved: Saved) -> Self {
+        let Saved { tags: [open, timed], residences, arriving, .. } = saved;
+        let arriving_bytes = arriving.values().map(|arriving| arriving.body.len()).sum();
+        let new = Self::new(pipeline, Role::Importer, attachment);
+        Self { open, timed, residences, arriving, arriving_bytes, ..new }
     }
 
     /// What a class has to say goes through the modules, if it is of the kinds that do.
@@ -260,6 +316,47 @@ impl Pipe {
     /// Events that went nowhere since this was asked last: their grants are to be given back.
     pub fn take_lost(&mut self) -> u32 {
         std::mem::take(&mut self.lost)
+    }
+
+    /// What is kept back only for a while goes now.
+    pub fn let_go(&mut self, now: Instant) {
+        for _ in 0..LETTING_GO_MAX {
+            let Some(due) = self.pipeline.poll_timeout() else { return };
+            self.handle_timeout(due.max(now));
+        }
+    }
+
+    /// Whether nothing is among the modules, or has come out of them and was not taken.
+    pub fn can_be_saved(&self) -> bool {
+        self.pipeline.is_at_rest() && !self.has_above()
+    }
+
+    /// At rest: what another process needs to be this end; none if it cannot.
+    pub fn save(&self, to: &mut Writer) -> Option<()> {
+        if !self.can_be_saved() || !self.below.is_empty() {
+            return None;
+        }
+        let states = self.pipeline.save()?;
+        to.count(states.len());
+        states.iter().for_each(|state| to.bytes(state));
+        for tags in [&self.open, &self.timed] {
+            to.count(tags.len());
+            tags.iter().for_each(|tag| to.u16(*tag));
+        }
+        to.count(self.residences.len());
+        for (tag, residence) in &self.residences {
+            to.u16(*tag);
+            to.payload(residence);
+        }
+        to.count(self.arriving.len());
+        for (tag, Arriving { kind, residence, body }) in &self.arriving {
+            to.u16(*tag);
+            to.u8(kind.code());
+            to.flag(residence.is_some());
+            residence.iter().for_each(|residence| to.payload(residence));
+            to.payload(body);
+        }
+        Some(())
     }
 
     /// What the class is to hear next.

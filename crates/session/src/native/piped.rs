@@ -11,7 +11,7 @@ use farbus_wire::native::{Arrived, Kind, Message};
 use farbus_wire::snapshot::{Reader, Writer};
 
 use super::importer::{Attached, Movable, State};
-use super::pipe::{Pipe, end_of, place_of};
+use super::pipe::{Pipe, Saved, end_of, place_of};
 use super::timing::Timed;
 use crate::Reject;
 
@@ -30,10 +30,22 @@ pub type FillOwn = Box<dyn FnMut(&mut [u8]) + Send>;
 pub struct Piped<A> {
     remote: A,
     modules: Option<Box<Modules>>,
+    /// Its modules as another process wrote them down: [`Piped::resume`] makes them.
+    saved: Option<SavedModules>,
+}
+
+/// Modules as they are written down.
+struct SavedModules {
+    attachment: u16,
+    class: Class,
+    pipe: Saved,
 }
 
 struct Modules {
     through: Through,
+    /// What was asked for last.
+    attachment: u16,
+    class: Class,
     /// The moment of the call that is under way.
     now: Instant,
     begun: Option<Beginning>,
@@ -50,27 +62,16 @@ struct Modules {
 
 impl<A> From<A> for Piped<A> {
     fn from(remote: A) -> Self {
-        Self { remote, modules: None }
+        Self { remote, modules: None, saved: None }
     }
 }
 
 impl<A: Attached> Piped<A> {
     /// Through these; through none if there are none.
     pub fn new(remote: A, through: Option<Through>) -> Self {
-        let modules = through.filter(|through| !through.recipe.is_empty()).map(|through| {
-            Box::new(Modules {
-                through,
-                now: Instant::ZERO,
-                begun: None,
-                answers: Vec::new(),
-                is_opening: false,
-                pipe: None,
-                below: VecDeque::new(),
-                failed: None,
-                is_over: false,
-            })
-        });
-        Self { remote, modules }
+        let through = through.filter(|through| !through.recipe.is_empty());
+        let modules = through.map(|through| Box::new(Modules::new(through)));
+        Self { remote, modules, saved: None }
     }
 
     /// The class's own end.
@@ -83,9 +84,47 @@ impl<A: Attached> Piped<A> {
         &mut self.remote
     }
 
-    /// Whether there are modules: what goes through some does not go on in another process.
+    /// Whether there are modules.
     pub fn has_modules(&self) -> bool {
         self.modules.is_some()
+    }
+
+    /// What it goes through; nothing without modules.
+    pub fn recipe(&self) -> Recipe {
+        self.modules.as_ref().map(|modules| modules.through.recipe.clone()).unwrap_or_default()
+    }
+
+    /// Whether all that it goes through can go on in another process.
+    pub fn is_movable(&self) -> bool {
+        self.modules.as_ref().is_none_or(|modules| modules.through.recipe.is_movable())
+    }
+
+    /// Whether its modules have nothing that would be missed if it were written down now.
+    pub fn is_at_rest(&self) -> bool {
+        let Some(modules) = &self.modules else { return true };
+        let pipe = modules.pipe.as_ref().filter(|_| !modules.is_opening && modules.failed.is_none());
+        pipe.is_some_and(Pipe::can_be_saved)
+    }
+
+    /// One that was restored goes through what it went through in the other process.
+    ///
+    /// # Errors
+    /// [`Reject`]: it went through something else, or what was written down is nothing that its modules can have been.
+    pub fn resume(&mut self, through: Option<Through>) -> Result<(), Reject> {
+        let wrong = |rule| Reject::new("modules", 0, rule);
+        let (saved, mut through) = match (self.saved.take(), through.filter(|through| !through.recipe.is_empty())) {
+            (None, None) => return Ok(()),
+            (Some(saved), Some(through)) => (saved, through),
+            _ => return Err(wrong("it goes through what it went through before")),
+        };
+        let place = place_of(Role::Importer, saved.class);
+        let pipeline = through.recipe.restore(&place, saved.pipe.states(), &mut *through.random);
+        let pipeline = pipeline.ok_or(wrong("its modules can have stood so"))?;
+        let mut modules = Box::new(Modules::new(through));
+        (modules.class, modules.attachment) = (saved.class, saved.attachment);
+        modules.pipe = Some(Pipe::resumed(pipeline, saved.attachment, saved.pipe));
+        self.modules = Some(modules);
+        Ok(())
     }
 
     /// Its owner wants nothing to pass, or all again.
@@ -136,13 +175,29 @@ impl<A: Attached> Piped<A> {
 }
 
 impl Modules {
+    fn new(through: Through) -> Self {
+        Self {
+            through,
+            attachment: 0,
+            class: Class::USB,
+            now: Instant::ZERO,
+            begun: None,
+            answers: Vec::new(),
+            is_opening: false,
+            pipe: None,
+            below: VecDeque::new(),
+            failed: None,
+            is_over: false,
+        }
+    }
+
     fn refuse(&mut self, refusal: &Refusal) {
         self.failed.get_or_insert(End { cause: Cause::Module, message: refusal.to_string() });
     }
 
     /// The device is asked for: first through which modules.
     fn begin(&mut self, attachment: u16, class: Class) {
-        self.pipe = None;
+        (self.pipe, self.attachment, self.class) = (None, attachment, class);
         self.answers.clear();
         let place = place_of(Role::Importer, class);
         match self.through.recipe.begin(&place, &mut *self.through.random) {
@@ -285,17 +340,45 @@ impl<A: Attached> Attached for Piped<A> {
     }
 }
 
-/// Without modules.
 impl<A: Movable> Movable for Piped<A> {
-    /// # Panics
-    /// If it has modules: its owner asks first.
+    fn come_to_rest(&mut self) {
+        if let Some(modules) = &mut self.modules
+            && let Some(pipe) = &mut modules.pipe
+        {
+            pipe.let_go(modules.now);
+        }
+    }
+
+    /// Modules that cannot be written down just now are missing: the other process does not go on with them.
     fn save(&self, to: &mut Writer) {
-        assert!(self.modules.is_none(), "what goes through modules is begun anew");
+        to.flag(self.modules.is_some());
+        if let Some(modules) = &self.modules {
+            let pipe = modules.pipe.as_ref().filter(|_| !modules.is_opening && modules.failed.is_none());
+            let mut saved = Writer::part();
+            let is_saved = pipe.is_some_and(|pipe| pipe.save(&mut saved).is_some());
+            to.flag(is_saved);
+            if is_saved {
+                to.u16(modules.attachment);
+                to.u8(modules.class.0);
+                to.bytes(&saved.into_bytes());
+            }
+        }
         self.remote.save(to);
     }
 
     fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
-        A::restore(from).map(Self::from)
+        let mut saved = None;
+        if from.flag("modules")? {
+            if !from.flag("modules at rest")? {
+                return Err(Reject::new("modules", 0, "they were at rest"));
+            }
+            let (attachment, class) = (from.u16("attachment")?, Class(from.u8("class")?));
+            let mut part = Reader::new(from.bytes("modules")?);
+            let pipe = Saved::restore(&mut part)?;
+            part.end("modules")?;
+            saved = Some(SavedModules { attachment, class, pipe });
+        }
+        Ok(Self { remote: A::restore(from)?, modules: None, saved })
     }
 
     fn hand_over(&mut self) {

@@ -269,7 +269,7 @@ impl DiskWorld {
     /// The importer's process is replaced by another, or would have been.
     fn move_on(&mut self, random: &mut Random, is_meant: bool) {
         let saved = self.cached.as_mut().map(|cached| cached.save(self.world.now));
-        self.world.move_on(is_meant);
+        self.world.move_on_with(is_meant, crate::modules::resume);
         let (Some(cached), Some(saved)) = (&mut self.cached, saved.filter(|_| is_meant)) else { return };
         let asked = self
             .asked
@@ -297,7 +297,7 @@ impl DiskWorld {
             10 if random.once_in(4) => self.world.cut(),
             11 if random.once_in(16) => self.crash(random),
             12 | 13 if !self.world.is_linked() => self.with_disk(|world, _, done| world.link(random, done)),
-            // What goes through modules ends with its process.
+            // What goes through modules ends with its exporter's process.
             19 if random.once_in(4) && !self.has_modules => {
                 let desk = &mut self.desk;
                 let serve = |now, left: &Left| desk.serve_again(now, left);
@@ -308,7 +308,7 @@ impl DiskWorld {
             }
             21..=23 if self.desk.is_elsewhere => self.changes_elsewhere(random),
             24 if self.desk.is_elsewhere && random.once_in(8) => self.handed_over(),
-            20 if random.once_in(4) && !self.has_modules => {
+            20 if random.once_in(4) && crate::modules::is_movable_now(&mut self.world.remote) => {
                 let is_meant = !random.once_in(4);
                 self.move_on(random, is_meant);
             }

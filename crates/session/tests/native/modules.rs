@@ -9,8 +9,8 @@ use farbus_modules::{Allowance, Asked, Catalogue, Recipe};
 use farbus_session::native::control::{Cause, Class, End, Mode, Open};
 use farbus_session::native::modules::encode_offers;
 use farbus_session::native::{
-    Allowed, Attached, Kind, Lane, LaneLimits, Message, Part, Piped, RemoteBlock, Served, ServedBlock, Services, State,
-    Through,
+    Allowed, Attached, Kind, Lane, LaneLimits, Message, Movable, Part, Piped, RemoteBlock, Served, ServedBlock,
+    Services, State, Through,
 };
 
 use crate::random::Random;
@@ -56,6 +56,19 @@ impl Modules {
         let allowed = Allowed { modules: allowance, random: Box::new(|bytes| bytes.fill(3)) };
         Self { through, allowed: Arc::new(allowed) }
     }
+}
+
+/// Whether another process could go on with it just now. Those who ask try again.
+pub fn is_movable_now<A: Movable>(remote: &mut Piped<A>) -> bool {
+    remote.come_to_rest();
+    !remote.has_modules() || (remote.is_movable() && remote.is_at_rest())
+}
+
+/// What another process does with one that it has read.
+pub fn resume<A: Attached>(before: &Piped<A>, after: &mut Piped<A>) {
+    let recipe = before.recipe();
+    let through = (!recipe.is_empty()).then(|| Through { recipe, random: Box::new(|bytes| bytes.fill(9)) });
+    after.resume(through).expect("its modules stood so");
 }
 
 /// Gives a disk in memory to whoever asks.

@@ -247,8 +247,9 @@ impl Seat for Piped<RemoteUsb> {
     fn pump(&mut self, _now: Instant, _is_all: bool, _done: &mut Completions) {}
 
     fn move_on(world: &mut World<Self>, is_meant: bool) {
-        if !world.remote.has_modules() {
-            world.move_on(is_meant);
+        // What travels in several frames, and what waits for its turn, has to arrive first: another try comes.
+        if crate::modules::is_movable_now(&mut world.remote) {
+            world.move_on_with(is_meant, crate::modules::resume);
         }
     }
 }

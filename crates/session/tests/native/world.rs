@@ -281,6 +281,11 @@ impl<A: Movable> World<A> {
 
     /// The importer's process is replaced by another, which goes on with what it was told; or would have been, if it is not meant.
     pub fn move_on(&mut self, is_meant: bool) {
+        self.move_on_with(is_meant, |_, _| ());
+    }
+
+    /// The same; what the other process does with what it reads first.
+    pub fn move_on_with(&mut self, is_meant: bool, resume: impl FnOnce(&A, &mut A)) {
         let mut writer = Writer::new(KIND);
         self.importer.save(self.now, &mut self.remote, &mut writer);
         if !is_meant {
@@ -288,8 +293,9 @@ impl<A: Movable> World<A> {
         }
         let bytes = writer.into_bytes();
         let mut reader = snapshot::open(&bytes, KIND).unwrap();
-        let (importer, remote) = ImporterSession::restore(self.now, LIMITS, &mut reader).unwrap();
+        let (importer, mut remote) = ImporterSession::restore(self.now, LIMITS, &mut reader).unwrap();
         reader.end("snapshot").unwrap();
+        resume(&self.remote, &mut remote);
         self.remote.hand_over();
         (self.importer, self.remote) = (importer, remote);
         // The old process's link ends with it.
