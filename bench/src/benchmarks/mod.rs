@@ -34,7 +34,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 20] = [
+pub const ALL: [Benchmark; 21] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
