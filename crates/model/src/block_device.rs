@@ -71,9 +71,9 @@ pub trait BlockDevice: Send {
     }
 
     /// How long what is read of it stays true unless whoever asks changes it: as long as this is the same. None: not at all, for others
-    /// change it.
+    /// may change it, as they may unless a device knows better.
     fn epoch(&self) -> Option<u64> {
-        Some(0)
+        None
     }
 
     /// Whether it is known what it is. One that is got to know first becomes ready, or [is gone](BlockDevice::is_gone).

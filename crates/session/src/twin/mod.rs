@@ -538,11 +538,11 @@ impl Device for Twinned {
         result
     }
 
-    /// What is behind it, and what that was told. In the place of another device it is not what a new process opens under that name.
     fn tally(&self) -> Option<Tally> {
         self.device.tally()
     }
 
+    /// What is behind it, and what that was told. In the place of another device it is not what a new process opens under that name.
     fn save(&self) -> Option<Vec<u8>> {
         if self.exchange.is_some() || self.is_exchanged {
             return None;
