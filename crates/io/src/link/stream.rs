@@ -25,6 +25,9 @@ const KEEPALIVE_PROBES: u32 = 2;
 /// Beyond its usual round trip, what is unacknowledged for so long is sent again. Longer than a receiver of Linux's puts an
 /// acknowledgement off (40 ms), and a quarter of Linux's default, which a key press lost in a crowd on the link would wait.
 const RETRANSMISSION_MIN: Duration = Duration::from_millis(50);
+/// Within one machine there is no path to find out about. Where BBR is the default it paces what is sent even there, by a timer: large
+/// transfers then have a third of their rate. Every kernel has this one.
+const LOOPBACK_CONGESTION: &str = "reno";
 
 /// A connected byte channel, bare or encrypted: one type to its users.
 #[derive(Debug)]
@@ -96,6 +99,10 @@ impl Link {
         sockopt::set_tcp_user_timeout(&fd, UNACKNOWLEDGED_MS_MAX)?;
         // An older kernel has its own idea of it.
         let _ = set_retransmission_min(&fd, RETRANSMISSION_MIN);
+        if peer.ip().to_canonical().is_loopback() {
+            // A system may not let everybody choose; then it is slower.
+            let _ = sockopt::set_tcp_congestion(&fd, LOOPBACK_CONGESTION);
+        }
         Ok(Self { fd, peer: peer.to_string(), tls: None, is_lost: None })
     }
 
@@ -304,6 +311,13 @@ fn would_block_is_none(result: io::Result<usize>) -> io::Result<Option<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_stays_in_the_machine_is_not_paced() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let link = Link::connect(&listener.local_addr().unwrap().to_string(), Duration::from_secs(5)).unwrap();
+        assert_eq!(sockopt::tcp_congestion(&link.fd).unwrap(), LOOPBACK_CONGESTION);
+    }
 
     #[test]
     fn an_end_and_an_empty_socket_are_told_apart() {

@@ -28,7 +28,7 @@ const ATTACHMENTS_MAX: usize = 512;
 /// rest is made, and they are still in the cache.
 const ENOUGH_BYTES_MIN: usize = 64 << 10;
 /// The same of large ones, of which it is so many otherwise.
-const ENOUGH_REQUESTS: usize = 8;
+const ENOUGH_REQUESTS: usize = 12;
 /// See [`ENOUGH_REQUESTS`].
 const ENOUGH_BYTES_MAX: usize = 1 << 20;
 /// The lease of an heir who sees what is not his yet.

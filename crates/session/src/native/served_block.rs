@@ -251,7 +251,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     }
 
     fn is_idle(&self) -> bool {
-        self.flights.is_empty() && self.device.readiness().is_none()
+        self.is_at_rest() && self.device.readiness().is_none()
     }
 
     fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {

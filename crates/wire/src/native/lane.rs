@@ -26,9 +26,9 @@ use crate::buffer::{Incoming, RUNS_MAX, Runs};
 use crate::reject::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Bytes that may arrive before their arrival is acknowledged along with whatever is sent next: with one acknowledgement for six
-/// requests of 16 KiB a block request and its reply, all told, stay below the paper's 32 bytes.
-const ACKNOWLEDGE_BYTES: usize = 96 << 10;
+/// Bytes that may arrive before their arrival is acknowledged along with whatever is sent next: with one acknowledgement for sixteen
+/// requests of 16 KiB a block request and its reply, all told, stay below the paper's 32 bytes (six would do).
+const ACKNOWLEDGE_BYTES: usize = 256 << 10;
 /// Bytes that may arrive before it is acknowledged even if there is nothing else to send. Four times what 32 requests of 4 KiB bring:
 /// whoever was answered asks again soon, and an acknowledgement alone costs both ends a system call.
 const ACKNOWLEDGE_BYTES_MAX: usize = 512 << 10;
