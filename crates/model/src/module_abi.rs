@@ -8,19 +8,20 @@
 //!   time    3     1 now 8
 //!   done    4     1 due 8, all ones: no moment
 //!   fail    5     1 a sentence, to the end
+//!   passed  6     a message without a payload: that of the message which this answers goes on with it, unsaid (since version 2)
 //! ```
 //!
 //! On pipes each has its length before it, 4 bytes that do not count themselves; elsewhere whatever points at it says how long it is.
 //!
 //! The host says *start* once and again for every new use, then *message* and *time*; the module answers each with any number of
-//! *messages*, and *done* (or *fail*) in the end.
+//! *messages*, and *done* (or *fail*) in the end. *Passed* stands for one message, once: a module that changes no data says none.
 
 use crate::module::{Class, Kind, Message, Role, Side};
 use crate::payload::Payload;
 use crate::time::Instant;
 
 /// The version that is spoken.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes of a frame's length, where one travels.
 pub const LENGTH_BYTES: usize = 4;
 /// Bytes of a message before its head.
@@ -31,6 +32,7 @@ const MESSAGE: u8 = 2;
 const TIME: u8 = 3;
 const DONE: u8 = 4;
 const FAIL: u8 = 5;
+const PASSED: u8 = 6;
 
 /// What the host says at the beginning of a use, its length before it.
 pub fn start(role: Role, class: Class, failed: &[u8], options: &str) -> Vec<u8> {
@@ -86,6 +88,8 @@ fn measured(mut bytes: Vec<u8>, behind: usize) -> Vec<u8> {
 pub enum Said {
     /// This goes there.
     Message(Side, Message),
+    /// This goes there, with the payload of the message that the turn is about.
+    Passed(Side, Message),
     /// That was all, and when it wants to be called.
     Done(Option<Instant>),
     /// It cannot go on.
@@ -120,6 +124,11 @@ pub fn decode(frame: &[u8]) -> Result<Said, Wrong> {
             let (to, message, at) = decode_message(frame)?;
             Ok(Said::Message(to, Message { payload: frame[at..].into(), ..message }))
         }
+        PASSED => match decode_message(frame)? {
+            (Side::Peer, ..) => Err(Wrong("what it was told, to its other half")),
+            (to, message, at) if at == frame.len() => Ok(Said::Passed(to, message)),
+            _ => Err(Wrong("a payload with what it passes on as it was")),
+        },
         DONE => {
             let due = words.try_into().map(u64::from_le_bytes).map_err(|_| Wrong("a done of another length"))?;
             Ok(Said::Done((due != u64::MAX).then(|| Instant::from_nanos(due))))
@@ -131,8 +140,11 @@ pub fn decode(frame: &[u8]) -> Result<Said, Wrong> {
 
 /// Where the payload of a message begins, by the first [`MESSAGE_BYTES`] of a frame; `None`: it is no message.
 pub fn payload_at(frame: &[u8]) -> Option<usize> {
-    let words = frame.get(..MESSAGE_BYTES).filter(|words| words[0] == MESSAGE)?;
-    Some(MESSAGE_BYTES + usize::from(u16::from_le_bytes([words[20], words[21]])))
+    frame.get(..MESSAGE_BYTES).filter(|words| words[0] == MESSAGE).map(behind_head)
+}
+
+fn behind_head(words: &[u8]) -> usize {
+    MESSAGE_BYTES + usize::from(u16::from_le_bytes([words[20], words[21]]))
 }
 
 /// A message without its payload, where it goes, and where its payload begins: within the frame.
@@ -155,7 +167,7 @@ fn decode_message(frame: &[u8]) -> Result<(Side, Message, usize), Wrong> {
         _ => return Err(Wrong("a message of another kind")),
     };
     let id = u64::from_le_bytes(words[12..20].try_into().map_err(|_| short)?);
-    let at = payload_at(frame).ok_or(short)?;
+    let at = behind_head(words);
     let head = frame.get(MESSAGE_BYTES..at).ok_or(Wrong("a head that is longer than its message"))?;
     Ok((to, Message { kind, id, head: Payload::from(head), payload: Payload::Empty }, at))
 }
@@ -188,6 +200,22 @@ mod tests {
     }
 
     #[test]
+    fn what_is_passed_on_as_it_was_has_no_payload_and_goes_up_or_down() {
+        let bare = Message { payload: Payload::Empty, ..sample(Kind::Event) };
+        let said = |to: Side, behind: &[u8]| {
+            let mut frame = message(Instant::ZERO, to, &bare).split_off(LENGTH_BYTES);
+            frame[0] = PASSED;
+            frame.extend(behind);
+            decode(&frame)
+        };
+        for to in [Side::Above, Side::Below] {
+            assert_eq!(said(to, &[]), Ok(Said::Passed(to, bare.clone())));
+            assert!(said(to, &[0]).is_err(), "with a payload");
+        }
+        assert!(said(Side::Peer, &[]).is_err());
+    }
+
+    #[test]
     fn what_no_module_says_is_refused() {
         assert_eq!(frame_bytes(&[1, 0, 0], 10), Ok(None));
         assert!(frame_bytes(&[0; 4], 10).is_err() && frame_bytes(&[11, 0, 0, 0], 10).is_err());
@@ -196,7 +224,7 @@ mod tests {
         assert_eq!(decode(&done(5)), Ok(Said::Done(Some(Instant::from_nanos(5)))));
         assert!(decode(&done(5)[..8]).is_err());
         assert_eq!(decode(b"\x05no"), Ok(Said::Fail("no".to_owned())));
-        for what in [0, START, TIME, 6, 255] {
+        for what in [0, START, TIME, 7, 255] {
             assert!(decode(&[what]).is_err(), "{what}");
         }
         let mut frame = message(Instant::ZERO, Side::Above, &sample(Kind::Request)).split_off(LENGTH_BYTES);
@@ -206,7 +234,7 @@ mod tests {
             assert!(decode(&frame).is_err(), "byte {at}");
             frame[at] = before;
         }
-        assert_eq!(start(Role::Exporter, Class::Block, &[9], "x=1"), b"\x0a\0\0\0\x01\x01\x01\x02\x01\0\x09x=1");
+        assert_eq!(start(Role::Exporter, Class::Block, &[9], "x=1"), b"\x0a\0\0\0\x01\x02\x01\x02\x01\0\x09x=1");
         assert!(is_start(&start(Role::Importer, Class::Usb, &[], "")) && !is_start(&time(Instant::ZERO)));
         assert_eq!(time(Instant::from_nanos(1)), b"\x09\0\0\0\x03\x01\0\0\0\0\0\0\0");
     }

@@ -55,7 +55,7 @@ impl Worker {
         let mut turn = Turn::default();
         let frame = module_abi::start(used.role, used.class, used.failed, used.options);
         let patience = inside.patience + beginning;
-        let due = inside.take_turn(&Told { frame: &frame, payload: &Payload::Empty }, patience, &mut turn);
+        let due = inside.take_turn(&Told { frame: &frame, payload: &Payload::Empty }, None, patience, &mut turn);
         if let Some(failure) = turn.failure() {
             return Err(failure.why);
         }
@@ -74,17 +74,20 @@ struct Half {
 }
 
 impl Half {
-    fn take_turn(&mut self, frame: &[u8], payload: &Payload, out: &mut Turn) {
+    fn take_turn(&mut self, frame: &[u8], payload: Option<Payload>, out: &mut Turn) {
         let mut inside = lock(&self.inside);
         let patience = inside.patience;
-        self.due = inside.take_turn(&Told { frame, payload }, patience, out);
+        let told = Told { frame, payload: payload.as_ref().unwrap_or(&Payload::Empty) };
+        self.due = inside.take_turn(&told, payload.clone(), patience, out);
     }
 }
 
 impl Module for Half {
-    fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
+    fn handle(&mut self, now: Instant, from: Side, mut message: Message, out: &mut Turn) {
         let frame = module_abi::message(now, from, &message);
-        self.take_turn(&frame, &message.payload, out);
+        // It may be passed on as it is, while it is still being told.
+        message.payload.share();
+        self.take_turn(&frame, Some(message.payload), out);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -93,7 +96,7 @@ impl Module for Half {
 
     fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
         // One that wants to be called for ever in the past gets a turn a call, like any other.
-        self.take_turn(&module_abi::time(now), &Payload::Empty, out);
+        self.take_turn(&module_abi::time(now), None, out);
     }
 
     /// What it holds back is not known.
@@ -110,9 +113,15 @@ impl Drop for Half {
 
 impl Inside {
     /// Tells it something, and passes on what it answers; when it wants to be called next.
-    fn take_turn(&mut self, told: &Told<'_>, patience: Duration, out: &mut Turn) -> Option<Instant> {
+    fn take_turn(
+        &mut self,
+        told: &Told<'_>,
+        passable: Option<Payload>,
+        patience: Duration,
+        out: &mut Turn,
+    ) -> Option<Instant> {
         let exchanged = match &mut self.channel {
-            Ok(channel) => channel.exchange(told, &mut Hearing::new(patience, out)),
+            Ok(channel) => channel.exchange(told, &mut Hearing::new(patience, passable, out)),
             Err(fault) => Err(fault.clone()),
         };
         exchanged.unwrap_or_else(|fault| {

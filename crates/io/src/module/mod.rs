@@ -4,8 +4,8 @@
 //!
 //! | way | what a turn costs | who keeps it in |
 //! |---|---|---|
-//! | [`pipes`] | two changes of process, four copies | the kernel (`sys::confine_program`), and a supervisor |
-//! | [`ring`] | two changes of process, two copies | the same |
+//! | [`pipes`] | two changes of process, four copies; two if it passes data on | the kernel (`sys::confine_program`), and a supervisor |
+//! | [`ring`] | two changes of process, two copies; one if it passes data on | the same |
 //! | [`sandbox`] | two copies, and what an interpreter costs | the interpreter: it has nothing but its memory |
 //!
 //! Every call is a turn: the module is told something, and answers until it says that it is done. It has so long for that and may say so

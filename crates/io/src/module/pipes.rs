@@ -6,17 +6,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::Child;
 
 use farbus_model::Instant;
-use farbus_model::module_abi::{self, Said};
+use farbus_model::module::Message;
+use farbus_model::module_abi::{self, LENGTH_BYTES, Said};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 
-use super::turn::{Channel, FRAME_BYTES_MAX, Hearing, TURN_BYTES_MAX, Told};
+use super::turn::{Channel, FRAME_BYTES_MAX, Hearing, Told};
 
 /// Bytes of a pipe: a turn of 128 KiB and more without a wait between. What the system does not grant is no loss.
 const PIPE_BYTES: usize = 1 << 20;
-/// Bytes that are received at once.
+/// Bytes that are received at once, and the shortest frame whose payload is received where it stays.
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// Both pipes.
@@ -25,6 +26,16 @@ pub struct Pipes {
     from: File,
     /// What was received and is no whole frame yet.
     received: Vec<u8>,
+    /// The message that is being received, if it is a long one.
+    long: Option<Long>,
+}
+
+/// A message whose payload arrives in memory of its own.
+struct Long {
+    /// All before the payload.
+    words: Vec<u8>,
+    payload: Vec<u8>,
+    bytes: usize,
 }
 
 impl Pipes {
@@ -37,7 +48,7 @@ impl Pipes {
             fcntl_setfl(pipe, OFlags::NONBLOCK)?;
             let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
         }
-        Ok(Self { to: File::from(to), from: File::from(from), received: Vec::new() })
+        Ok(Self { to: File::from(to), from: File::from(from), received: Vec::new(), long: None })
     }
 
     /// Says as much as there is room for; whether that was all. One that has ended is told nothing, and may have said why.
@@ -52,21 +63,57 @@ impl Pipes {
         left.is_empty()
     }
 
-    /// What has arrived, as far as a turn may go: bytes.
+    /// A part of what has arrived: its bytes.
     fn receive(&mut self) -> Result<usize, String> {
-        let before = self.received.len();
-        while self.received.len() <= TURN_BYTES_MAX {
-            self.received.reserve(CHUNK_BYTES);
-            match rustix::io::read(&self.from, spare_capacity(&mut self.received)) {
+        let (to, enough) = match &mut self.long {
+            Some(long) => (&mut long.payload, long.bytes),
+            // What begins with it may be a long one.
+            None => {
+                let enough = self.received.len() + CHUNK_BYTES;
+                (&mut self.received, enough)
+            }
+        };
+        let before = to.len();
+        while to.len() < enough {
+            to.reserve((enough - to.len()).min(CHUNK_BYTES));
+            match rustix::io::read(&self.from, spare_capacity(to)) {
                 // What it said before it ended is heard first.
-                Ok(0) if self.received.len() > before => break,
+                Ok(0) if to.len() > before => break,
                 Ok(0) => return Err(ENDED.to_owned()),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => break,
                 Err(error) => return Err(format!("it cannot be heard: {error}")),
             }
         }
-        Ok(self.received.len() - before)
+        Ok(to.len() - before)
+    }
+
+    /// The long message, once all of it is there; what came behind it is a frame of its own.
+    fn take_long(&mut self) -> Result<Option<Said>, String> {
+        let Some(Long { words, mut payload, bytes }) = self.long.take_if(|long| long.payload.len() >= long.bytes)
+        else {
+            return Ok(None);
+        };
+        self.received.extend(payload.drain(bytes..));
+        let said = module_abi::decode(&words).map_err(wrong)?;
+        Ok(Some(match said {
+            Said::Message(to, message) => Said::Message(to, Message { payload: payload.into(), ..message }),
+            other => other,
+        }))
+    }
+
+    /// What has been received is the beginning of a frame: if that is a long message, the rest is received where it stays.
+    fn begin_long(&mut self) -> Result<(), String> {
+        let whole = module_abi::frame_bytes(&self.received, FRAME_BYTES_MAX).map_err(wrong)?;
+        let Some(whole) = whole.filter(|whole| *whole >= CHUNK_BYTES) else { return Ok(()) };
+        let at = module_abi::payload_at(&self.received[LENGTH_BYTES..]).map(|at| LENGTH_BYTES + at);
+        let Some(at) = at.filter(|at| *at <= self.received.len() && *at < whole) else { return Ok(()) };
+        let bytes = whole - at;
+        let mut payload = Vec::with_capacity(bytes);
+        payload.extend(self.received.drain(at..));
+        let words = self.received.drain(..).skip(LENGTH_BYTES).collect();
+        self.long = Some(Long { words, payload, bytes });
+        Ok(())
     }
 
     fn wait(&self, hearing: &Hearing<'_>, wants_to_say: bool) -> Result<(), String> {
@@ -94,6 +141,11 @@ impl Channel for Pipes {
             let is_told = self.say(&mut left);
             let arrived = self.receive()?;
             hearing.count_bytes(arrived)?;
+            if let Some(said) = self.take_long()? {
+                hearing.hear(said)?;
+                // More may be there already.
+                continue;
+            }
             let mut at = 0;
             while let Some((said, bytes)) = next_said(&self.received[at..])? {
                 at += bytes;
@@ -109,14 +161,23 @@ impl Channel for Pipes {
                 }
             }
             self.received.drain(..at);
-            self.wait(hearing, !is_told)?;
+            if self.long.is_none() {
+                self.begin_long()?;
+            }
+            // The last part that was there was not a whole one.
+            if arrived < CHUNK_BYTES {
+                self.wait(hearing, !is_told)?;
+            }
         }
     }
 }
 
+fn wrong(module_abi::Wrong(what): module_abi::Wrong) -> String {
+    format!("it said {what}")
+}
+
 /// What the frame at the front says, if it is whole, and its bytes.
 fn next_said(received: &[u8]) -> Result<Option<(Said, usize)>, String> {
-    let wrong = |module_abi::Wrong(what)| format!("it said {what}");
     let whole = module_abi::frame_bytes(received, FRAME_BYTES_MAX).map_err(wrong)?;
     let Some(bytes) = whole.filter(|bytes| received.len() >= *bytes) else { return Ok(None) };
     let said = module_abi::decode(&received[module_abi::LENGTH_BYTES..bytes]).map_err(wrong)?;

@@ -52,15 +52,17 @@ impl Count {
 /// What is heard during a turn, and for how long.
 pub struct Hearing<'a> {
     out: &'a mut Turn,
+    /// What the module was told, until it passes it on.
+    told: Option<Payload>,
     count: Count,
     patience: Duration,
     until: Moment,
 }
 
 impl<'a> Hearing<'a> {
-    /// From now on.
-    pub fn new(patience: Duration, out: &'a mut Turn) -> Self {
-        Self { out, count: Count::default(), patience, until: Moment::now() + patience }
+    /// From now on, of whoever was told a message with this payload, if it was one.
+    pub fn new(patience: Duration, told: Option<Payload>, out: &'a mut Turn) -> Self {
+        Self { out, told, count: Count::default(), patience, until: Moment::now() + patience }
     }
 
     /// So many bytes more have been said.
@@ -80,6 +82,10 @@ impl<'a> Hearing<'a> {
             Said::Message(Side::Above, message) => self.out.above(message),
             Said::Message(Side::Below, message) => self.out.below(message),
             Said::Message(Side::Peer, message) => self.out.aside(message.payload),
+            Said::Passed(to, mut message) => {
+                message.payload = self.told.take().ok_or("it passes on what it was not told, or a second time")?;
+                if to == Side::Above { self.out.above(message) } else { self.out.below(message) }
+            }
             Said::Fail(why) => return Err(why),
             Said::Done(due) => return Ok(Some(due)),
         }

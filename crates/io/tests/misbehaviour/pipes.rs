@@ -6,7 +6,7 @@ use farbus_io::module::{ModuleProcess, Way};
 use farbus_model::Instant;
 use farbus_model::module::{Kind, Side, Turn};
 
-use super::case::{Case, Hired, PATIENCE, has_python, python, told, used};
+use super::case::{Case, Hired, PATIENCE, has_python, message, python, told, used};
 
 /// What each begins with, in Python: `told` is the frame that it was told, `say` says one, `done` ends a turn.
 const PROLOGUE: &str = "
@@ -66,6 +66,30 @@ while True:
 }
 
 #[test]
+fn what_it_passes_on_as_it_was_it_need_not_say() {
+    if !has_python() {
+        return;
+    }
+    let script = "
+while True:
+    frame = told()
+    assert frame[:2] == b'\\2\\0'
+    back(b'before')
+    say(6, struct.pack('<BBBQQH', 1, 0, 0, 0, 7, 3) + b'new')
+    done()
+";
+    let mut half = start(script)().unwrap();
+    for _ in 0..2 {
+        let said = told(&mut *half).unwrap();
+        assert_eq!(said.len(), 2);
+        assert_eq!(said[0].1.payload.contiguous().as_ref(), b"before");
+        let (side, passed) = &said[1];
+        assert_eq!((*side, passed.id, passed.head.contiguous().as_ref()), (Side::Below, 7, b"new".as_slice()));
+        assert_eq!(passed.payload, message().payload);
+    }
+}
+
+#[test]
 fn a_program_that_does_not_begin_is_no_module() {
     let process = ModuleProcess::start(&mut Command::new("/bin/false"), Way::Pipes, PATIENCE).unwrap();
     assert_eq!(used(&process).err().unwrap(), "its process has ended");
@@ -93,6 +117,17 @@ const HANGS: &str = "it did not answer within";
 /// Name, program, word.
 const TABLE: &[(&str, &str, &str)] = &[
     ("it ends", "told(); sys.exit()", ENDED),
+    (
+        "it passes on twice",
+        "told(); [say(6, struct.pack('<BBBQQH', 1, 0, 0, 0, 7, 0)) for _ in 'ab']; done()",
+        "or a second time",
+    ),
+    ("it passes on to nobody", "told(); say(6, struct.pack('<BBBQQH', 2, 0, 0, 0, 7, 0)); done()", "to its other half"),
+    (
+        "it passes on and changes",
+        "told(); say(6, struct.pack('<BBBQQH', 1, 0, 0, 0, 7, 0) + b'x' * 9000); done()",
+        "as it was",
+    ),
     ("it crashes", "told(); os.abort()", ENDED),
     ("it ends before it was told all", "take(10); sys.exit()", ENDED),
     ("it ends in the middle of a frame", "told(); raw(struct.pack('<IB', 100, 2)); sys.exit()", ENDED),

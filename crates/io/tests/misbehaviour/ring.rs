@@ -134,6 +134,16 @@ const BACKWARDS: &str = "its ring runs backwards, or past its end";
 /// Name, program once it has begun, word.
 const TABLE: &[(&str, &str, &str)] = &[
     ("it ends", "told(); os._exit(0)", ENDED),
+    (
+        "it passes on what it keeps",
+        "told(); [say(6, struct.pack('<BBBQQH', 1, 0, 0, 0, 7, 0)) for _ in 'ab']; done(); ring()",
+        "or a second time",
+    ),
+    (
+        "it passes on and changes",
+        "at, count, region, room = told(); memory[at] = 6; post(at, count, region); done(); ring()",
+        "as it was",
+    ),
     ("it crashes", "told(); os.abort()", ENDED),
     ("it closes its bell", "told(); os.close(0); time.sleep(60)", ENDED),
     ("it unmaps its memory, and crashes", "told(); memory.close(); memory[0]", ENDED),
