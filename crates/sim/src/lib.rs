@@ -26,10 +26,10 @@
 #![forbid(unsafe_code)]
 
 pub mod bus;
-//can
-//exp
+pub mod can;
+pub mod experiments;
 pub mod histogram;
-//proc
+pub mod processor;
 pub mod random;
 
 pub use histogram::Histogram;
