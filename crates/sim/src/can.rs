@@ -99,10 +99,10 @@ impl Device {
 
     /// A frame came on `channel`.
     pub fn receive(&mut self, channel: usize) {
-        if self.received.len() == MESSAGES {
-            if let Some(oldest) = self.received.pop_front() {
-                self.overruns[oldest] += 1;
-            }
+        if self.received.len() == MESSAGES
+            && let Some(oldest) = self.received.pop_front()
+        {
+            self.overruns[oldest] += 1;
         }
         self.received.push_back(channel);
     }
