@@ -21,7 +21,13 @@ pub struct Arguments {
 
 /// The tests that play made-up worlds, how many in one round, and the variable that says so. A world of a swap has a power cut at each of its
 /// writes.
-const WORLDS: [(&str, &str); 4] = [("native", "20000"), ("twin", "20000"), ("swap", "1000"), ("isochronous", "1000")];
+const WORLDS: [(&str, &str, &str); 5] = [
+    ("farbus-session", "native", "20000"),
+    ("farbus-session", "twin", "20000"),
+    ("farbus-session", "swap", "1000"),
+    ("farbus-session", "isochronous", "1000"),
+    ("farbus-sim", "bus", "300000"),
+];
 const WORLDS_VARIABLE: &str = "FARBUS_SEEDS";
 /// Cuts of one disk's link in one round.
 const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
@@ -56,8 +62,8 @@ fn one_round(arguments: &Arguments) -> Result<(), String> {
 
 /// Optimized, with all checks: a hundred worlds a second and more.
 fn play_worlds() -> Result<(), String> {
-    WORLDS.iter().try_for_each(|(test, count)| {
-        let mut play = fuzz::optimized(cargo(&["test", "--package", "farbus-session", "--test", test]));
+    WORLDS.iter().try_for_each(|(package, test, count)| {
+        let mut play = fuzz::optimized(cargo(&["test", "--package", package, "--test", test]));
         play.args(["--", "--nocapture"]).env(WORLDS_VARIABLE, count);
         cargo::run(play)
     })

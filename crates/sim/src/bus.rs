@@ -1,0 +1,316 @@
+//! A host controller and one of its bus instances: which packets each interval carries. R2.
+//!
+//! It serves what [`schedule::plan`](farbus_realtime::schedule::plan) admitted, as the plan says, and counts what misses.
+
+use std::collections::VecDeque;
+
+use farbus_realtime::schedule::{Plan, Request};
+use farbus_realtime::transfer::{asynchronous_share_ps, interval_ps};
+
+use crate::random::Random;
+
+/// Requests that one asynchronous endpoint may have waiting.
+pub const WAITING_MAX: usize = 1024;
+
+/// A bus instance.
+#[derive(Clone, Debug)]
+pub struct Controller {
+    interval_ps: u64,
+    /// What periodic endpoints may take of an interval.
+    periodic_ps_max: u64,
+    now: u64,
+    periodic: Vec<Periodic>,
+    rings: Vec<Ring>,
+    turn: usize,
+    in_burst: u32,
+    completed: Vec<Completion>,
+    /// By so many thousandths packets may be shorter than the worst.
+    variation_permille: u32,
+    random: Random,
+}
+
+/// An asynchronous request that is through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The endpoint.
+    pub id: u32,
+    /// What [`Controller::submit`] was given.
+    pub tag: u64,
+    /// When its last packet was, in picoseconds from the start of the world.
+    pub at_ps: u64,
+    /// Intervals that it took, from the first that could have carried it, both included.
+    pub intervals: u64,
+}
+
+/// What a periodic endpoint had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Periods {
+    /// The endpoint.
+    pub id: u32,
+    /// Periods that are over.
+    pub kept: u64,
+    /// Of those, how many ended before the budget was through.
+    pub missed: u64,
+}
+
+/// A periodic endpoint, which has a budget of packets ready at the start of each period.
+#[derive(Clone, Copy, Debug)]
+struct Periodic {
+    id: u32,
+    packet_ps: u64,
+    period: u64,
+    budget_packets: u32,
+    left_packets: u32,
+    place: Option<Place>,
+    periods: Periods,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    start: u64,
+    every: u64,
+    packets: u32,
+}
+
+/// The transfer ring of an asynchronous endpoint.
+#[derive(Clone, Debug)]
+struct Ring {
+    id: u32,
+    packet_ps: u64,
+    packet_bytes: u32,
+    burst_packets: u32,
+    moved_packets: u64,
+    is_greedy: bool,
+    waiting: VecDeque<Waiting>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    left_packets: u32,
+    tag: u64,
+    since: u64,
+}
+
+impl Controller {
+    /// A bus that serves what `plan` admitted. Its packets are up to `variation_permille` thousandths shorter than the worst, as
+    /// `random` wants.
+    pub fn new(plan: &Plan, variation_permille: u32, random: Random) -> Self {
+        let interval_ps = interval_ps(plan.speed());
+        let periodic_ps_max = interval_ps - asynchronous_share_ps(plan.speed());
+        let mut controller = Self {
+            interval_ps,
+            periodic_ps_max,
+            now: 0,
+            periodic: Vec::new(),
+            rings: Vec::new(),
+            turn: 0,
+            in_burst: 0,
+            completed: Vec::new(),
+            variation_permille: variation_permille.min(1000),
+            random,
+        };
+        controller.adopt(plan);
+        controller
+    }
+
+    /// Serves `plan` from now on. Endpoints that it has already keep what they have to send; whoever has no place is not served.
+    /// Periods begin at multiples of themselves, so a plan is exchanged at a multiple of its cycle.
+    pub fn adopt(&mut self, plan: &Plan) {
+        let (old_periodic, mut old_rings) = (std::mem::take(&mut self.periodic), std::mem::take(&mut self.rings));
+        for request in plan.requests() {
+            if request.shape.is_periodic() {
+                let old = old_periodic.iter().find(|old| old.id == request.id);
+                self.periodic.push(Periodic::new(request, plan, old));
+            } else if let Some(at) = old_rings.iter().position(|old| old.id == request.id) {
+                self.rings.push(old_rings.swap_remove(at));
+            } else {
+                self.rings.push(Ring::new(request));
+            }
+        }
+        // Rate-monotonic among those that meet in an interval; with room for all of them it is all the same.
+        self.periodic.sort_by_key(|endpoint| endpoint.period);
+        (self.turn, self.in_burst) = (0, 0);
+    }
+
+    /// Intervals that are over.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// The length of an interval in nanoseconds.
+    pub fn interval_ns(&self) -> u64 {
+        self.interval_ps / 1000
+    }
+
+    /// Hands over a request of asynchronous endpoint `id`. Answers no when there is no such endpoint, or too much waits there.
+    pub fn submit(&mut self, id: u32, bytes: u32, tag: u64) -> bool {
+        let since = self.now;
+        let Some(ring) = self.rings.iter_mut().find(|ring| ring.id == id) else { return false };
+        if bytes == 0 || ring.waiting.len() >= WAITING_MAX {
+            return false;
+        }
+        let left_packets = bytes.div_ceil(ring.packet_bytes);
+        ring.waiting.push_back(Waiting { left_packets, tag, since });
+        true
+    }
+
+    /// From now on asynchronous endpoint `id` always has something to send, or nothing but what is submitted.
+    pub fn set_greedy(&mut self, id: u32, is_greedy: bool) {
+        for ring in self.rings.iter_mut().filter(|ring| ring.id == id) {
+            ring.is_greedy = is_greedy;
+        }
+    }
+
+    /// Makes asynchronous endpoint `id` the last of the round: the worst place there is.
+    pub fn put_last(&mut self, id: u32) {
+        if let Some(at) = self.rings.iter().position(|ring| ring.id == id) {
+            (self.turn, self.in_burst) = ((at + 1) % self.rings.len(), 0);
+        }
+    }
+
+    /// Whether no asynchronous endpoint has anything to send.
+    pub fn is_idle(&self) -> bool {
+        self.rings.iter().all(|ring| !ring.has_packets())
+    }
+
+    /// What every periodic endpoint had until now.
+    pub fn periods(&self) -> impl Iterator<Item = Periods> {
+        self.periodic.iter().map(|endpoint| endpoint.periods)
+    }
+
+    /// Packets that asynchronous endpoint `id` has moved.
+    pub fn moved_packets(&self, id: u32) -> u64 {
+        self.rings.iter().find(|ring| ring.id == id).map_or(0, |ring| ring.moved_packets)
+    }
+
+    /// Lets an interval pass in which nothing asynchronous waits and of whose periodic traffic nobody asks.
+    pub fn skip(&mut self) {
+        debug_assert!(self.is_idle(), "it has something to do");
+        self.now += 1;
+    }
+
+    /// One interval. Answers with the requests that it ended.
+    pub fn step(&mut self) -> &[Completion] {
+        self.completed.clear();
+        let used_ps = self.serve_periodic();
+        self.serve_asynchronous(used_ps);
+        self.now += 1;
+        &self.completed
+    }
+
+    fn serve_periodic(&mut self) -> u64 {
+        let mut used_ps = 0;
+        for endpoint in &mut self.periodic {
+            endpoint.begin_period(self.now);
+            let Some(place) = endpoint.place.filter(|place| self.now % place.every == place.start) else { continue };
+            for _ in 0..place.packets.min(endpoint.left_packets) {
+                if used_ps + endpoint.packet_ps > self.periodic_ps_max.min(self.interval_ps) {
+                    return used_ps;
+                }
+                used_ps += packet_ps(endpoint.packet_ps, self.variation_permille, &mut self.random);
+                endpoint.left_packets -= 1;
+            }
+        }
+        used_ps
+    }
+
+    fn serve_asynchronous(&mut self, mut used_ps: u64) {
+        let mut quiet = 0;
+        while quiet < self.rings.len() {
+            let ring = &mut self.rings[self.turn];
+            if !ring.has_packets() {
+                quiet += 1;
+                self.pass_on();
+                continue;
+            }
+            // It does not know beforehand how long the packet will be.
+            if used_ps + ring.packet_ps > self.interval_ps {
+                return;
+            }
+            quiet = 0;
+            used_ps += packet_ps(ring.packet_ps, self.variation_permille, &mut self.random);
+            ring.moved_packets += 1;
+            self.in_burst += 1;
+            if let Some(first) = ring.waiting.front_mut() {
+                first.left_packets -= 1;
+                if first.left_packets == 0 {
+                    self.completed.push(Completion {
+                        id: ring.id,
+                        tag: first.tag,
+                        at_ps: self.now * self.interval_ps + used_ps,
+                        intervals: self.now - first.since + 1,
+                    });
+                    ring.waiting.pop_front();
+                }
+            }
+            if self.in_burst == ring.burst_packets {
+                self.pass_on();
+            }
+        }
+    }
+
+    fn pass_on(&mut self) {
+        self.turn = if self.turn + 1 == self.rings.len() { 0 } else { self.turn + 1 };
+        self.in_burst = 0;
+    }
+}
+
+fn packet_ps(worst_ps: u64, variation_permille: u32, random: &mut Random) -> u64 {
+    if variation_permille == 0 {
+        return worst_ps;
+    }
+    worst_ps - worst_ps * random.below(u64::from(variation_permille) + 1) / 1000
+}
+
+impl Periodic {
+    fn new(request: &Request, plan: &Plan, old: Option<&Self>) -> Self {
+        let id = request.id;
+        let place = plan.placement(id).map(|place| Place {
+            start: u64::from(place.start),
+            every: u64::from(place.every),
+            packets: place.packets,
+        });
+        Self {
+            id,
+            packet_ps: request.shape.packet_ps(),
+            period: u64::from(request.period),
+            budget_packets: request.shape.packets(request.budget_bytes),
+            left_packets: old.map_or(0, |old| old.left_packets),
+            place,
+            periods: old.map_or(Periods { id, kept: 0, missed: 0 }, |old| old.periods),
+        }
+    }
+
+    /// Who has no place asks for nothing.
+    fn begin_period(&mut self, now: u64) {
+        if now.is_multiple_of(self.period) && self.place.is_some() {
+            // The first period of a place has nothing before it to be held against.
+            if now > 0 {
+                self.periods.kept += 1;
+                self.periods.missed += u64::from(self.left_packets > 0);
+            }
+            self.left_packets = self.budget_packets;
+        }
+        if self.place.is_none() {
+            self.left_packets = 0;
+        }
+    }
+}
+
+impl Ring {
+    fn new(request: &Request) -> Self {
+        Self {
+            id: request.id,
+            packet_ps: request.shape.packet_ps(),
+            packet_bytes: request.shape.packet_bytes(),
+            burst_packets: request.shape.burst_packets(),
+            moved_packets: 0,
+            is_greedy: false,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    fn has_packets(&self) -> bool {
+        self.is_greedy || !self.waiting.is_empty()
+    }
+}

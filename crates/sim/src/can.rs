@@ -1,0 +1,175 @@
+//! CAN channels behind a USB device with a small buffer. R7.
+
+use std::collections::VecDeque;
+
+use crate::random::Random;
+
+/// Channels of the paper's device.
+pub const CHANNELS: usize = 5;
+
+/// What the device makes of a frame on USB (section 6.2.2).
+pub const MESSAGE_BYTES: usize = 64;
+
+/// What its buffer holds (section 6.2).
+pub const BUFFER_BYTES: usize = 4096;
+
+/// How a frame is addressed, and so how long it is, with eight bytes of data (section 6.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// An identifier of 11 bits: 108 bits in all.
+    Standard,
+    /// An identifier of 29 bits: 128 bits in all.
+    Extended,
+}
+
+/// What goes on on a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// A unit sends frames, each so long after the one before.
+    In {
+        /// The shortest time between two frames.
+        least_ns: u64,
+        /// The longest.
+        most_ns: u64,
+    },
+    /// A unit takes frames, and is as long about each.
+    Out {
+        /// The shortest time for one frame.
+        least_ns: u64,
+        /// The longest.
+        most_ns: u64,
+    },
+}
+
+impl Format {
+    const fn bits(self) -> u64 {
+        match self {
+            Self::Standard => 108,
+            Self::Extended => 128,
+        }
+    }
+}
+
+impl Traffic {
+    /// Frames that take `percent` of a channel of `bits_per_s`. With a stuffed bit after every six, 69 % of 500 kb/s are the
+    /// 2,738 standard frames a second that the paper's oscilloscope saw.
+    pub const fn share(bits_per_s: u64, percent: u64, format: Format) -> Self {
+        let period_ns = format.bits() * 7 * 100 * 1_000_000_000 / (6 * bits_per_s * percent);
+        Self::In { least_ns: period_ns, most_ns: period_ns }
+    }
+
+    /// How long the next frame takes.
+    pub fn frame_ns(&self, random: &mut Random) -> u64 {
+        let (Self::In { least_ns, most_ns } | Self::Out { least_ns, most_ns }) = *self;
+        random.between(least_ns, most_ns)
+    }
+
+    /// Whether frames come from the channel.
+    pub fn is_in(&self) -> bool {
+        matches!(self, Self::In { .. })
+    }
+
+    /// Frames a second, at the most.
+    pub fn frames_per_s(&self) -> u64 {
+        let (Self::In { least_ns, .. } | Self::Out { least_ns, .. }) = *self;
+        1_000_000_000 / least_ns.max(1)
+    }
+}
+
+/// The device. What comes in shares its buffer; when that is full the oldest message is overwritten. What goes out has as much
+/// of a buffer of its own, in equal parts.
+#[derive(Clone, Debug)]
+pub struct Device {
+    received: VecDeque<usize>,
+    overruns: [u64; CHANNELS],
+    sending: [usize; CHANNELS],
+    sending_max: usize,
+}
+
+impl Device {
+    /// A device with `outlets` channels that go out.
+    pub fn new(outlets: usize) -> Self {
+        Self {
+            received: VecDeque::with_capacity(MESSAGES),
+            overruns: [0; CHANNELS],
+            sending: [0; CHANNELS],
+            sending_max: MESSAGES / outlets.max(1),
+        }
+    }
+
+    /// A frame came on `channel`.
+    pub fn receive(&mut self, channel: usize) {
+        if self.received.len() == MESSAGES
+            && let Some(oldest) = self.received.pop_front()
+        {
+            self.overruns[oldest] += 1;
+        }
+        self.received.push_back(channel);
+    }
+
+    /// Whether there is something to read.
+    pub fn has_received(&self) -> bool {
+        !self.received.is_empty()
+    }
+
+    /// All that was received, a count a channel.
+    pub fn read(&mut self) -> [u64; CHANNELS] {
+        let mut counts = [0; CHANNELS];
+        self.received.drain(..).for_each(|channel| counts[channel] += 1);
+        counts
+    }
+
+    /// Takes up to `messages` to be sent on `channel`; answers with how many.
+    pub fn write(&mut self, channel: usize, messages: usize) -> usize {
+        let taken = messages.min(self.sending_max - self.sending[channel]);
+        self.sending[channel] += taken;
+        taken
+    }
+
+    /// A frame went out on `channel`, if there was one.
+    pub fn send(&mut self, channel: usize) -> bool {
+        let has_one = self.sending[channel] > 0;
+        self.sending[channel] -= usize::from(has_one);
+        has_one
+    }
+
+    /// Messages that were overwritten, a count a channel.
+    pub fn overruns(&self) -> [u64; CHANNELS] {
+        self.overruns
+    }
+}
+
+const MESSAGES: usize = BUFFER_BYTES / MESSAGE_BYTES;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_buffer_loses_the_oldest() {
+        let mut device = Device::new(0);
+        (0..64).for_each(|_| device.receive(1));
+        assert_eq!(device.overruns(), [0; 5]);
+        (0..3).for_each(|_| device.receive(2));
+        assert_eq!(device.overruns(), [0, 3, 0, 0, 0]);
+        assert_eq!(device.read(), [0, 61, 3, 0, 0]);
+        assert!(!device.has_received());
+    }
+
+    #[test]
+    fn what_goes_out_waits_for_room() {
+        let mut device = Device::new(2);
+        assert_eq!((device.write(3, 20), device.write(3, 20), device.write(4, 40)), (20, 12, 32));
+        assert!(device.send(3));
+        assert_eq!(device.write(3, 9), 1);
+        assert!(!device.send(0));
+    }
+
+    #[test]
+    fn shares_of_table_7_are_the_rates_that_were_seen() {
+        let traffic = Traffic::share(500_000, 69, Format::Standard);
+        assert!((2730..=2752).contains(&traffic.frames_per_s()), "{traffic:?}");
+        let mut random = Random::new(1);
+        assert!((363_400..=366_200).contains(&traffic.frame_ns(&mut random)), "{traffic:?}");
+    }
+}

@@ -1,0 +1,96 @@
+//! Section 6.1.2: four bulk endpoints beside four cameras, of which one is of high criticality (Tables 5 and 6).
+
+use farbus_realtime::schedule::{Criticality, Options, Plan, Refusal, Request, plan};
+use farbus_realtime::transfer::{Direction, Shape, ShapeError};
+use farbus_realtime::{Speed, TransferKind};
+
+use super::paper::Throughput;
+use crate::bus::Controller;
+use crate::random::Random;
+
+/// What the bulk endpoints have to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// Their budget each period, and no more.
+    Reserved,
+    /// Always something.
+    Always,
+}
+
+/// What the bulk endpoints had of each second, in Mb/s, and who else was served.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    /// One value for each second and endpoint.
+    pub mbps: Vec<f64>,
+    /// Requests that took longer than their period.
+    pub late: u64,
+    /// Periods of cameras that were over.
+    pub periods: u64,
+    /// Periods in which a camera did not have its budget.
+    pub missed: u64,
+    /// Cameras that were admitted, 1 to 4.
+    pub cameras: Vec<u32>,
+}
+
+/// A camera of the paper: 33 packets each `period` microframes.
+pub fn camera(id: u32, criticality: Criticality, period: u32) -> Result<Request, ShapeError> {
+    let shape = Shape::new(Speed::Super, TransferKind::Isochronous, Direction::In, 1024, 10, 2)?;
+    Ok(Request { id, shape, budget_bytes: shape.quantum_bytes(), period, criticality })
+}
+
+/// A bulk endpoint of the paper.
+pub fn bulk(id: u32, direction: Direction, budget_bytes: u32, period: u32) -> Result<Request, ShapeError> {
+    let shape = Shape::new(Speed::Super, TransferKind::Bulk, direction, 1024, 0, 0)?;
+    Ok(Request { id, shape, budget_bytes, period, criticality: Criticality::High })
+}
+
+/// Ids of the four bulk endpoints.
+pub const BULKS: [u32; 4] = [11, 12, 13, 14];
+
+/// What `sound` makes of a scenario of Table 5.
+pub fn planned(scenario: &Throughput) -> Result<Plan, Refusal> {
+    let low = Criticality::Low;
+    let cameras = [(1, Criticality::High, 1), (2, low, 2), (3, low, 4), (4, low, 8)];
+    let cameras = cameras.into_iter().filter_map(|(id, criticality, period)| camera(id, criticality, period).ok());
+    let bulks = BULKS.into_iter();
+    let bulks = bulks.filter_map(|id| bulk(id, Direction::In, scenario.budget_bytes, scenario.period).ok());
+    plan(&cameras.chain(bulks).collect::<Vec<_>>(), Options::default())
+}
+
+/// Runs a scenario for so many seconds of bus time. Packets are up to `variation_permille` shorter than Equation 3 has them.
+pub fn run(
+    scenario: &Throughput,
+    load: Load,
+    seconds: u64,
+    variation_permille: u32,
+    seed: u64,
+) -> Result<Seen, Refusal> {
+    let plan = planned(scenario)?;
+    let cameras = plan.placements().iter().map(|place| place.id).collect();
+    let mut bus = Controller::new(&plan, variation_permille, Random::new(seed));
+    let per_second = 1_000_000_000 / bus.interval_ns();
+    BULKS.into_iter().for_each(|id| bus.set_greedy(id, load == Load::Always));
+    let (mut mbps, mut late, mut moved_before) = (Vec::new(), 0, [0; BULKS.len()]);
+    for _ in 0..seconds {
+        for interval in 0..per_second {
+            if load == Load::Reserved && interval.is_multiple_of(u64::from(scenario.period)) {
+                BULKS.into_iter().for_each(|id| _ = bus.submit(id, scenario.budget_bytes, 0));
+            }
+            let is_late = |intervals: u64| intervals > u64::from(scenario.period);
+            late += bus.step().iter().filter(|done| is_late(done.intervals)).count() as u64;
+        }
+        for (id, before) in BULKS.into_iter().zip(&mut moved_before) {
+            let moved = bus.moved_packets(id);
+            mbps.push((moved - *before) as f64 * 1024.0 * 8.0 / 1e6);
+            *before = moved;
+        }
+    }
+    let periods = || bus.periods().filter(|periods| plan.placement(periods.id).is_some());
+    Ok(Seen {
+        mbps,
+        late,
+        periods: periods().map(|periods| periods.kept).sum(),
+        missed: periods().map(|periods| periods.missed).sum(),
+        cameras,
+    })
+}

@@ -1,0 +1,139 @@
+//! One processor, and who runs on it when: as Quest has it ([`Processor::quest`]) and as Linux has it ([`Processor::linux`]). R4.
+//!
+//! The world gives tasks work, and lets time pass up to the next thing that it knows of; the processor answers with what was
+//! finished before.
+
+mod linux;
+mod quest;
+mod role;
+
+use std::collections::VecDeque;
+
+pub use linux::Settings;
+pub use role::{Role, TaskId};
+
+use linux::Linux;
+use quest::Quest;
+use role::Choice;
+
+/// A processor and its tasks.
+#[derive(Clone, Debug)]
+pub struct Processor {
+    now_ns: u64,
+    tasks: Vec<Task>,
+    policy: Policy,
+}
+
+#[derive(Clone, Debug)]
+struct Task {
+    /// What is left of each job; the first is at work.
+    jobs: VecDeque<u64>,
+    ran_ns: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Policy {
+    Quest(Quest),
+    Linux(Linux),
+}
+
+impl Processor {
+    /// Main VCPUs are sporadic servers, bottom halves run on I/O VCPUs that inherit the period of the task they work for;
+    /// priorities are rate-monotonic. Whoever has no reserve runs when nobody else does.
+    pub fn quest(roles: &[Role]) -> Self {
+        Self::new(roles, Policy::Quest(Quest::new(roles)))
+    }
+
+    /// Tasks with a reserve are of `SCHED_DEADLINE`, bottom halves are soft interrupts.
+    pub fn linux(roles: &[Role], settings: Settings) -> Self {
+        Self::new(roles, Policy::Linux(Linux::new(roles, settings)))
+    }
+
+    fn new(roles: &[Role], policy: Policy) -> Self {
+        let task = Task { jobs: VecDeque::new(), ran_ns: 0 };
+        Self { now_ns: 0, tasks: vec![task; roles.len()], policy }
+    }
+
+    /// What time it is.
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// How long `task` has run.
+    pub fn ran_ns(&self, task: TaskId) -> u64 {
+        self.tasks[task].ran_ns
+    }
+
+    /// How many jobs of `task` are not finished.
+    pub fn jobs(&self, task: TaskId) -> usize {
+        self.tasks[task].jobs.len()
+    }
+
+    /// Gives `task` one more job, of `work_ns`, now.
+    pub fn give(&mut self, task: TaskId, work_ns: u64) {
+        let jobs = &mut self.tasks[task].jobs;
+        jobs.push_back(work_ns.max(1));
+        let is_first = jobs.len() == 1;
+        match &mut self.policy {
+            Policy::Quest(quest) => quest.wake(self.now_ns, task, is_first),
+            Policy::Linux(linux) => linux.wake(self.now_ns, task, is_first),
+        }
+    }
+
+    /// Lets time pass until a job is finished, and answers with its task; `None` at `until_ns`.
+    pub fn run(&mut self, until_ns: u64) -> Option<TaskId> {
+        while self.now_ns < until_ns {
+            let choice = self.choose();
+            let until_ns = until_ns.min(choice.until_ns);
+            let Some(task) = choice.task else {
+                self.now_ns = until_ns;
+                continue;
+            };
+            let Some(&left_ns) = self.tasks[task].jobs.front() else {
+                debug_assert!(false, "who has no job is not chosen");
+                return None;
+            };
+            let ran_ns = left_ns.min(until_ns - self.now_ns);
+            self.now_ns += ran_ns;
+            self.tasks[task].ran_ns += ran_ns;
+            let is_finished = ran_ns == left_ns;
+            let jobs = &mut self.tasks[task].jobs;
+            if is_finished {
+                jobs.pop_front();
+            } else if let Some(first) = jobs.front_mut() {
+                *first -= ran_ns;
+            }
+            let is_idle = jobs.is_empty();
+            self.charge(task, ran_ns, is_finished, is_idle);
+            if is_finished {
+                return Some(task);
+            }
+        }
+        None
+    }
+
+    /// The top half of an interrupt: it runs at once, at the cost of whoever it comes upon.
+    pub fn interrupt(&mut self, top_half_ns: u64) {
+        let choice = self.choose();
+        self.now_ns += top_half_ns;
+        if let Some(task) = choice.task {
+            self.charge(task, top_half_ns, false, false);
+        }
+    }
+
+    fn choose(&mut self) -> Choice {
+        let has_job = |task: TaskId| !self.tasks[task].jobs.is_empty();
+        match &mut self.policy {
+            Policy::Quest(quest) => quest.choose(self.now_ns, has_job),
+            Policy::Linux(linux) => linux.choose(self.now_ns, has_job),
+        }
+    }
+
+    fn charge(&mut self, task: TaskId, ran_ns: u64, is_finished: bool, is_idle: bool) {
+        let has_job = |task: TaskId| !self.tasks[task].jobs.is_empty();
+        match &mut self.policy {
+            Policy::Quest(quest) => quest.charge(self.now_ns, task, ran_ns, is_idle),
+            Policy::Linux(linux) => linux.charge(task, ran_ns, is_finished, has_job),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Linux: bottom halves are soft interrupts, before everybody until they are too much, and then behind everybody who has a
+//! reserve (section 6.2.1 of the paper). Their time is nobody's (`CONFIG_IRQ_TIME_ACCOUNTING`).
+
+use std::collections::VecDeque;
+
+use super::role::{Choice, Role, TaskId, Turns};
+
+/// What of a Linux system its kernel's documentation leaves to the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Soft interrupts that take longer in one go are left to `ksoftirqd`: `MAX_SOFTIRQ_TIME` of `kernel/softirq.c`, 2 ms.
+    pub softirq_ns_max: u64,
+    /// So are those that are raised anew more often in one go: `MAX_SOFTIRQ_RESTART`.
+    pub softirq_restarts_max: u32,
+    /// How long a task of the fair class runs before the next of them does.
+    pub slice_ns: u64,
+    /// Whether what blocked tasks of `SCHED_DEADLINE` leave is shared among those that run (`SCHED_FLAG_RECLAIM`).
+    pub reclaims: bool,
+}
+
+impl Default for Settings {
+    /// The constants of `kernel/softirq.c`; the slice of `kernel/sched/fair.c` on two processors; and what the paper believes
+    /// to have seen.
+    fn default() -> Self {
+        Self { softirq_ns_max: 2_000_000, softirq_restarts_max: 10, slice_ns: 1_500_000, reclaims: true }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Linux {
+    settings: Settings,
+    classes: Vec<Class>,
+    /// Raised soft interrupts, one entry a job, in the order in which they are served.
+    raised: VecDeque<TaskId>,
+    spent_ns: u64,
+    restarts: u32,
+    /// They are `ksoftirqd`'s until there are none.
+    is_demoted: bool,
+    fair: Turns,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Class {
+    Deadline(Deadline),
+    Soft,
+    Fair,
+}
+
+/// A constant-bandwidth server (Abeni and Buttazzo 1998), as `kernel/sched/deadline.c` has it.
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    budget_ns: u64,
+    period_ns: u64,
+    left_ns: u64,
+    deadline_ns: u64,
+}
+
+impl Linux {
+    pub(super) fn new(roles: &[Role], settings: Settings) -> Self {
+        let class = |role: &Role| match *role {
+            Role::Reserved(reserve) => Class::Deadline(Deadline {
+                budget_ns: reserve.budget_ns,
+                period_ns: reserve.period_ns,
+                left_ns: reserve.budget_ns,
+                deadline_ns: 0,
+            }),
+            Role::BottomHalf { .. } => Class::Soft,
+            Role::Ordinary => Class::Fair,
+        };
+        Self {
+            settings,
+            classes: roles.iter().map(class).collect(),
+            raised: VecDeque::new(),
+            spent_ns: 0,
+            restarts: 0,
+            is_demoted: false,
+            fair: Turns::new(settings.slice_ns),
+        }
+    }
+
+    /// `ksoftirqd` takes its turn among the fair as the task after the last.
+    fn ksoftirqd(&self) -> TaskId {
+        self.classes.len()
+    }
+
+    pub(super) fn wake(&mut self, now_ns: u64, task: TaskId, is_first: bool) {
+        match &mut self.classes[task] {
+            Class::Deadline(server) if is_first => server.wake(now_ns),
+            Class::Soft => {
+                if self.raised.is_empty() {
+                    (self.spent_ns, self.restarts, self.is_demoted) = (0, 0, false);
+                } else {
+                    self.restarts += 1;
+                    self.is_demoted |= self.restarts > self.settings.softirq_restarts_max;
+                }
+                self.raised.push_back(task);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn choose(&mut self, now_ns: u64, has_job: impl Fn(TaskId) -> bool) -> Choice {
+        if let (Some(&task), false) = (self.raised.front(), self.is_demoted) {
+            let left_ns = self.settings.softirq_ns_max.saturating_sub(self.spent_ns).max(1);
+            return Choice { task: Some(task), until_ns: now_ns + left_ns };
+        }
+        let mut until_ns = u64::MAX;
+        let first = self.earliest(now_ns, &has_job, &mut until_ns);
+        if let Some(task) = first {
+            let left_ns = match &self.classes[task] {
+                // At the slowest rate at which budget is used up it lasts longer; it is asked again then.
+                Class::Deadline(server) => server.left_ns,
+                _ => 1,
+            };
+            return Choice { task: Some(task), until_ns: until_ns.min(now_ns + left_ns.max(1)) };
+        }
+        let (ksoftirqd, raised) = (self.ksoftirqd(), self.raised.front().copied());
+        let classes = &self.classes;
+        let wants = |task: TaskId| match classes.get(task) {
+            Some(class) => matches!(class, Class::Fair) && has_job(task),
+            None => raised.is_some(),
+        };
+        match self.fair.choose(ksoftirqd + 1, wants) {
+            Some((task, slice_ns)) => {
+                let task = if task == ksoftirqd { raised } else { Some(task) };
+                Choice { task, until_ns: until_ns.min(now_ns + slice_ns) }
+            }
+            None => Choice { task: None, until_ns },
+        }
+    }
+
+    /// The one of `SCHED_DEADLINE` that is to run, if any may. Lowers `until_ns` to when that may change.
+    fn earliest(&mut self, now_ns: u64, has_job: impl Fn(TaskId) -> bool, until_ns: &mut u64) -> Option<TaskId> {
+        let mut first: Option<(u64, TaskId)> = None;
+        for (task, class) in self.classes.iter_mut().enumerate().filter(|(task, _)| has_job(*task)) {
+            let Class::Deadline(server) = class else { continue };
+            if !server.may_run(now_ns) {
+                *until_ns = (*until_ns).min(server.deadline_ns);
+            } else if first.is_none_or(|other| (server.deadline_ns, task) < other) {
+                first = Some((server.deadline_ns, task));
+            }
+        }
+        first.map(|(_, task)| task)
+    }
+
+    pub(super) fn charge(&mut self, task: TaskId, ran_ns: u64, is_finished: bool, has_job: impl Fn(TaskId) -> bool) {
+        match self.classes[task] {
+            Class::Soft => {
+                if self.is_demoted {
+                    self.fair.charge(self.ksoftirqd(), ran_ns);
+                } else {
+                    self.spent_ns += ran_ns;
+                    self.is_demoted = self.spent_ns >= self.settings.softirq_ns_max;
+                }
+                if is_finished {
+                    self.raised.pop_front();
+                }
+            }
+            Class::Deadline(_) => self.use_up(task, ran_ns, has_job),
+            Class::Fair => self.fair.charge(task, ran_ns),
+        }
+    }
+
+    /// Takes `ran_ns` from a budget: less, if others leave theirs.
+    fn use_up(&mut self, task: TaskId, ran_ns: u64, has_job: impl Fn(TaskId) -> bool) {
+        let share = |server: &Deadline| server.budget_ns * PPM / server.period_ns.max(1);
+        let blocked = |(other, class): (TaskId, &Class)| match class {
+            Class::Deadline(server) if other != task && !has_job(other) => share(server),
+            _ => 0,
+        };
+        let left_ppm = match self.settings.reclaims {
+            true => PPM.saturating_sub(self.classes.iter().enumerate().map(blocked).sum()),
+            false => PPM,
+        };
+        if let Class::Deadline(server) = &mut self.classes[task] {
+            server.left_ns = server.left_ns.saturating_sub((ran_ns * left_ppm).div_ceil(PPM));
+        }
+    }
+}
+
+const PPM: u64 = 1_000_000;
+
+impl Deadline {
+    /// What is left is kept if it does not ask for more than the share until the deadline.
+    fn wake(&mut self, now_ns: u64) {
+        let ahead_ns = u128::from(self.deadline_ns.saturating_sub(now_ns));
+        let asks = u128::from(self.left_ns) * u128::from(self.period_ns);
+        if self.left_ns > 0 && asks > ahead_ns * u128::from(self.budget_ns) {
+            (self.left_ns, self.deadline_ns) = (self.budget_ns, now_ns + self.period_ns);
+        }
+    }
+
+    /// Whoever has used up its budget waits for its deadline.
+    fn may_run(&mut self, now_ns: u64) -> bool {
+        if self.left_ns == 0 && now_ns >= self.deadline_ns {
+            (self.left_ns, self.deadline_ns) = (self.budget_ns, now_ns.max(self.deadline_ns) + self.period_ns);
+        }
+        self.left_ns > 0
+    }
+}

@@ -1,0 +1,88 @@
+//! Quest: every task and every bottom half runs on a virtual CPU (section 2.1 of the paper).
+
+use farbus_realtime::vcpu::{InheritingServer, SporadicServer};
+
+use super::role::{Choice, Role, TaskId, Turns};
+
+/// How long a task without a reserve runs before the next of them does.
+const SLICE_NS: u64 = 1_000_000;
+
+#[derive(Clone, Debug)]
+pub(super) struct Quest {
+    servers: Vec<Server>,
+    background: Turns,
+}
+
+#[derive(Clone, Debug)]
+enum Server {
+    Main(SporadicServer),
+    Io { server: InheritingServer, period_ns: u64 },
+    Background,
+}
+
+impl Quest {
+    pub(super) fn new(roles: &[Role]) -> Self {
+        let server = |role: &Role| match *role {
+            Role::Reserved(reserve) => Server::Main(SporadicServer::new(reserve, 0)),
+            Role::BottomHalf { utilization_ppm, period_ns } => {
+                Server::Io { server: InheritingServer::new(utilization_ppm), period_ns }
+            }
+            Role::Ordinary => Server::Background,
+        };
+        Self { servers: roles.iter().map(server).collect(), background: Turns::new(SLICE_NS) }
+    }
+
+    pub(super) fn wake(&mut self, now_ns: u64, task: TaskId, is_first: bool) {
+        if let (Server::Main(server), true) = (&mut self.servers[task], is_first) {
+            server.wake(now_ns);
+        }
+    }
+
+    pub(super) fn choose(&mut self, now_ns: u64, has_job: impl Fn(TaskId) -> bool) -> Choice {
+        let mut until_ns = u64::MAX;
+        // The shorter period goes first; of two alike the bottom half, then the one that was made first.
+        let mut best: Option<((u64, u8, TaskId), u64)> = None;
+        for (task, server) in self.servers.iter_mut().enumerate().filter(|(task, _)| has_job(*task)) {
+            let (rank, budget_ns) = match server {
+                Server::Main(server) => {
+                    until_ns = until_ns.min(server.next_replenishment_ns(now_ns).unwrap_or(u64::MAX));
+                    ((server.reserve().period_ns, 1, task), server.available_ns(now_ns))
+                }
+                Server::Io { server, period_ns } => {
+                    if !server.begin(now_ns, *period_ns) {
+                        until_ns = until_ns.min(server.eligible_ns().max(now_ns + 1));
+                        continue;
+                    }
+                    ((server.inherited_period_ns().unwrap_or(*period_ns), 0, task), server.available_ns())
+                }
+                Server::Background => continue,
+            };
+            if budget_ns > 0 && best.is_none_or(|(other, _)| rank < other) {
+                best = Some((rank, budget_ns));
+            }
+        }
+        if let Some(((_, _, task), budget_ns)) = best {
+            return Choice { task: Some(task), until_ns: until_ns.min(now_ns + budget_ns) };
+        }
+        let servers = &self.servers;
+        let wants = |task: TaskId| matches!(servers[task], Server::Background) && has_job(task);
+        match self.background.choose(servers.len(), wants) {
+            Some((task, slice_ns)) => Choice { task: Some(task), until_ns: until_ns.min(now_ns + slice_ns) },
+            None => Choice { task: None, until_ns },
+        }
+    }
+
+    pub(super) fn charge(&mut self, now_ns: u64, task: TaskId, ran_ns: u64, is_idle: bool) {
+        // Who is interrupted at the end of its budget overruns, and pays for it itself.
+        match &mut self.servers[task] {
+            Server::Main(server) => _ = server.run(now_ns, ran_ns),
+            Server::Io { server, .. } => {
+                _ = server.run(now_ns, ran_ns);
+                if is_idle {
+                    server.block(now_ns);
+                }
+            }
+            Server::Background => self.background.charge(task, ran_ns),
+        }
+    }
+}

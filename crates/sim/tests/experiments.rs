@@ -1,0 +1,93 @@
+//! The paper's experiments in bus time: what it promises holds here, and what it saw of Linux is seen. R8.
+
+use farbus_sim::experiments::paper::{INPUT_FRAMES_PER_S, OUTPUT_FRAMES_PER_S, OVERRUNS, ROUND_TRIPS, THROUGHPUT};
+use farbus_sim::experiments::throughput::Load;
+use farbus_sim::experiments::usb_can::{self, Kernel, STORMS, Seen, Setting, Users};
+use farbus_sim::experiments::{round_trips, throughput};
+
+#[test]
+fn no_round_trip_is_longer_than_the_bound() {
+    let mut means = Vec::new();
+    for scenario in &ROUND_TRIPS {
+        let seen = round_trips::run(scenario, 12, 1).unwrap();
+        let times = &seen.latencies;
+        assert_eq!(seen.bound_ns, scenario.bound_us * 1000, "Table 2");
+        assert!(times.max_ns() <= seen.bound_ns, "{} of {}", times.max_ns(), seen.bound_ns);
+        assert_eq!(seen.missed, 0, "cameras");
+        assert!(times.count() > 10_000, "{}", times.count());
+        let (least, most) = (times.min_ns() / 1000, times.max_ns() / 1000);
+        println!("{scenario:?}: {least} to {most}, mean {:.0}, deviation {:.0}", times.mean_us(), times.deviation_us());
+        means.push(times.mean_us());
+    }
+    assert!(means[0] < means[3] && means[3] < means[4], "what waits for the bus is seen: {means:?}");
+}
+
+#[test]
+fn bulk_endpoints_have_what_is_reserved_and_cameras_theirs() {
+    let cameras = [vec![1, 2, 3, 4], vec![1, 2, 3], vec![1, 4]];
+    for (scenario, admitted) in THROUGHPUT.iter().zip(cameras) {
+        for load in [Load::Reserved, Load::Always] {
+            let seen = throughput::run(scenario, load, 2, 50, 1).unwrap();
+            let least = seen.mbps.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = seen.mbps.iter().copied().fold(0.0, f64::max);
+            println!("{scenario:?} {load:?}: {least} to {most} Mb/s");
+            assert!(least >= scenario.reserved_mbps.floor() - 1.0, "33 is 32.768");
+            assert_eq!((seen.late, seen.missed, &seen.cameras), (0, 0, &admitted));
+            assert!(seen.periods > 0);
+        }
+    }
+}
+
+fn means(seen: &Seen) -> [f64; 2] {
+    [3, 4].map(|channel| seen.frames[channel].iter().sum::<u64>() as f64 / seen.frames[channel].len() as f64)
+}
+
+#[test]
+fn quest_never_overruns_and_linux_does_where_the_paper_says() {
+    for scenario in &OVERRUNS {
+        let users = if scenario.readers > 0 { Users::Ordinary } else { Users::None };
+        let (seconds, cpu_bound, traffic) = (scenario.seconds, scenario.cpu_bound, usb_can::table_7());
+        let [quest, linux] = [Kernel::Quest, Kernel::Linux]
+            .map(|kernel| usb_can::run(&Setting { kernel, seconds, cpu_bound, users, traffic, storms: STORMS }, 1));
+        println!(
+            "{scenario:?}: Quest {} {:?}, counters {:.0}; Linux {}, counters {:.0}",
+            quest.overruns,
+            quest.load.map(|load| load.demand_ppb),
+            quest.counter_error,
+            linux.overruns,
+            linux.counter_error
+        );
+        assert_eq!(quest.overruns, 0);
+        assert!(quest.load.is_ok(), "{:?}", quest.load);
+        assert_eq!(linux.overruns > 0, scenario.linux > 0, "{scenario:?}");
+    }
+}
+
+#[test]
+fn pipes_keep_their_rate_on_quest_and_not_on_linux() {
+    for (traffic, (least, most)) in [(usb_can::input(), INPUT_FRAMES_PER_S), (usb_can::output(), OUTPUT_FRAMES_PER_S)] {
+        let [quest, linux] = [Kernel::Quest, Kernel::Linux].map(|kernel| {
+            usb_can::run(
+                &Setting { kernel, seconds: 31, cpu_bound: 3, users: Users::Pipes, traffic, storms: STORMS },
+                1,
+            )
+        });
+        for (name, seen) in [("Quest", &quest), ("Linux", &linux)] {
+            let ends = |channel: usize| {
+                (seen.frames[channel].iter().min().unwrap(), seen.frames[channel].iter().max().unwrap())
+            };
+            println!(
+                "{name}: {:?} {:?}, means {:.0?}, {} overruns, {:?}",
+                ends(3),
+                ends(4),
+                means(seen),
+                seen.overruns,
+                seen.load
+            );
+        }
+        let is_within = |frames: &u64| (least..=most).contains(frames);
+        assert!(quest.load.is_ok() && quest.overruns == 0);
+        assert!(quest.frames[3].iter().chain(&quest.frames[4]).all(is_within), "{:?}", quest.frames);
+        assert!(!linux.frames[3].iter().chain(&linux.frames[4]).all(is_within));
+    }
+}
