@@ -62,7 +62,7 @@ pub struct Linked<A: Attached> {
     readiness: Readiness,
     clock: Clock,
     host: String,
-    /// Links that were made after the first.
+    /// Links of the first lane that were made after its first.
     relinks: u32,
     quitter: Quitter,
     standing: Standing,
@@ -186,7 +186,12 @@ impl<A: Attached> Linked<A> {
         self.session.is_linked()
     }
 
-    /// Links that were made after the first.
+    /// How many links there are now.
+    pub fn links(&self) -> usize {
+        usize::from(self.cable.link().is_some()) + self.cable.further().count()
+    }
+
+    /// Links of the first lane that were made after its first.
     pub fn relinks(&self) -> u32 {
         self.relinks
     }
