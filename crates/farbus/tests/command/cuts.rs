@@ -89,11 +89,11 @@ impl Cutter {
     /// Cuts one of the connections that are open, the others stay; which, by a number of any size.
     fn cut_one(&self, at: u64) {
         let mut open = self.inside.open.lock().unwrap();
-        // Those whose ends are gone are nobody's any more.
-        open.retain(|stream| stream.peer_addr().is_ok());
-        let connections = open.len() as u64 / 2;
-        if let Some(at) = at.checked_rem(connections) {
-            let both = at as usize * 2;
+        // Of one whose ends are gone nothing can be cut.
+        let is_open = |both: &[TcpStream]| both.iter().all(|stream| stream.peer_addr().is_ok());
+        let there: Vec<usize> = (0..open.len()).step_by(2).filter(|&both| is_open(&open[both..both + 2])).collect();
+        if let Some(at) = at.checked_rem(there.len() as u64) {
+            let both = there[at as usize];
             open.drain(both..both + 2).for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
         }
     }
