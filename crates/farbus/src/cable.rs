@@ -1,4 +1,4 @@
-//! The link below one end of a session, and how the thread waits that owns it.
+//! The links below one end of a session, one a lane, and how the thread waits that owns them.
 //!
 //! A link comes and goes; what else the thread waits on stays. While the two ends talk, and nothing else can matter soon, the wait is the
 //! receive: two system calls a request, as without a session.
@@ -17,7 +17,9 @@ const TALK_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a thread with one end of a session waits on.
 pub(crate) struct Cable {
+    /// The first lane's.
     link: Option<Link>,
+    further: Vec<Strand>,
     /// Whether the link takes no more for now.
     is_blocked: bool,
     all: Gathering,
@@ -27,10 +29,24 @@ pub(crate) struct Cable {
     early: Option<io::Result<usize>>,
 }
 
+/// The link of a further lane.
+struct Strand {
+    number: u16,
+    link: Link,
+    is_blocked: bool,
+}
+
 impl Cable {
     /// Without a link.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { link: None, is_blocked: false, all: Gathering::new()?, is_talking: false, early: None })
+        Ok(Self {
+            link: None,
+            further: Vec::new(),
+            is_blocked: false,
+            all: Gathering::new()?,
+            is_talking: false,
+            early: None,
+        })
     }
 
     /// The link.
@@ -38,9 +54,9 @@ impl Cable {
         self.link.as_ref()
     }
 
-    /// Whether the link takes no more for now.
+    /// Whether no link takes more for now.
     pub fn is_blocked(&self) -> bool {
-        self.is_blocked
+        self.is_blocked && self.further.iter().all(|strand| strand.is_blocked)
     }
 
     /// There is a link: the other end has been greeted on it.
@@ -61,6 +77,39 @@ impl Cable {
         (self.is_blocked, self.is_talking, self.early) = (false, false, None);
     }
 
+    /// There is a link for a further lane: the other end has been greeted on it.
+    pub fn put_further(&mut self, number: u16, link: Link) -> io::Result<()> {
+        self.cut_further(number);
+        self.all.watch(link.as_fd(), false)?;
+        self.further.push(Strand { number, link, is_blocked: false });
+        Ok(())
+    }
+
+    /// That link is no use any more.
+    pub fn cut_further(&mut self, number: u16) {
+        if let Some(at) = self.further.iter().position(|strand| strand.number == number) {
+            let Strand { link, .. } = self.further.swap_remove(at);
+            self.all.forget(link.as_fd());
+            link.shut_down();
+        }
+    }
+
+    /// No link is any use any more.
+    pub fn cut_all(&mut self) {
+        self.cut();
+        self.further().for_each(|number| self.cut_further(number));
+    }
+
+    /// Further lanes that have a link now.
+    pub fn further(&self) -> impl Iterator<Item = u16> + use<> {
+        let mut left = self.further.iter().fold(0_u64, |set, strand| set | 1 << strand.number);
+        std::iter::from_fn(move || {
+            let number = (left != 0).then(|| left.trailing_zeros() as u16);
+            left &= left.wrapping_sub(1);
+            number
+        })
+    }
+
     /// Waits for `fd` too.
     pub fn watch(&self, fd: impl AsFd) -> io::Result<()> {
         self.all.watch(fd.as_fd(), false)
@@ -74,6 +123,9 @@ impl Cable {
     /// Waits for the link alone from now on.
     pub fn watch_anew(&mut self) -> io::Result<()> {
         self.all = Gathering::new()?;
+        for Strand { link, is_blocked, .. } in &self.further {
+            self.all.watch(link.as_fd(), *is_blocked)?;
+        }
         match &self.link {
             Some(link) => self.all.watch(link.as_fd(), self.is_blocked),
             None => Ok(()),
@@ -87,15 +139,17 @@ impl Cable {
 
     /// Whether bytes wait inside while the socket is quiet.
     pub fn has_received(&self) -> bool {
-        self.early.is_some() || self.link.as_ref().is_some_and(Link::has_received)
+        self.early.is_some()
+            || self.link.as_ref().is_some_and(Link::has_received)
+            || self.further.iter().any(|strand| strand.link.has_received())
     }
 
     /// Waits until something may have happened, `span` at most. With `only_talk` a receive may be the wait: whatever else is waited for
     /// may then be late by 10 ms.
     pub fn wait(&mut self, lane: &mut Lane, span: Option<Duration>, only_talk: bool) -> io::Result<()> {
         let is_long = span.is_none_or(|span| span > TALK_PAUSE);
-        let Some(link) = self.link.as_ref().filter(|_| only_talk && self.is_talking && is_long && !self.is_blocked)
-        else {
+        let may_receive = only_talk && self.is_talking && is_long && !self.is_blocked && self.further.is_empty();
+        let Some(link) = self.link.as_ref().filter(|_| may_receive) else {
             return self.all.wait(if self.has_received() { Some(Duration::ZERO) } else { span });
         };
         match link.receive(lane.receive_space()) {
@@ -130,17 +184,30 @@ impl Cable {
         received
     }
 
+    /// The same on the link of a further lane.
+    pub fn receive_further(&mut self, number: u16, lane: &mut Lane) -> io::Result<Option<usize>> {
+        let Some(strand) = self.further.iter().find(|strand| strand.number == number) else { return Ok(None) };
+        let received = strand.link.try_receive(lane.receive_space());
+        if let Ok(Some(count)) = received {
+            lane.handle_received(count);
+        }
+        received
+    }
+
+    /// Sends what can be sent on the link of a further lane.
+    pub fn send_further(&mut self, number: u16, lane: &mut Lane, clock: Clock) -> io::Result<()> {
+        let Some(strand) = self.further.iter_mut().find(|strand| strand.number == number) else { return Ok(()) };
+        let is_out = transmit(&strand.link, lane, clock)?;
+        match std::mem::replace(&mut strand.is_blocked, !is_out) == is_out {
+            true => self.all.watch(strand.link.as_fd(), !is_out),
+            false => Ok(()),
+        }
+    }
+
     /// Sends what can be sent.
     pub fn send(&mut self, lane: &mut Lane, clock: Clock) -> io::Result<()> {
         let Some(link) = &self.link else { return Ok(()) };
-        while lane.has_transmit() {
-            let sent = link.try_send(&lane.poll_transmit(clock.now()))?;
-            match sent {
-                Some(count) => lane.handle_transmitted(count),
-                None => return self.set_blocked(true),
-            }
-        }
-        let is_out = link.try_flush()?;
+        let is_out = transmit(link, lane, clock)?;
         self.set_blocked(!is_out)
     }
 
@@ -152,4 +219,16 @@ impl Cable {
             _ => Ok(()),
         }
     }
+}
+
+/// Says whether the link took all of it.
+fn transmit(link: &Link, lane: &mut Lane, clock: Clock) -> io::Result<bool> {
+    while lane.has_transmit() {
+        let sent = link.try_send(&lane.poll_transmit(clock.now()))?;
+        match sent {
+            Some(count) => lane.handle_transmitted(count),
+            None => return Ok(false),
+        }
+    }
+    link.try_flush()
 }

@@ -225,6 +225,8 @@ pub struct Client {
     hands: Hands,
     /// As somebody said it.
     grace: Option<Duration>,
+    /// Of one session.
+    links: u16,
     over: Over,
     /// What is done about their distance.
     ahead: Ahead,
@@ -256,6 +258,7 @@ impl Client {
         Self {
             hands,
             grace: None,
+            links: 1,
             over: Over::default(),
             ahead: Ahead::default(),
             recipe: Recipe::default(),
@@ -482,7 +485,7 @@ impl Client {
         let remote =
             RemoteUsb::heir(ATTACHMENT, asked_for(target, native::Class::USB, native::Mode::Exclusive), luggage);
         let remote = Piped::new(remote, through(&self.recipe));
-        Linked::begin(dial, remote, grace).map_err(|source| lost(&described, source))
+        Linked::begin(self.links, dial, remote, grace).map_err(|source| lost(&described, source))
     }
 
     /// The same of a block device, which may be read before that ([`Standing::is_expected`](crate::standing::Standing::is_expected)).
@@ -535,17 +538,25 @@ impl Client {
 
     /// How long a session with this host is to outlive its link; zero is none at all.
     pub(crate) fn grace_for(&self, address: &str, usual: Duration) -> Result<Duration, ClientError> {
+        if self.links > 1 && !self.recipe.is_empty() {
+            let message = "what goes through modules goes over one link: leave --links or --module out";
+            return Err(ClientError::Local(message.into()));
+        }
         if let Some(grace) = self.grace {
             return match grace.is_zero() && self.over == Over::Quic {
                 true => Err(ClientError::Local("QUIC carries sessions: give it a --grace of more than 0".into())),
+                false if grace.is_zero() && self.links > 1 => {
+                    Err(ClientError::Local("several links go with sessions: give it a --grace of more than 0".into()))
+                }
                 false if grace.is_zero() && !self.recipe.is_empty() => {
                     Err(ClientError::Local("modules go with sessions: give it a --grace of more than 0".into()))
                 }
                 false => Ok(grace),
             };
         }
-        // Whoever shares at a socket is a farbus; and who asks for modules asks for a session.
-        let has_sessions = address.starts_with(LOCAL) || !self.recipe.is_empty() || self.known(address)?.is_some();
+        // Whoever shares at a socket is a farbus; and who asks for modules or several links asks for a session.
+        let is_asked_for = !self.recipe.is_empty() || self.links > 1;
+        let has_sessions = address.starts_with(LOCAL) || is_asked_for || self.known(address)?.is_some();
         Ok(if has_sessions { usual } else { Duration::ZERO })
     }
 
@@ -561,7 +572,7 @@ impl Client {
         let (dial, described) = self.dial(target)?;
         let attached = attached(ATTACHMENT, asked_for(target, class, mode));
         let attached = Piped::new(attached, through(&self.recipe));
-        Linked::open(dial, attached, grace, done).map_err(|source| lost(&described, source))
+        Linked::open_over(self.links, dial, attached, grace, done).map_err(|source| lost(&described, source))
     }
 
     /// Makes links to a device's exporter, whose name for people comes with it. The first is made already.
@@ -640,6 +651,11 @@ impl Client {
     /// How long a session is to outlive its link; not at all takes devices by plain USB/IP, over an encrypted link all the same.
     pub fn outlive(&mut self, grace: Duration) {
         self.grace = Some(grace);
+    }
+
+    /// Over how many links a session is, as far as its exporter grants them.
+    pub fn take_links(&mut self, links: u16) {
+        self.links = links;
     }
 
     /// What the devices that it takes go through.

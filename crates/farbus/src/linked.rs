@@ -62,7 +62,7 @@ pub struct Linked<A: Attached> {
     readiness: Readiness,
     clock: Clock,
     host: String,
-    /// Links that were made after the first.
+    /// Links of the first lane that were made after its first.
     relinks: u32,
     quitter: Quitter,
     standing: Standing,
@@ -70,6 +70,8 @@ pub struct Linked<A: Attached> {
     is_bequeathed: bool,
     /// Whether it was another process's, and has not begun here.
     is_new_here: bool,
+    /// Further lanes for which a link is being made.
+    dialling: Vec<u16>,
 }
 
 impl<A: Attached> Linked<A> {
@@ -78,7 +80,21 @@ impl<A: Attached> Linked<A> {
     /// # Errors
     /// The link was lost, or the exporter will have no session.
     pub fn open(dial: Dial, remote: impl Into<Piped<A>>, grace: Duration, done: &mut A::Done) -> io::Result<Self> {
-        let mut linked = Self::begin(dial, remote, grace)?;
+        Self::open_over(1, dial, remote, grace, done)
+    }
+
+    /// The same over so many links, as far as its exporter grants them.
+    ///
+    /// # Errors
+    /// As [`Linked::open`].
+    pub fn open_over(
+        links: u16,
+        dial: Dial,
+        remote: impl Into<Piped<A>>,
+        grace: Duration,
+        done: &mut A::Done,
+    ) -> io::Result<Self> {
+        let mut linked = Self::begin(links, dial, remote, grace)?;
         let until = linked.clock.now() + GREETING_TIME_MAX;
         loop {
             linked.turn(done);
@@ -92,17 +108,19 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// Begins a session over a first link; `remote` is open when it says so.
+    /// Begins a session over a first link, and others if `links` are more than one; `remote` is open when it says so.
     ///
     /// # Errors
     /// The link was lost, or the exporter will have no session.
-    pub fn begin(mut dial: Dial, remote: impl Into<Piped<A>>, grace: Duration) -> io::Result<Self> {
-        let remote = remote.into();
+    pub fn begin(links: u16, mut dial: Dial, remote: impl Into<Piped<A>>, grace: Duration) -> io::Result<Self> {
+        let mut remote = remote.into();
         let clock = Clock::start();
         let mut incarnation = [0; 8];
         farbus_io::trust::fill_random(&mut incarnation);
         let mut session =
             ImporterSession::new(clock.now(), u64::from_le_bytes(incarnation), grace, LaneLimits::DEFAULT);
+        // What goes through modules keeps one order, which is one lane's.
+        session = session.over_links(if remote.has_modules() { 1 } else { links });
         let link = dial()?;
         let host = link.peer().to_owned();
         let welcome = greeting::greet(&link, &session.hello(), GREETING_TIME_MAX)?;
@@ -111,9 +129,11 @@ impl<A: Attached> Linked<A> {
             Progress::Linked => {}
             other => return Err(wrong(format!("it begins no session: {other:?}"))),
         }
-        let dialer = Dialer::start(dial)?;
         let mut cable = Cable::new()?;
         cable.put(link)?;
+        link_further(&mut session, &mut dial, &mut cable)?;
+        remote.use_lanes(session.usable_lanes());
+        let dialer = Dialer::start(dial)?;
         cable.watch(&*dialer.wake)?;
         let readiness = cable.readiness();
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
@@ -122,7 +142,7 @@ impl<A: Attached> Linked<A> {
         if remote.goes_through("pause") {
             standing.note_pausable();
         }
-        Ok(Self {
+        let mut linked = Self {
             session,
             remote,
             cable,
@@ -135,7 +155,10 @@ impl<A: Attached> Linked<A> {
             standing,
             is_bequeathed: false,
             is_new_here: false,
-        })
+            dialling: Vec::new(),
+        };
+        linked.dial_further(Duration::ZERO);
+        Ok(linked)
     }
 
     /// The device itself.
@@ -163,7 +186,12 @@ impl<A: Attached> Linked<A> {
         self.session.is_linked()
     }
 
-    /// Links that were made after the first.
+    /// How many links there are now.
+    pub fn links(&self) -> usize {
+        usize::from(self.cable.link().is_some()) + self.cable.further().count()
+    }
+
+    /// Links of the first lane that were made after its first.
     pub fn relinks(&self) -> u32 {
         self.relinks
     }
@@ -228,7 +256,7 @@ impl<A: Attached> Linked<A> {
     /// Takes in what arrived, sends what can be sent, sees to the link.
     pub fn turn(&mut self, done: &mut A::Done) {
         if std::mem::take(&mut self.is_new_here) {
-            self.dialer.dial(self.session.hello());
+            self.dialer.dial(self.session.hello(), Duration::ZERO);
         }
         self.take_new_link(done);
         self.receive(done);
@@ -336,6 +364,7 @@ impl<A: Attached> Linked<A> {
             standing,
             is_bequeathed,
             is_new_here,
+            dialling: Vec::new(),
         })
     }
 
@@ -357,14 +386,20 @@ impl<A: Attached> Linked<A> {
                     continue;
                 }
             };
+            let number = welcome.standing.lane;
+            self.dialling.retain(|&other| other != number);
             match self.session.handle_welcome(&welcome) {
+                Ok(Progress::Linked) if number != 0 => self.use_further(number, link),
                 Ok(Progress::Linked) => self.use_link(link),
                 Ok(Progress::Renewed) => {
                     warn!(host = self.host, "its exporter was started anew: the device is opened again");
+                    self.cable.cut_all();
                     self.use_link(link);
                     self.remote.handle_renewed(self.clock.now(), done);
                 }
-                Ok(Progress::Again) => self.dialer.dial(self.session.hello()),
+                Ok(Progress::Again) => self.dialer.dial(self.session.hello(), Duration::ZERO),
+                // It may be there later, if the session is.
+                Ok(Progress::Without) => self.dial_further(PAUSE_MAX),
                 Ok(Progress::Refused(outcome)) => {
                     let message = format!("its exporter does not take us back: {outcome:?}");
                     self.remote.handle_over(Cause::Refused, &message, done);
@@ -383,16 +418,47 @@ impl<A: Attached> Linked<A> {
         }
         info!(host = self.host, "linked again");
         self.standing.note_link(true);
+        self.remote.use_lanes(self.session.usable_lanes());
+        self.dial_further(Duration::ZERO);
+    }
+
+    fn use_further(&mut self, number: u16, link: Link) {
+        if let Err(error) = self.cable.put_further(number, link) {
+            return self.lose_further(number, &error.to_string());
+        }
+        info!(host = self.host, lane = number, "a further link is there");
+        self.remote.use_lanes(self.session.usable_lanes());
+    }
+
+    /// Further lanes that have no link are to get one.
+    fn dial_further(&mut self, pause: Duration) {
+        let wanting: Vec<u16> = self.session.wanting_links().filter(|number| !self.dialling.contains(number)).collect();
+        for number in wanting {
+            self.dialling.push(number);
+            self.dialer.dial(self.session.hello_further(number), pause);
+        }
+    }
+
+    /// What it has waits for its next link; what is asked meanwhile goes on the others.
+    fn lose_further(&mut self, number: u16, why: &str) {
+        self.cable.cut_further(number);
+        self.session.handle_lane_lost(number, self.clock.now());
+        self.remote.use_lanes(self.session.usable_lanes());
+        if self.end().is_none() {
+            info!(host = self.host, lane = number, why, "a further link was lost; others go on");
+            self.dial_further(Duration::ZERO);
+        }
     }
 
     fn lose(&mut self, why: &str) {
         let was_linked = self.session.is_linked();
         self.cable.cut();
         self.session.handle_lost(self.clock.now());
+        self.remote.use_lanes(self.session.usable_lanes());
         if self.end().is_none() && was_linked {
             warn!(host = self.host, why, "the link was lost; the device waits for another");
             self.standing.note_link(false);
-            self.dialer.dial(self.session.hello());
+            self.dialer.dial(self.session.hello(), Duration::ZERO);
         }
     }
 
@@ -400,18 +466,29 @@ impl<A: Attached> Linked<A> {
         match self.cable.receive(self.session.lane_mut()) {
             Ok(None) => {}
             Ok(Some(0)) => self.lose("its exporter closed it"),
-            Ok(Some(_)) => {
-                if let Err(reject) = self.take_in(done) {
-                    warn!(host = self.host, %reject, "the exporter does not speak our protocol as it should");
-                    self.remote.handle_over(Cause::Device, &reject.to_string(), done);
-                }
-            }
+            Ok(Some(_)) => self.take_in(0, done),
             Err(error) => self.lose(&error.to_string()),
+        }
+        for number in self.cable.further() {
+            let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
+            match self.cable.receive_further(number, lane) {
+                Ok(None) => {}
+                Ok(Some(0)) => self.lose_further(number, "its exporter closed it"),
+                Ok(Some(_)) => self.take_in(number, done),
+                Err(error) => self.lose_further(number, &error.to_string()),
+            }
         }
     }
 
-    fn take_in(&mut self, done: &mut A::Done) -> Result<(), farbus_session::Reject> {
-        while let Some(arrived) = self.session.poll_arrived()? {
+    fn take_in(&mut self, lane: u16, done: &mut A::Done) {
+        if let Err(reject) = self.hear(lane, done) {
+            warn!(host = self.host, %reject, "the exporter does not speak our protocol as it should");
+            self.remote.handle_over(Cause::Device, &reject.to_string(), done);
+        }
+    }
+
+    fn hear(&mut self, lane: u16, done: &mut A::Done) -> Result<(), farbus_session::Reject> {
+        while let Some(arrived) = self.session.poll_arrived_on(lane)? {
             self.remote.handle_arrived(self.clock.now(), arrived, done)?;
         }
         Ok(())
@@ -426,6 +503,12 @@ impl<A: Attached> Linked<A> {
         }
         if let Err(error) = self.cable.send(self.session.lane_mut(), self.clock) {
             self.lose(&error.to_string());
+        }
+        for number in self.cable.further() {
+            let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
+            if let Err(error) = self.cable.send_further(number, lane, self.clock) {
+                self.lose_further(number, &error.to_string());
+            }
         }
     }
 
@@ -468,22 +551,38 @@ impl Quitter {
 /// What came of dialling: a link on which the exporter has answered, or the exporter's word that it will not.
 type Dialled = Result<(Link, Welcome), String>;
 
+/// Links of further lanes, before the device is opened: its first requests find them. Those that cannot be had now come later.
+fn link_further(session: &mut ImporterSession, dial: &mut Dial, cable: &mut Cable) -> io::Result<()> {
+    for number in session.wanting_links().collect::<Vec<_>>() {
+        let Ok(link) = dial() else { return Ok(()) };
+        let Ok(welcome) = greeting::greet(&link, &session.hello_further(number), GREETING_TIME_MAX) else {
+            return Ok(());
+        };
+        match session.handle_welcome(&welcome) {
+            Ok(Progress::Linked) => cable.put_further(number, link)?,
+            // What is wrong with it is heard on the first.
+            _ => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
 /// The thread that makes links.
 struct Dialer {
-    wanted: Sender<Hello>,
+    wanted: Sender<(Hello, Duration)>,
     links: Receiver<Dialled>,
     wake: Arc<Wake>,
 }
 
 impl Dialer {
     fn start(mut dial: Dial) -> io::Result<Self> {
-        let (wanted, asked) = mpsc::channel::<Hello>();
+        let (wanted, asked) = mpsc::channel();
         let (made, links) = mpsc::channel();
         let wake = Arc::new(Wake::new()?);
         let for_thread = Arc::clone(&wake);
         thread::Builder::new().name("dial".into()).stack_size(512 << 10).spawn(move || {
-            while let Ok(hello) = asked.recv() {
-                let Some(linked) = dial_until(&mut dial, hello, &asked) else { return };
+            let mut wanting = Vec::new();
+            while let Some(linked) = dial_until(&mut dial, &mut wanting, &asked) {
                 if made.send(linked).is_err() {
                     return;
                 }
@@ -493,32 +592,61 @@ impl Dialer {
         Ok(Self { wanted, links, wake })
     }
 
-    fn dial(&self, hello: Hello) {
+    /// A link is wanted for the lane that this greeting names, after a pause.
+    fn dial(&self, hello: Hello, after: Duration) {
         // Its thread lives as long as this.
-        let _ = self.wanted.send(hello);
+        let _ = self.wanted.send((hello, after));
     }
 }
 
+/// A lane that wants a link.
+struct Wanting {
+    hello: Hello,
+    /// When it is tried next, and how long the pause after that is.
+    at: std::time::Instant,
+    pause: Duration,
+}
+
 /// Tries until there is a link on which the exporter has answered; none once nobody wants one any more.
-fn dial_until(dial: &mut Dial, mut hello: Hello, asked: &Receiver<Hello>) -> Option<Dialled> {
-    let mut pause = PAUSE;
+fn dial_until(dial: &mut Dial, wanting: &mut Vec<Wanting>, asked: &Receiver<(Hello, Duration)>) -> Option<Dialled> {
     loop {
-        match dial() {
-            Ok(link) => match greeting::greet(&link, &hello, GREETING_TIME_MAX) {
-                Ok(welcome) => return Some(Ok((link, welcome))),
-                // The exporter may have counted this link: the next is another one.
-                Err(_) => hello.standing.link += 1,
-            },
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Some(Err(error.to_string())),
-            Err(_) => {}
+        let next = (0..wanting.len()).min_by_key(|&at| wanting[at].at);
+        let heard = match next {
+            None => asked.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+            Some(at) => asked.recv_timeout(wanting[at].at.saturating_duration_since(std::time::Instant::now())),
+        };
+        match (heard, next) {
+            (Ok((hello, after)), _) => {
+                wanting.retain(|other| other.hello.standing.lane != hello.standing.lane);
+                wanting.push(Wanting { hello, at: std::time::Instant::now() + after, pause: PAUSE });
+            }
+            (Err(mpsc::RecvTimeoutError::Timeout), Some(at)) => {
+                if let Some(dialled) = try_once(dial, &mut wanting[at]) {
+                    wanting.swap_remove(at);
+                    return Some(dialled);
+                }
+            }
+            (Err(_), _) => return None,
         }
-        match asked.recv_timeout(pause) {
-            Ok(newer) => hello = newer,
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
-            Err(mpsc::RecvTimeoutError::Disconnected) => return None,
-        }
-        pause = (pause * 2).min(PAUSE_MAX);
     }
+}
+
+fn try_once(dial: &mut Dial, Wanting { hello, at, pause }: &mut Wanting) -> Option<Dialled> {
+    match dial() {
+        Ok(link) => match greeting::greet(&link, hello, GREETING_TIME_MAX) {
+            Ok(welcome) => return Some(Ok((link, welcome))),
+            // The exporter may have counted this link: the next is another one.
+            Err(_) => hello.standing.link += 1,
+        },
+        // What becomes of the session is the first lane's to hear.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && hello.standing.lane == 0 => {
+            return Some(Err(error.to_string()));
+        }
+        Err(_) => {}
+    }
+    *at = std::time::Instant::now() + *pause;
+    *pause = (*pause * 2).min(PAUSE_MAX);
+    None
 }
 
 impl Device for Linked<RemoteUsb> {

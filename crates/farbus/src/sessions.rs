@@ -14,7 +14,7 @@ use farbus_host::DrivenDisk;
 use farbus_io::link::{Clock, Gathering, Link, Wake, wait_exactly};
 use farbus_model::{BlockDevice, BlockInfo, BufferPool, Completions, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
-use farbus_session::native::hello::{Hello, Outcome, SessionId};
+use farbus_session::native::hello::{Hello, Outcome, SessionId, Welcome};
 use farbus_session::native::served_observer::Shown;
 use farbus_session::native::{
     Allowed, Bequest, ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, ServedBlock, ServedObserver,
@@ -473,7 +473,7 @@ impl<'a, H: House> Engine<'a, H> {
             Last::HandedOver => self.session.leave(now),
             Last::Ended | Last::Over | Last::CutOff => self.session.finish(now),
         }
-        self.cable.cut();
+        self.cable.cut_all();
     }
 
     /// Does what can be done, sends what can be sent, waits for what comes next.
@@ -627,6 +627,10 @@ impl<'a, H: House> Engine<'a, H> {
         let links = std::mem::take(&mut *self.inbox.links.lock().unwrap_or_else(PoisonError::into_inner));
         for (link, hello) in links {
             let welcome = self.session.resume(&hello);
+            if hello.standing.lane != 0 {
+                self.take_further(link, &welcome)?;
+                continue;
+            }
             if welcome.outcome == Outcome::Resumed {
                 // The old one, if it was not known to be lost, is.
                 self.cable.cut();
@@ -642,6 +646,33 @@ impl<'a, H: House> Engine<'a, H> {
             }
         }
         Ok(())
+    }
+
+    /// The same for a further lane, whatever becomes of the first.
+    fn take_further(&mut self, link: Link, welcome: &Welcome) -> io::Result<()> {
+        let (number, is_ours) = (welcome.standing.lane, welcome.outcome == Outcome::Resumed);
+        if is_ours {
+            self.cable.cut_further(number);
+            debug!(peer = self.peer, lane = number, "the session has a further link");
+        }
+        match greeting::welcome(&link, welcome, GREETING_TIME_MAX) {
+            Ok(()) if is_ours => self.cable.put_further(number, link),
+            Ok(()) => Ok(()),
+            Err(error) => {
+                debug!(peer = self.peer, lane = number, %error, "a link was lost in its greeting");
+                if is_ours {
+                    self.session.handle_lane_lost(number, self.clock.now());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Its importer makes another; how long that may take is his to say.
+    fn lose_further(&mut self, number: u16, why: &str) {
+        self.cable.cut_further(number);
+        self.session.handle_lane_lost(number, self.clock.now());
+        debug!(peer = self.peer, lane = number, why, "a further link was lost");
     }
 
     fn lose(&mut self, is_closed: bool, why: &str) {
@@ -673,6 +704,22 @@ impl<'a, H: House> Engine<'a, H> {
                 self.lose(is_closed, &error.to_string());
             }
         }
+        self.cable.further().all(|number| self.receive_further(number))
+    }
+
+    fn receive_further(&mut self, number: u16) -> bool {
+        let Some(lane) = self.session.lanes_mut().get_mut(number) else { return true };
+        match self.cable.receive_further(number, lane) {
+            Ok(None) => {}
+            Ok(Some(0)) => self.lose_further(number, "the peer closed it"),
+            Ok(Some(_)) => {
+                if let Err(reject) = self.advance() {
+                    warn!(peer = self.peer, lane = number, %reject, "the session was cut off");
+                    return false;
+                }
+            }
+            Err(error) => self.lose_further(number, &error.to_string()),
+        }
         true
     }
 
@@ -692,6 +739,12 @@ impl<'a, H: House> Engine<'a, H> {
     fn flush(&mut self) {
         if let Err(error) = self.cable.send(self.session.lane_mut(), self.clock) {
             self.lose(false, &error.to_string());
+        }
+        for number in self.cable.further() {
+            let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
+            if let Err(error) = self.cable.send_further(number, lane, self.clock) {
+                self.lose_further(number, &error.to_string());
+            }
         }
     }
 

@@ -76,6 +76,10 @@ pub const FUSE_REQUEST_BYTES_MAX: u32 = 1 << 20;
 /// way without a program waiting for each, and a loop device keeps half of them busy.
 pub const FUSE_REQUESTS_MAX: usize = 64;
 
+/// Lanes of one session, each with a link of its own: beyond, one more brings little where one has brought an eighth. A tag has three
+/// bits for them.
+pub const LANES_MAX: u16 = 8;
+
 /// What one session may hold. Summed by [`Limits::bytes_max`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

@@ -11,7 +11,7 @@ use farbus_session::Reject;
 use farbus_session::native::control::{Cause, Class, Credit, End, Mode, Open};
 use farbus_session::native::hello::SessionId;
 use farbus_session::native::{
-    Arrived, Attached, Attachment, ExporterSession, Flow, Head, Heard, ImporterSession, Kind, Lane, LaneLimits,
+    Arrived, Attached, Attachment, ExporterSession, Flow, Head, Heard, ImporterSession, Kind, LaneLimits, Lanes,
     Message, Progress, Served, Services, State, Urgency,
 };
 
@@ -40,7 +40,7 @@ impl Served for Thermometer {
         250_u32.to_le_bytes().to_vec()
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
         match arrived.head.kind {
             Kind::Grant => {
                 let more = arrived.body.contiguous().as_ref().try_into().map(u32::from_le_bytes);
@@ -50,18 +50,18 @@ impl Served for Thermometer {
                 }
                 self.granted = self.granted.saturating_add(more);
             }
-            Kind::Request => self.say(Kind::Reply, arrived.head.tag, lane),
+            Kind::Request => self.say(Kind::Reply, arrived.head.tag, lanes),
             _ => {}
         }
         Ok(())
     }
 
-    fn handle_ready(&mut self, now: Instant, lane: &mut Lane) {
+    fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes) {
         while self.granted > 0 && self.next <= now {
             self.granted -= 1;
             self.next = self.next + EVERY;
             self.millidegrees += 250;
-            self.say(Kind::Event, 0, lane);
+            self.say(Kind::Event, 0, lanes);
         }
     }
 
@@ -81,8 +81,8 @@ impl Served for Thermometer {
 }
 
 impl Thermometer {
-    fn say(&self, kind: Kind, tag: u16, lane: &mut Lane) {
-        lane.send(Message {
+    fn say(&self, kind: Kind, tag: u16, lanes: &mut Lanes) {
+        lanes.send(Message {
             head: Head::new(kind, self.attachment, tag),
             part: self.millidegrees.to_le_bytes().into(),
             payload: Payload::Empty,

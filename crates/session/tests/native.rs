@@ -118,7 +118,7 @@ fn a_usb_device_answers_once_through_modules() {
 fn a_kernel_is_answered_once_through_cuts_crashes_and_restarts() {
     every_seed("the kernel", |random| {
         let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
-        lived!(usb::UsbWorld::new(random, None, |remote| kernel::Kernel::new(now, remote, seed)), 200, random)
+        lived!(usb::UsbWorld::new(random, None, |remote| kernel::Kernel::new(now, remote, seed)), 250, random)
     });
 }
 

@@ -6,7 +6,7 @@ use farbus_model::{BufferPool, Instant, Payload, Readiness};
 use farbus_session::Reject;
 use farbus_session::native::control::{Class, Credit, Mode, Open, Opened};
 use farbus_session::native::stream::{Description, Format, Frame};
-use farbus_session::native::{Arrived, Attached, Head, Kind, Lane, LaneLimits, RemoteStream, Served, ServedObserver};
+use farbus_session::native::{Arrived, Attached, Head, Kind, LaneLimits, Lanes, RemoteStream, Served, ServedObserver};
 use farbus_session::stream::{Policy, Stage};
 
 const FRAME_BYTES_MAX: u32 = 1000;
@@ -80,27 +80,27 @@ fn a_grant_has_its_measure() {
         let seat = stage.sit(Policy::All, || ()).unwrap();
         let readiness = Readiness::new(Arc::new(()));
         let served = ServedObserver::new(1, Box::new(seat), readiness, || (), description().encode(), |_| ());
-        let mut lane = Lane::new(LaneLimits::DEFAULT);
-        lane.handle_linked(0, &mut BufferPool::new(0)).unwrap();
-        (stage, served, lane)
+        let mut lanes = Lanes::new(LaneLimits::DEFAULT);
+        lanes.first_mut().handle_linked(0, &mut BufferPool::new(0)).unwrap();
+        (stage, served, lanes)
     };
-    let grant = |served: &mut ServedObserver, lane: &mut Lane, body: Vec<u8>| {
+    let grant = |served: &mut ServedObserver, lanes: &mut Lanes, body: Vec<u8>| {
         let arrived = Arrived { head: Head::new(Kind::Grant, 1, 0), body: body.into() };
-        served.handle_arrived(Instant::ZERO, arrived, lane)
+        served.handle_arrived(Instant::ZERO, arrived, lanes)
     };
     let window = description().window();
-    let (stage, mut served, mut lane) = serve();
+    let (stage, mut served, mut lanes) = serve();
     stage.show(frame(0, 10)).unwrap();
-    served.handle_ready(Instant::ZERO, &mut lane);
-    assert!(!lane.has_transmit(), "nothing is sent that was not asked for");
-    grant(&mut served, &mut lane, 1_u32.to_le_bytes().to_vec()).unwrap();
-    assert!(lane.has_transmit());
-    grant(&mut served, &mut lane, window.to_le_bytes().to_vec()).unwrap();
+    served.handle_ready(Instant::ZERO, &mut lanes);
+    assert!(!lanes.first_mut().has_transmit(), "nothing is sent that was not asked for");
+    grant(&mut served, &mut lanes, 1_u32.to_le_bytes().to_vec()).unwrap();
+    assert!(lanes.first_mut().has_transmit());
+    grant(&mut served, &mut lanes, window.to_le_bytes().to_vec()).unwrap();
     for most in [1, u32::MAX] {
-        assert_eq!(grant(&mut served, &mut lane, most.to_le_bytes().to_vec()).unwrap_err().field, "grant");
+        assert_eq!(grant(&mut served, &mut lanes, most.to_le_bytes().to_vec()).unwrap_err().field, "grant");
     }
-    let (_stage, mut served, mut lane) = serve();
-    assert_eq!(grant(&mut served, &mut lane, vec![1, 0, 0]).unwrap_err().field, "grant");
+    let (_stage, mut served, mut lanes) = serve();
+    assert_eq!(grant(&mut served, &mut lanes, vec![1, 0, 0]).unwrap_err().field, "grant");
     let asked = Arrived { head: Head::new(Kind::Request, 1, 0), body: Payload::Empty };
-    assert!(served.handle_arrived(Instant::ZERO, asked, &mut lane).is_err(), "there is nothing to ask for");
+    assert!(served.handle_arrived(Instant::ZERO, asked, &mut lanes).is_err(), "there is nothing to ask for");
 }

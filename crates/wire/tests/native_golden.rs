@@ -374,15 +374,24 @@ fn vectors() -> Vec<(&'static str, Said)> {
 
 fn greetings() -> Vec<(&'static str, Said)> {
     let standing = Standing { link: 1, incarnation: 0x0123_4567_89ab_cdef, ..Standing::default() };
-    let options = Options { grace_ms: Some(20_000), unacknowledged_bytes_max: Some(16 << 20) };
+    let options = Options { grace_ms: Some(20_000), unacknowledged_bytes_max: Some(16 << 20), lanes: None };
     let session = SessionId(std::array::from_fn(|at| 0xa0 + at as u8));
     let theirs = Standing { session, lane: 0, link: 3, received: 42, incarnation: 0xfedc_ba98_7654_3210 };
     let granted = Options { unacknowledged_bytes_max: None, ..options };
+    let several = Options { lanes: Some(3), ..granted };
+    let further = Standing { session, lane: 1, ..standing };
+    let their_further = Standing { incarnation: theirs.incarnation, ..further };
     vec![
         ("hello", Said::Hello(Hello::new(standing, options))),
         (
             "welcome",
             Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, standing: theirs, options: granted }),
+        ),
+        ("hello_lanes", Said::Hello(Hello::new(standing, several))),
+        ("hello_further", Said::Hello(Hello::new(further, Options::default()))),
+        (
+            "welcome_further",
+            Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, standing: their_further, options: several }),
         ),
         ("ping", Said::Number(Kind::Ping, 0x1122_3344_5566_7788)),
         ("pong", Said::Number(Kind::Pong, 0x1122_3344_5566_7788)),
@@ -454,6 +463,7 @@ fn transfers() -> Vec<(&'static str, Said)> {
     out.flags.zero_packet = true;
     let mut bulk = Urb::data_in(UrbId(7), endpoint(0x81), 0x1_0000);
     (bulk.stream, bulk.flags.short_not_ok) = (3, true);
+    let further = Urb { id: UrbId(0x4007), ..bulk.clone() };
     let mut interrupt = Urb::data_in(UrbId(8), endpoint(0x83), 8);
     interrupt.interval = 10;
     let packet = |offset, length| IsoPacket { offset, length, ..IsoPacket::default() };
@@ -495,6 +505,7 @@ fn transfers() -> Vec<(&'static str, Said)> {
         ("usb_bulk_out", Said::UsbRequest(out.clone(), TransferType::Bulk)),
         ("usb_bulk_out_reply", Said::UsbReply(out, Box::new(sent))),
         ("usb_bulk_in", Said::UsbRequest(bulk.clone(), TransferType::Bulk)),
+        ("usb_bulk_in_further", Said::UsbRequest(further, TransferType::Bulk)),
         ("usb_bulk_in_stalled", Said::UsbReply(bulk, Box::new(stalled))),
         ("usb_interrupt_in", Said::UsbRequest(interrupt, TransferType::Interrupt)),
         ("usb_isochronous_in", Said::UsbRequest(iso_in.clone(), TransferType::Isochronous)),

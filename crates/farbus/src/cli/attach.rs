@@ -33,6 +33,7 @@ use crate::standing::Standing;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
 use farbus_io::trust::Fingerprint;
+use farbus_model::limits::LANES_MAX;
 use farbus_modules::Asked;
 use farbus_session::{OpStatus, Reject};
 
@@ -91,6 +92,11 @@ pub struct AttachArgs {
     /// hosts that are not paired; else 60 with fuse, nbd and uas, and 20 with kernel and redir. Its exporter has to be a farbus.
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
+    /// Over how many links its session is, 1 to 8: what a bulk endpoint or a disk moves is spread over them, each waits for itself when it is
+    /// cut, and control, interrupt and isochronous transfers keep the first. For long or lossy paths, on which one link is slow. Its
+    /// exporter has to be a farbus.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(LANES_MAX)))]
+    links: u16,
     /// Over what links of its session are made: 'quic' for networks that lose much or change their address; with paired hosts.
     #[arg(long, value_name = "WAY", default_value = Over::Tcp.as_str())]
     over: Over,
@@ -201,6 +207,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
     let mut client = Client::for_host(&target.address, hands)?;
     client.travel(args.over);
+    client.take_links(args.links);
     client.ask_ahead(args.ahead);
     client.go_through(recipe);
     client.keep(args.cache.unwrap_or_default());

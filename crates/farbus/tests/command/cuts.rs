@@ -86,6 +86,18 @@ impl Cutter {
         }
     }
 
+    /// Cuts one of the connections that are open, the others stay; which, by a number of any size.
+    fn cut_one(&self, at: u64) {
+        let mut open = self.inside.open.lock().unwrap();
+        // Of one whose ends are gone nothing can be cut.
+        let is_open = |both: &[TcpStream]| both.iter().all(|stream| stream.peer_addr().is_ok());
+        let there: Vec<usize> = (0..open.len()).step_by(2).filter(|&both| is_open(&open[both..both + 2])).collect();
+        if let Some(at) = at.checked_rem(there.len() as u64) {
+            let both = there[at as usize];
+            open.drain(both..both + 2).for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+        }
+    }
+
     /// So many bytes pass yet, then everything that is open is cut.
     fn cut_after(&self, bytes: u64) {
         self.inside.allowed.store(bytes, Ordering::Release);
@@ -164,6 +176,19 @@ pub fn attach_through(desk: &Host<'_>, device: &str, cutter: &Cutter, arguments:
 impl Cutter {
     pub fn links(&self) -> u64 {
         self.inside.connections.load(Ordering::Acquire)
+    }
+
+    /// Cuts one link of several again and again, and sometimes all of them, while the rest carries on.
+    fn cut_singly(&self, cuts: u64, is_over: impl Fn() -> bool) {
+        for cut in (0..cuts).take_while(|_| !is_over()) {
+            thread::sleep(Duration::from_millis(50 + cut * 37 % 200));
+            let before = self.links();
+            match cut % 6 {
+                5 => self.cut(),
+                _ => self.cut_one(cut * 7919),
+            }
+            wait_until(PATIENCE, "another link", || self.links() > before || is_over());
+        }
     }
 
     /// Cuts the link in every way in turn, and waits for another each time; as long as somebody uses it.
@@ -290,6 +315,10 @@ fn cut_under_load(cutter: &Cutter, [lab3, desk]: [&Host; 2], mut attach: Running
 
 /// Lets fio write at random with many requests under way, and read it all again, over and over while the link is cut.
 fn fio_while_links_are_cut(house: &House, cutter: &Cutter, engine: &[&str]) {
+    fio_meanwhile(house, cutter, engine, |is_over| cutter.cut_many(cuts(), is_over));
+}
+
+fn fio_meanwhile(house: &House, cutter: &Cutter, engine: &[&str], cut: impl FnOnce(&dyn Fn() -> bool)) {
     let work = "--name=cut --rw=randwrite --bsrange=512-128k --blockalign=512 --size=8m --iodepth=16 --fsync=50 \
                 --verify=crc32c --verify_fatal=1 --verify_state_save=0 --minimal";
     let arguments: Vec<&str> = engine.iter().copied().chain(work.split_whitespace()).collect();
@@ -308,7 +337,7 @@ fn fio_while_links_are_cut(house: &House, cutter: &Cutter, engine: &[&str]) {
             }
             rounds
         });
-        cutter.cut_many(cuts(), || worker.is_finished());
+        cut(&|| worker.is_finished());
         is_done.store(true, Ordering::Release);
         let rounds = worker.join().expect("not a byte is wrong, and no call failed");
         println!("{} cuts, {} links, {rounds} rounds of 8 MiB", cuts(), cutter.links());
@@ -347,6 +376,43 @@ fn fio_on_a_block_device_by_nbd_outlives_cut_links() {
     fio_while_links_are_cut(&house, &cutter, &["--ioengine=nbd", &uri]);
     desk.ok(&["detach"]);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+}
+
+#[test]
+fn fio_on_a_block_device_over_three_links_outlives_the_loss_of_any() {
+    if !has("fio", has_program("fio")) {
+        return;
+    }
+    let house = House::new();
+    let what = format!("block:{}", house.image("cut.img", 32 << 20).display());
+    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
+    let socket = house.path("far.sock");
+    let arguments = ["--via", "nbd", "--socket", socket.to_str().unwrap(), "--links", "3"];
+    let mut attach = attach_through(&desk, "block", &cutter, &arguments, "60");
+    assert!(cutter.links() >= 3, "{} links", cutter.links());
+    let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
+    fio_meanwhile(&house, &cutter, &["--ioengine=nbd", &uri], |is_over| cutter.cut_singly(cuts(), is_over));
+    attach.assert_logged("a further link was lost");
+    assert_eq!(lab3.json(&["status", "--json"])[0]["devices"][0]["state"], "in use");
+    desk.ok(&["detach"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+}
+
+#[test]
+fn several_links_go_with_a_session_and_not_with_modules() {
+    let house = House::new();
+    let what = format!("block:{}", house.image("cut.img", 1 << 20).display());
+    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
+    let (through, socket) = (cutter.address().to_string(), house.path("far.sock"));
+    let words = ["attach", "lab3/block", "--address", &through, "--via", "nbd", "--socket", socket.to_str().unwrap()];
+    for (more, advice) in [
+        (["--links", "3", "--grace", "0"], "--grace of more than 0"),
+        (["--links", "3", "--module", "zstd"], "leave --links or --module out"),
+        (["--links", "9", "--grace", "9"], "1..=8"),
+    ] {
+        let refused = desk.run(&[&words[..], &more].concat());
+        assert!(refused.code != Some(0) && refused.stderr.contains(advice), "{refused:?}");
+    }
 }
 
 /// A disk that is USB and nothing else, real ones among them: here its other face is left alone.

@@ -478,6 +478,9 @@ impl Receiving {
                     "what is asked is with the device while it is waited for",
                 ));
             }
+            if stream.has_failed && !is_stopping {
+                return Err(Reject::new("failed", 1, "what is asked anew has not failed yet"));
+            }
             for _ in 0..from.count("waiting", 8)? {
                 let urb = from.urb()?;
                 let is_plain = urb.direction == farbus_model::Direction::In && urb.iso.is_empty();

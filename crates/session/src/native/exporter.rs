@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_model::limits::LANES_MAX;
 use farbus_model::module::{Offer, Role};
 use farbus_model::{BufferPool, Command, CommandError, Instant, Payload, Readiness};
 use farbus_modules::{Allowance, Pipeline};
@@ -12,7 +13,7 @@ use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
 use farbus_wire::native::modules::{decode_offers, encode_answers};
 use farbus_wire::native::{
-    Arrived, Flow, Hello, Kind, Lane, LaneLimits, Message, Options, Outcome, Part, SessionId, Standing, Urgency,
+    Arrived, Flow, Hello, Kind, Lane, LaneLimits, Lanes, Message, Options, Outcome, Part, SessionId, Standing, Urgency,
     Welcome,
 };
 
@@ -80,17 +81,20 @@ pub trait Services {
     }
 }
 
-/// The exporter's end: a lane, the state of the link below it, and what is attached.
+/// The exporter's end: its lanes, the state of the links below them, and what is attached.
 pub struct ExporterSession {
-    lane: Lane,
+    lanes: Lanes,
+    /// How many there may be.
+    lanes_granted: u16,
+    limits: LaneLimits,
     session: SessionId,
-    /// The last link's number.
+    /// The number of the first lane's last link.
     link: u64,
     /// The importer's.
     their_incarnation: u64,
     incarnation: u64,
     grace: Duration,
-    /// Without a link: until when one is waited for.
+    /// Without a link of the first lane: until when one is waited for.
     lost_until: Option<Instant>,
     attachments: BTreeMap<u16, Attached>,
     /// Attachments whose device waits for its heir: it may come back.
@@ -187,7 +191,9 @@ impl ExporterSession {
         }
         let wished = hello.options.grace_ms.map_or(grace_max, |ms| Duration::from_millis(ms.into()));
         let mut begun = Self {
-            lane: Lane::new(limits),
+            lanes: Lanes::new(limits),
+            lanes_granted: hello.options.lanes.unwrap_or(1).clamp(1, LANES_MAX.into()) as u16,
+            limits,
             session,
             link: hello.standing.link,
             their_incarnation: hello.standing.incarnation,
@@ -203,8 +209,12 @@ impl ExporterSession {
             modules: None,
             offers: BTreeMap::new(),
         };
-        begun.lane.handle_linked(0, &mut begun.pool).expect("a new lane has sent nothing, and nothing arrived");
-        let welcome = begun.welcome(Outcome::Begun);
+        begun
+            .lanes
+            .first_mut()
+            .handle_linked(0, &mut begun.pool)
+            .expect("a new lane has sent nothing, and nothing arrived");
+        let welcome = begun.welcome(Outcome::Begun, 0);
         Ok((begun, welcome))
     }
 
@@ -217,18 +227,32 @@ impl ExporterSession {
     /// of ours, and the session goes on as it was.
     pub fn resume(&mut self, hello: &Hello) -> Welcome {
         let theirs = hello.standing;
-        let is_same =
-            theirs.session == self.session && theirs.incarnation == self.their_incarnation && theirs.lane == 0;
-        if !is_same || theirs.link <= self.link || self.is_ended {
+        let is_same = theirs.session == self.session
+            && theirs.incarnation == self.their_incarnation
+            && theirs.lane < self.lanes_granted;
+        let link = match theirs.lane {
+            0 => self.link,
+            number => self.lanes.further_mut(number).map_or(0, |further| further.link),
+        };
+        if !is_same || theirs.link <= link || self.is_ended {
             // Whoever has a later link has the session: a straggler does not get it back.
             return refusal(hello, self.incarnation, Outcome::Refused);
         }
         // What it has cannot be checked before the old link is let go of; if it is not ours, neither has the session.
-        self.link = theirs.link;
-        match self.lane.handle_linked(theirs.received, &mut self.pool) {
+        let lane = if theirs.lane == 0 {
+            self.link = theirs.link;
+            self.lanes.first_mut()
+        } else {
+            let further = self.lanes.further_or_new(theirs.lane, self.limits);
+            (further.link, further.has_begun) = (theirs.link, true);
+            &mut further.lane
+        };
+        match lane.handle_linked(theirs.received, &mut self.pool) {
             Ok(()) => {
-                self.lost_until = None;
-                self.welcome(Outcome::Resumed)
+                if theirs.lane == 0 {
+                    self.lost_until = None;
+                }
+                self.welcome(Outcome::Resumed, theirs.lane)
             }
             Err(_) => {
                 self.is_ended = true;
@@ -237,16 +261,15 @@ impl ExporterSession {
         }
     }
 
-    fn welcome(&self, outcome: Outcome) -> Welcome {
-        let standing = Standing {
-            session: self.session,
-            lane: 0,
-            link: self.link,
-            received: self.lane.received(),
-            incarnation: self.incarnation,
-        };
+    fn welcome(&self, outcome: Outcome, lane: u16) -> Welcome {
+        let further = self.lanes.further().iter().find(|further| further.number == lane);
+        let (link, received) = further
+            .map_or((self.link, self.lanes.first().received()), |further| (further.link, further.lane.received()));
+        let standing = Standing { session: self.session, lane, link, received, incarnation: self.incarnation };
         let grace_ms = Some(u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX));
-        let options = Options { grace_ms, unacknowledged_bytes_max: None };
+        // Who never heard of several is told nothing of them.
+        let lanes = (self.lanes_granted > 1).then_some(self.lanes_granted.into());
+        let options = Options { grace_ms, lanes, ..Options::default() };
         Welcome { version: VERSION, outcome, standing, options }
     }
 
@@ -257,18 +280,27 @@ impl ExporterSession {
 
     /// The link is lost: its other end is waited for as long as was granted.
     pub fn handle_lost(&mut self, now: Instant) {
-        self.lane.handle_lost();
+        self.lanes.first_mut().handle_lost();
         self.lost_until.get_or_insert(now + self.grace);
+    }
+
+    /// The link of this lane is lost, or was ended. How long a further one is waited for is the importer's to say: as long as the first is
+    /// there, so is he.
+    pub fn handle_lane_lost(&mut self, number: u16, now: Instant) {
+        match number {
+            0 => self.handle_lost(now),
+            _ => self.lanes.get_mut(number).into_iter().for_each(Lane::handle_lost),
+        }
     }
 
     /// The link was ended by its other end, without a word: the importer is gone, or comes back at once (U13: a device is free
     /// within 5 s after its user was killed).
     pub fn handle_closed(&mut self, now: Instant) {
-        self.lane.handle_lost();
+        self.lanes.first_mut().handle_lost();
         self.lost_until.get_or_insert(now + self.grace.min(CLOSED_GRACE_MAX));
     }
 
-    /// Whether there is a link.
+    /// Whether the first lane has a link.
     pub fn is_linked(&self) -> bool {
         self.lost_until.is_none()
     }
@@ -291,7 +323,7 @@ impl ExporterSession {
     /// [`CommandError`] when the device does not know it or refuses.
     pub fn command(&mut self, now: Instant, number: u16, command: &Command) -> Result<(), CommandError> {
         match self.attachments.get_mut(&number) {
-            Some(attached) => attached.served.command(now, command, &mut self.lane),
+            Some(attached) => attached.served.command(now, command, &mut self.lanes),
             None => Err(CommandError("the device is not attached any more".into())),
         }
     }
@@ -328,11 +360,11 @@ impl ExporterSession {
     }
 
     /// Lets all of it do something, and say it.
-    fn each_served(&mut self, mut act: impl FnMut(u16, &mut dyn Served, &mut Lane)) {
+    fn each_served(&mut self, mut act: impl FnMut(u16, &mut dyn Served, &mut Lanes)) {
         let attached = self.attachments.iter_mut().map(|(&number, attached)| (number, &mut attached.served));
         let shown = self.heirs.iter_mut().filter_map(|(&number, heir)| Some((number, heir.shown.as_mut()?)));
         for (number, served) in attached.chain(shown) {
-            with_pool(served, &mut self.pool, |served| act(number, served, &mut self.lane));
+            with_pool(served, &mut self.pool, |served| act(number, served, &mut self.lanes));
         }
     }
 
@@ -341,12 +373,25 @@ impl ExporterSession {
     /// # Errors
     /// [`Reject`]: the importer broke the protocol; the session is over.
     pub fn advance(&mut self, now: Instant, services: &mut impl Services) -> Result<bool, Reject> {
+        if self.advance_lane(now, 0, services)? {
+            return Ok(true);
+        }
+        for at in 0..self.lanes.further().len() {
+            let number = self.lanes.further()[at].number;
+            if self.advance_lane(now, number, services)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn advance_lane(&mut self, now: Instant, lane: u16, services: &mut impl Services) -> Result<bool, Reject> {
         let mut moved = 0;
-        while let Some(arrived) = self.lane.poll_arrived(&mut self.pool)? {
-            let before = self.lane.waiting_bytes();
+        while let Some(arrived) = self.lanes.poll_arrived(lane, &mut self.pool)? {
+            let before = self.lanes.waiting_bytes();
             let asked = arrived.body.len();
-            self.handle_arrived(now, arrived, services)?;
-            let by_this = asked + self.lane.waiting_bytes() - before;
+            self.handle_arrived(now, lane, arrived, services)?;
+            let by_this = asked + self.lanes.waiting_bytes() - before;
             moved += by_this;
             if moved >= (ENOUGH_REQUESTS * by_this).clamp(ENOUGH_BYTES_MIN, ENOUGH_BYTES_MAX) {
                 return Ok(true);
@@ -355,10 +400,18 @@ impl ExporterSession {
         Ok(false)
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, services: &mut impl Services) -> Result<(), Reject> {
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        lane: u16,
+        arrived: Arrived,
+        services: &mut impl Services,
+    ) -> Result<(), Reject> {
         let Head { kind, attachment, .. } = arrived.head;
         match kind {
-            Kind::Data if self.closing.contains_key(&attachment) => self.hear_close(now, attachment, arrived),
+            Kind::Data if lane == 0 && self.closing.contains_key(&attachment) => {
+                self.hear_close(now, attachment, arrived)
+            }
             Kind::Request | Kind::Data | Kind::Cancel | Kind::Grant | Kind::Aside => {
                 let served = match self.attachments.get_mut(&attachment) {
                     Some(attached) => Some(&mut attached.served),
@@ -366,7 +419,7 @@ impl ExporterSession {
                 };
                 // What was on its way while we closed the attachment is for nobody.
                 let Some(served) = served else { return Ok(()) };
-                with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lane))
+                with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lanes))
             }
             Kind::Modules => self.hear_offers(attachment, &arrived),
             Kind::Open => self.open(now, attachment, &arrived, services),
@@ -571,7 +624,7 @@ impl ExporterSession {
         }
         if let Some((pipeline, answers)) = agreed {
             attached.served = Box::new(PipedServed::new(number, attached.served, pipeline));
-            self.lane.send(Message::control(Kind::Modules, number, 0, encode_answers(&answers).into()));
+            self.lanes.send(Message::control(Kind::Modules, number, 0, encode_answers(&answers).into()));
         }
         let Attached { lease, served, .. } = &attached;
         let opened = Opened { epoch: *lease, credit: served.credit(), info: served.description() };
@@ -582,19 +635,19 @@ impl ExporterSession {
     fn say_at_length(&mut self, kind: Kind, number: u16, bytes: Vec<u8>) {
         let (head, part, payload) = (Head::new(kind, number, 0), Part::empty(), bytes.into());
         let flow = Flow(u32::from(number) << 8);
-        self.lane.send(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
+        self.lanes.send(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
     }
 
     fn say_end(&mut self, kind: Kind, attachment: u16, end: &End) {
         self.offers.remove(&attachment);
-        self.lane.send(Message::control(kind, attachment, 0, end.encode().into()));
+        self.lanes.send(Message::control(kind, attachment, 0, end.encode().into()));
     }
 
     /// Devices are looked after: whose moment has come, who is ready, who is gone.
     pub fn handle_ready(&mut self, now: Instant) {
         let mut ended = Vec::new();
-        self.each_served(|number, served, lane| {
-            served.handle_ready(now, lane);
+        self.each_served(|number, served, lanes| {
+            served.handle_ready(now, lanes);
             ended.extend(served.poll_end().map(|end| (number, end)));
         });
         for (number, end) in ended {
@@ -627,9 +680,14 @@ impl ExporterSession {
         }
     }
 
-    /// What bytes of a link go into and come from; call [`ExporterSession::advance`] when some arrived.
+    /// What bytes of the first lane's link go into and come from; call [`ExporterSession::advance`] when some arrived.
     pub fn lane_mut(&mut self) -> &mut Lane {
-        &mut self.lane
+        self.lanes.first_mut()
+    }
+
+    /// The same of all lanes.
+    pub fn lanes_mut(&mut self) -> &mut Lanes {
+        &mut self.lanes
     }
 
     /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for, and none is on its
@@ -652,7 +710,7 @@ impl ExporterSession {
 impl ExporterSession {
     /// Another process is to go on: what would wait for ever is taken back from the devices.
     pub fn come_to_rest(&mut self, now: Instant) {
-        self.each_served(|_, served, lane| served.come_to_rest(now, lane));
+        self.each_served(|_, served, lanes| served.come_to_rest(now, lanes));
     }
 
     /// What was handed over and not fetched comes back for as long as another process takes to go on: it waits there, or here again.
@@ -706,7 +764,8 @@ impl ExporterSession {
         to.u64(ms(self.grace));
         // Whoever is linked now is not when the other process begins.
         to.u64(ms(self.lost_until.map_or(self.grace, |until| until - now)));
-        self.lane.save(now, to);
+        to.u16(self.lanes_granted);
+        self.lanes.save(now, 0, to);
         to.count(self.attachments.len());
         for (&number, Attached { open, lease, served, bequest, .. }) in &self.attachments {
             to.u16(number);
@@ -751,7 +810,11 @@ impl ExporterSession {
         if left > grace || grace > u32::MAX.into() {
             return Err(Reject::new("time left", left, "no more than the grace"));
         }
-        let lane = Lane::restore(limits, from)?;
+        let lanes_granted = from.u16("lanes granted")?;
+        if !(1..=LANES_MAX).contains(&lanes_granted) {
+            return Err(Reject::new("lanes granted", lanes_granted.into(), "a session has 1 to 8"));
+        }
+        let lanes = Lanes::restore(limits, None, from)?;
         let mut all: Vec<Left> = Vec::new();
         for _ in 0..from.count("attachments", 2)? {
             let number = from.u16("attachment")?;
@@ -780,7 +843,9 @@ impl ExporterSession {
             ));
         }
         let session = Self {
-            lane,
+            lanes,
+            lanes_granted,
+            limits,
             session,
             link,
             their_incarnation,
@@ -802,7 +867,7 @@ impl ExporterSession {
     /// Serves what another process served, whose device is here again as it was there.
     pub fn serve(&mut self, now: Instant, left: Left, mut served: Box<dyn Served>) {
         let Left { number, open, lease, bequest, .. } = left;
-        with_pool(&mut served, &mut self.pool, |served| served.go_on(now, &mut self.lane));
+        with_pool(&mut served, &mut self.pool, |served| served.go_on(now, &mut self.lanes));
         self.attachments.insert(number, Attached { bequest, ..Attached::new(open, lease, served) });
         self.hand_over_again(now);
     }
@@ -850,7 +915,7 @@ impl ExporterSession {
 
     /// The other process does not go on, this one does.
     pub fn go_on(&mut self, now: Instant) {
-        self.each_served(|_, served, lane| served.go_on(now, lane));
+        self.each_served(|_, served, lanes| served.go_on(now, lanes));
         self.hand_over_again(now);
     }
 

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use farbus_model::limits::LANES_MAX;
 use farbus_model::{BufferPool, Instant};
 use farbus_wire::native::control::{Cause, End};
 use farbus_wire::native::{
-    Arrived, Hello, Kind, Lane, LaneLimits, Message, Options, Outcome, Part, SessionId, Standing, Welcome,
+    Arrived, Hello, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Options, Outcome, Part, SessionId, Standing,
+    Welcome,
 };
 
 use farbus_wire::snapshot::{Reader, Writer};
@@ -24,6 +26,8 @@ pub enum Progress {
     Again,
     /// It will not have us: the session is over.
     Refused(Outcome),
+    /// This further lane is not to be had now; what becomes of the session is heard on the first.
+    Without,
 }
 
 /// Where an attachment stands.
@@ -75,6 +79,11 @@ pub trait Attached {
         None
     }
 
+    /// New requests may go on these lanes of the session. A class that uses the first alone need not know.
+    fn use_lanes(&mut self, usable: LaneSet) {
+        let _ = usable;
+    }
+
     /// Gives the device back; its exporter answers with the end.
     fn close(&mut self);
 
@@ -106,16 +115,19 @@ pub trait Attached {
     }
 }
 
-/// The importer's end: a lane, and the state of the link below it.
+/// The importer's end: its lanes, and the state of the links below them.
 #[derive(Debug)]
 pub struct ImporterSession {
-    lane: Lane,
+    lanes: Lanes,
+    /// Lanes that are wished for, and that were granted; those of a session that is yet to begin are not known.
+    lanes_wished: u16,
+    lanes_granted: u16,
     session: SessionId,
     has_begun: bool,
     link: u64,
     incarnation: u64,
     grace: Duration,
-    /// Since when there is no link.
+    /// Since when the first lane has no link.
     lost_at: Option<Instant>,
     limits: LaneLimits,
     pool: BufferPool,
@@ -126,7 +138,9 @@ impl ImporterSession {
     /// the session is to outlive a link.
     pub fn new(now: Instant, incarnation: u64, grace: Duration, limits: LaneLimits) -> Self {
         Self {
-            lane: Lane::new(limits),
+            lanes: Lanes::new(limits),
+            lanes_wished: 1,
+            lanes_granted: 1,
             session: SessionId::NONE,
             has_begun: false,
             link: 0,
@@ -138,6 +152,13 @@ impl ImporterSession {
         }
     }
 
+    /// The same, over so many links.
+    #[must_use]
+    pub fn over_links(mut self, links: u16) -> Self {
+        self.lanes_wished = links.clamp(1, LANES_MAX);
+        self
+    }
+
     /// What to say first on a new link.
     pub fn hello(&mut self) -> Hello {
         self.link += 1;
@@ -145,11 +166,31 @@ impl ImporterSession {
             session: self.session,
             lane: 0,
             link: self.link,
-            received: self.lane.received(),
+            received: self.lanes.first().received(),
             incarnation: self.incarnation,
         };
         let grace_ms = Some(u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX));
-        Hello::new(standing, Options { grace_ms, unacknowledged_bytes_max: None })
+        let lanes = (self.lanes_wished > 1).then_some(self.lanes_wished.into());
+        Hello::new(standing, Options { grace_ms, lanes, ..Options::default() })
+    }
+
+    /// Further lanes that want a link.
+    pub fn wanting_links(&self) -> impl Iterator<Item = u16> {
+        let has_link = |number| {
+            let mut further = self.lanes.further().iter();
+            further.any(|further| further.number == number && further.lane.is_linked())
+        };
+        let count = if self.is_linked() { self.lanes_granted } else { 1 };
+        (1..count).filter(move |&number| !has_link(number))
+    }
+
+    /// What to say first on a new link of a further lane.
+    pub fn hello_further(&mut self, number: u16) -> Hello {
+        let (session, incarnation) = (self.session, self.incarnation);
+        let further = self.lanes.further_or_new(number, self.limits);
+        further.link += 1;
+        let (link, received) = (further.link, further.lane.received());
+        Hello::new(Standing { session, lane: number, link, received, incarnation }, Options::default())
     }
 
     /// What the exporter answered.
@@ -158,17 +199,22 @@ impl ImporterSession {
     /// [`Reject`]: it cannot be the session's other end.
     pub fn handle_welcome(&mut self, welcome: &Welcome) -> Result<Progress, Reject> {
         let theirs = welcome.standing;
+        if theirs.lane != 0 {
+            return self.handle_further(welcome);
+        }
         // Whoever dials may have had to try more than once.
         self.link = self.link.max(theirs.link);
         match welcome.outcome {
             Outcome::Begun => {
                 let had_one = std::mem::replace(&mut self.has_begun, true);
                 self.session = theirs.session;
-                self.lane = Lane::new(self.limits);
+                self.lanes = Lanes::new(self.limits);
+                let granted = welcome.options.lanes.unwrap_or(1).min(self.lanes_wished.into());
+                self.lanes_granted = (granted as u16).max(1);
                 if let Some(ms) = welcome.options.grace_ms {
                     self.grace = self.grace.min(Duration::from_millis(ms.into()));
                 }
-                self.lane.handle_linked(theirs.received, &mut self.pool)?;
+                self.lanes.first_mut().handle_linked(theirs.received, &mut self.pool)?;
                 self.lost_at = None;
                 Ok(if had_one { Progress::Renewed } else { Progress::Linked })
             }
@@ -176,7 +222,7 @@ impl ImporterSession {
                 if theirs.session != self.session {
                     return Err(Reject::new("session", 0, "a session that goes on is the one that was asked for"));
                 }
-                self.lane.handle_linked(theirs.received, &mut self.pool)?;
+                self.lanes.first_mut().handle_linked(theirs.received, &mut self.pool)?;
                 self.lost_at = None;
                 Ok(Progress::Linked)
             }
@@ -188,20 +234,62 @@ impl ImporterSession {
         }
     }
 
-    /// The link is lost.
+    /// The same of a further lane.
+    fn handle_further(&mut self, welcome: &Welcome) -> Result<Progress, Reject> {
+        let theirs = welcome.standing;
+        let Some(further) = self.lanes.further_mut(theirs.lane).filter(|_| theirs.session == self.session) else {
+            // It was said to a session that is no more.
+            return Ok(Progress::Without);
+        };
+        further.link = further.link.max(theirs.link);
+        match welcome.outcome {
+            Outcome::Resumed => {
+                further.lane.handle_linked(theirs.received, &mut self.pool)?;
+                (further.has_begun, further.lost_at) = (true, None);
+                Ok(Progress::Linked)
+            }
+            // The first lane hears the same, or knows better.
+            Outcome::Unknown => Ok(Progress::Without),
+            outcome if further.has_begun => Ok(Progress::Refused(outcome)),
+            _ => {
+                self.lanes_granted = self.lanes_granted.min(theirs.lane);
+                self.lanes.forget_unbegun();
+                Ok(Progress::Without)
+            }
+        }
+    }
+
+    /// The link is lost: that of the first lane.
     pub fn handle_lost(&mut self, now: Instant) {
-        self.lane.handle_lost();
+        self.lanes.first_mut().handle_lost();
         self.lost_at.get_or_insert(now);
     }
 
-    /// Whether there is a link.
+    /// The link of this lane is lost.
+    pub fn handle_lane_lost(&mut self, number: u16, now: Instant) {
+        if number == 0 {
+            self.handle_lost(now);
+        } else if let Some(further) = self.lanes.further_mut(number) {
+            further.lane.handle_lost();
+            further.lost_at.get_or_insert(now);
+        }
+    }
+
+    /// Whether the first lane has a link.
     pub fn is_linked(&self) -> bool {
         self.lost_at.is_none()
     }
 
-    /// When the grace is over, if there is no link.
+    /// Where new requests may go: see [`Attached::use_lanes`].
+    pub fn usable_lanes(&self) -> LaneSet {
+        self.lanes.usable()
+    }
+
+    /// When the grace is over, if a lane has no link.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.lost_at.map(|at| at + self.grace)
+        let further = self.lanes.further().iter().filter(|further| further.has_begun);
+        let lost_at = further.filter_map(|further| further.lost_at).chain(self.lost_at).min();
+        lost_at.map(|at| at + self.grace)
     }
 
     /// Whether the grace is over.
@@ -211,25 +299,38 @@ impl ImporterSession {
 
     /// Says something.
     pub fn send(&mut self, message: Message) {
-        self.lane.send(message);
+        self.lanes.send(message);
     }
 
     /// Says that the session ends on purpose.
     pub fn goodbye(&mut self) {
-        self.lane.send(Message::control(Kind::Goodbye, 0, 0, Part::empty()));
+        self.lanes.send(Message::control(Kind::Goodbye, 0, 0, Part::empty()));
     }
 
-    /// What bytes of a link go into and come from.
+    /// What bytes of the first lane's link go into and come from.
     pub fn lane_mut(&mut self) -> &mut Lane {
-        &mut self.lane
+        self.lanes.first_mut()
     }
 
-    /// The next frame.
+    /// The same of all lanes.
+    pub fn lanes_mut(&mut self) -> &mut Lanes {
+        &mut self.lanes
+    }
+
+    /// The next frame of the first lane.
     ///
     /// # Errors
     /// [`Reject`]: the exporter broke the protocol; the session is over.
     pub fn poll_arrived(&mut self) -> Result<Option<Arrived>, Reject> {
-        self.lane.poll_arrived(&mut self.pool)
+        self.lanes.poll_arrived(0, &mut self.pool)
+    }
+
+    /// The next frame of this lane.
+    ///
+    /// # Errors
+    /// [`Reject`]: the exporter broke the protocol; the session is over.
+    pub fn poll_arrived_on(&mut self, number: u16) -> Result<Option<Arrived>, Reject> {
+        self.lanes.poll_arrived(number, &mut self.pool)
     }
 }
 
@@ -273,7 +374,9 @@ impl ImporterSession {
         to.u64(self.grace.as_millis().try_into().unwrap_or(u64::MAX));
         let lost = self.lost_at.map_or(Duration::ZERO, |at| now - at);
         to.u64(lost.as_millis().try_into().unwrap_or(u64::MAX));
-        self.lane.save(now, to);
+        to.u16(self.lanes_wished);
+        to.u16(self.lanes_granted);
+        self.lanes.save(now, LINKS_BETWEEN, to);
         remote.save(to);
     }
 
@@ -291,15 +394,22 @@ impl ImporterSession {
         let grace = Duration::from_millis(from.u64("grace")?);
         let lost = Duration::from_millis(from.u64("time without a link")?);
         let lost_ns = u64::try_from(lost.as_nanos()).unwrap_or(u64::MAX);
-        let lane = Lane::restore(limits, from)?;
+        let lost_at = Some(Instant::from_nanos(now.as_nanos().saturating_sub(lost_ns)));
+        let (lanes_wished, lanes_granted) = (from.u16("lanes wished")?, from.u16("lanes granted")?);
+        if lanes_granted == 0 || lanes_granted > lanes_wished || lanes_wished > LANES_MAX {
+            return Err(Reject::new("lanes", lanes_granted.into(), "no more are granted than were wished for"));
+        }
+        let lanes = Lanes::restore(limits, Some(now), from)?;
         let session = Self {
-            lane,
+            lanes,
+            lanes_wished,
+            lanes_granted,
             session,
             has_begun: true,
             link,
             incarnation,
             grace,
-            lost_at: Some(Instant::from_nanos(now.as_nanos().saturating_sub(lost_ns))),
+            lost_at,
             limits,
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
         };

@@ -12,6 +12,7 @@
 //! | [`timing`] | which requests are timed, and where their time went |
 //! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, at either end |
 //! | `slots` | requests in flight, by their tag |
+//! | `spread` | on which lane a request goes |
 //!
 //! A device of another class is one more [`Served`] and one more [`Attached`], and nothing else changes: `examples/third_class.rs` is one.
 //!
@@ -19,7 +20,7 @@
 //!
 //! | what broke | USB | block |
 //! |---|---|---|
-//! | the link | it waits; its frames are sent over the next link | the same |
+//! | the link of its lane | it waits; its frames are sent over the next link; other lanes go on | the same |
 //! | the link, for longer than the grace | gone (attribute *network*) | lost (attribute *network*) |
 //! | the exporter's process, for another that goes on | it waits; what a device had of it is ended first | the same |
 //! | the exporter forgot the session | a protocol error (attribute *device*); the device is set up again | it is asked again |
@@ -42,11 +43,13 @@ pub mod served_block;
 pub mod served_observer;
 pub mod served_usb;
 mod slots;
+mod spread;
 pub mod timing;
 
 /// The bytes of it: what a greeting and a device's own class have to say.
 pub use farbus_wire::native::{
-    Arrived, Flow, Head, Kind, Lane, LaneLimits, Message, Part, Urgency, control, frame, hello, modules, stream, usb,
+    Arrived, Flow, Head, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Part, Urgency, control, frame, hello,
+    modules, stream, usb,
 };
 
 pub use attachment::{Attachment, Heard};

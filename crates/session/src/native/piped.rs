@@ -7,7 +7,7 @@ use farbus_model::module::{Offer, Role};
 use farbus_modules::{Beginning, Recipe, Refusal};
 use farbus_wire::native::control::{Cause, Class, End, Open};
 use farbus_wire::native::modules::{decode_answers, encode_offers};
-use farbus_wire::native::{Arrived, Kind, Message};
+use farbus_wire::native::{Arrived, Kind, LaneSet, Message};
 use farbus_wire::snapshot::{Reader, Writer};
 
 use super::importer::{Attached, Movable, State};
@@ -313,6 +313,13 @@ impl<A: Attached> Attached for Piped<A> {
 
     fn poll_timed(&mut self) -> Option<Timed> {
         self.remote.poll_timed()
+    }
+
+    /// What goes through modules keeps one order.
+    fn use_lanes(&mut self, usable: LaneSet) {
+        if self.modules.is_none() && self.saved.is_none() {
+            self.remote.use_lanes(usable);
+        }
     }
 
     fn close(&mut self) {

@@ -4,7 +4,7 @@ use farbus_model::module::Role;
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
 use farbus_modules::Pipeline;
 use farbus_wire::native::control::{Credit, End};
-use farbus_wire::native::{Arrived, Head, Kind, Lane, LaneLimits};
+use farbus_wire::native::{Arrived, Head, Kind, LaneLimits, Lanes};
 
 use super::pipe::{Pipe, end_of};
 use super::served::{Bequest, Served};
@@ -16,22 +16,22 @@ pub struct PipedServed {
     served: Box<dyn Served>,
     pipe: Pipe,
     /// What the class says before it went through the modules; it has no link.
-    inner: Lane,
+    inner: Lanes,
     end: Option<End>,
 }
 
 impl PipedServed {
     /// `served`, as `attachment`, behind `pipeline`.
     pub fn new(attachment: u16, served: Box<dyn Served>, pipeline: Pipeline) -> Self {
-        let inner = Lane::new(LaneLimits { receive_bytes: 0, unacknowledged_bytes_max: 0 });
+        let inner = Lanes::new(LaneLimits { receive_bytes: 0, unacknowledged_bytes_max: 0 });
         Self { attachment, served, pipe: Pipe::new(pipeline, Role::Exporter, attachment), inner, end: None }
     }
 
     /// What came out of the modules goes on, until there is nothing more.
-    fn settle(&mut self, now: Instant, lane: &mut Lane) -> Result<(), Reject> {
+    fn settle(&mut self, now: Instant, lanes: &mut Lanes) -> Result<(), Reject> {
         loop {
             while let Some(message) = self.pipe.poll_below() {
-                lane.send(message);
+                lanes.send(message);
             }
             let lost = self.pipe.take_lost();
             if lost > 0 {
@@ -54,8 +54,8 @@ impl PipedServed {
     }
 
     /// The same where nothing was heard that could be wrong.
-    fn flush(&mut self, now: Instant, lane: &mut Lane) {
-        if let Err(reject) = self.settle(now, lane) {
+    fn flush(&mut self, now: Instant, lanes: &mut Lanes) {
+        if let Err(reject) = self.settle(now, lanes) {
             self.end.get_or_insert(refused(&reject));
         }
     }
@@ -78,7 +78,7 @@ impl Served for PipedServed {
         self.served.description()
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
         if self.end.is_some() {
             return Ok(());
         }
@@ -86,14 +86,14 @@ impl Served for PipedServed {
             Kind::Request | Kind::Data | Kind::Cancel | Kind::Aside => self.pipe.handle_arrived(now, arrived)?,
             _ => self.served.handle_arrived(now, arrived, &mut self.inner)?,
         }
-        self.flush(now, lane);
+        self.flush(now, lanes);
         Ok(())
     }
 
-    fn handle_ready(&mut self, now: Instant, lane: &mut Lane) {
+    fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes) {
         self.pipe.handle_timeout(now);
         self.served.handle_ready(now, &mut self.inner);
-        self.flush(now, lane);
+        self.flush(now, lanes);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -111,9 +111,9 @@ impl Served for PipedServed {
         self.end.is_none() && self.served.is_idle() && self.pipe.is_at_rest()
     }
 
-    fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
+    fn command(&mut self, now: Instant, command: &Command, lanes: &mut Lanes) -> Result<(), CommandError> {
         let result = self.served.command(now, command, &mut self.inner);
-        self.flush(now, lane);
+        self.flush(now, lanes);
         result
     }
 
@@ -133,18 +133,18 @@ impl Served for PipedServed {
         self.served.finish(now);
     }
 
-    fn come_to_rest(&mut self, now: Instant, lane: &mut Lane) {
+    fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
         self.served.come_to_rest(now, &mut self.inner);
-        self.flush(now, lane);
+        self.flush(now, lanes);
     }
 
     fn is_at_rest(&self) -> bool {
         self.served.is_at_rest() && self.pipe.is_at_rest()
     }
 
-    fn go_on(&mut self, now: Instant, lane: &mut Lane) {
+    fn go_on(&mut self, now: Instant, lanes: &mut Lanes) {
         self.served.go_on(now, &mut self.inner);
-        self.flush(now, lane);
+        self.flush(now, lanes);
     }
 
     fn leave(self: Box<Self>, now: Instant) {

@@ -8,11 +8,13 @@ use farbus_model::{
 use farbus_wire::native::block::{self, Description};
 use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, LUGGAGE_NAME_BYTES, Open, Opened};
 use farbus_wire::native::frame::{Head, Residence};
-use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
+use farbus_wire::native::lanes::{split_tag, tag_of};
+use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Part, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
 
 use super::importer::{Attached, Movable, State};
 use super::slots::Slots;
+use super::spread::{Loads, REQUESTS_MAX};
 use super::timing::{Timed, Timing, split_residence};
 use crate::Reject;
 
@@ -53,11 +55,14 @@ pub struct RemoteBlock {
     /// Writes that were answered may be lost: the next flush says so.
     is_undurable: bool,
     timing: Timing,
+    loads: Loads,
 }
 
 #[derive(Debug)]
 struct Flight {
     request: BlockInFlight,
+    /// On which it went.
+    lane: u8,
     /// Its place among all requests: what is asked again is asked in the same order.
     order: u64,
     /// A flush: changes of an order before this are durable when it succeeds.
@@ -105,6 +110,7 @@ impl RemoteBlock {
             flushed: 0,
             is_undurable: false,
             timing: Timing::default(),
+            loads: Loads::default(),
         };
         remote.ask_to_open();
         remote
@@ -134,7 +140,7 @@ impl RemoteBlock {
     }
 
     fn has_credit(&self, cost: u64) -> bool {
-        self.slots.len() < self.credit.requests.into()
+        self.slots.len() < self.credit.requests.min(REQUESTS_MAX).into()
             && (self.bytes == 0 || self.bytes + cost <= u64::from(self.credit.bytes))
     }
 
@@ -150,17 +156,19 @@ impl RemoteBlock {
     fn release(&mut self, now: Instant) {
         while let Some(at) = self.next_held()
             && self.has_credit(cost(&self.held[at]))
+            && let Some(lane) = self.lane_for(&self.held[at])
         {
             let request = self.held.remove(at).expect("looked at just now");
             self.owed = self.owed.saturating_sub(1);
-            self.start(now, request);
+            self.start(now, request, lane);
         }
     }
 
-    fn start(&mut self, now: Instant, mut request: BlockInFlight) {
+    fn start(&mut self, now: Instant, mut request: BlockInFlight, lane: u8) {
         // It may have to be asked again: its data stays here, shared with the message.
         request.share_payload();
         self.bytes += cost(&request);
+        self.loads.add(lane, cost(&request));
         let order = self.next_order;
         self.next_order += 1;
         let mut covers = 0;
@@ -174,6 +182,7 @@ impl RemoteBlock {
         let missing = if request.op == BlockOp::Read { request.length } else { 0 };
         let flight = Flight {
             request,
+            lane,
             order,
             covers,
             data: Vec::new(),
@@ -188,7 +197,7 @@ impl RemoteBlock {
 
     fn say(&mut self, tag: u16) {
         let flight = self.slots.get_mut(tag).expect("it was put there");
-        let mut head = Head::new(Kind::Request, self.attachment, tag);
+        let mut head = Head::new(Kind::Request, self.attachment, tag_of(flight.lane, tag));
         head.flags.timed = flight.is_timed;
         // Reads do not wait behind what is written.
         let line = if flight.request.payload.is_empty() { 0 } else { 1 };
@@ -255,14 +264,14 @@ impl RemoteBlock {
     }
 
     fn first_change_in_flight(&mut self) -> Option<u64> {
-        let changes = |op| matches!(op, BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes);
         let flights = self.slots.iter_mut();
-        flights.filter(|(_, flight)| changes(flight.request.op)).map(|(_, flight)| flight.order).min()
+        flights.filter(|(_, flight)| is_change(flight.request.op)).map(|(_, flight)| flight.order).min()
     }
 
     /// Everything in flight, in the order in which it was asked.
     fn take_flights(&mut self) -> Vec<BlockInFlight> {
         self.bytes = 0;
+        self.loads.clear();
         let mut flights: Vec<Flight> = self.slots.take_all().map(|(_, flight)| flight).collect();
         flights.sort_unstable_by_key(|flight| flight.order);
         flights.into_iter().map(|flight| flight.request).collect()
@@ -274,8 +283,9 @@ impl RemoteBlock {
         arrived: Arrived,
         done: &mut Completions<BlockDone>,
     ) -> Result<(), Reject> {
-        let Head { kind, tag, flags, .. } = arrived.head;
-        let Some(flight) = self.slots.get_mut(tag) else {
+        let Head { kind, flags, .. } = arrived.head;
+        let (lane, tag) = split_tag(arrived.head.tag);
+        let Some(flight) = self.slots.get_mut(tag).filter(|flight| flight.lane == lane) else {
             return Err(Reject::new("tag", tag.into(), "a reply answers a request"));
         };
         let mut body = arrived.body;
@@ -308,9 +318,10 @@ impl RemoteBlock {
     }
 
     fn end(&mut self, now: Instant, tag: u16, result: Result<(), StoreError>, done: &mut Completions<BlockDone>) {
-        let Flight { request, data, submitted, covers, residence, .. } =
+        let Flight { request, lane, data, submitted, covers, residence, .. } =
             self.slots.remove(tag).expect("it is in flight");
         self.bytes -= cost(&request);
+        self.loads.remove(lane, cost(&request));
         if let (Some(residence), Some(submitted)) = (residence, submitted) {
             self.timing.note(now - submitted, residence);
         }
@@ -333,6 +344,10 @@ impl RemoteBlock {
     }
 }
 
+fn is_change(op: BlockOp) -> bool {
+    matches!(op, BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes)
+}
+
 /// What a request takes of a credit, bytes.
 fn cost(request: &BlockInFlight) -> u64 {
     match request.op {
@@ -353,8 +368,10 @@ impl BlockDevice for RemoteBlock {
             State::Ended(end) => done.push(request.fail(error_of(end.cause))),
             State::Open => match self.info().check(&request) {
                 Err(error) => done.push(request.fail(error)),
-                Ok(()) if self.may_start(&request) => self.start(now, request),
-                Ok(()) => self.hold(request),
+                Ok(()) => match self.lane_for(&request).filter(|_| self.may_start(&request)) {
+                    Some(lane) => self.start(now, request, lane),
+                    None => self.hold(request),
+                },
             },
             State::Opening => self.hold(request),
         }
@@ -378,6 +395,26 @@ impl RemoteBlock {
             false => self.held.is_empty(),
         };
         is_next && !self.is_still && self.has_credit(cost(request))
+    }
+
+    /// On which lane a request may go now. A change is not to pass another of the same bytes: behind several on several lanes it waits.
+    fn lane_for(&self, request: &BlockInFlight) -> Option<u8> {
+        if self.loads.is_first_alone() {
+            return Some(0);
+        }
+        if !is_change(request.op) {
+            return Some(self.loads.least());
+        }
+        let overlaps = |other: &BlockRequest| {
+            let end = |request: &BlockRequest| request.offset.saturating_add(request.length.into());
+            other.offset < end(request) && request.offset < end(other)
+        };
+        let flights = self.slots.iter().map(|(_, flight)| flight);
+        let mut before = flights.filter(|flight| is_change(flight.request.op) && overlaps(&flight.request));
+        match before.next().map(|flight| flight.lane) {
+            None => Some(self.loads.least()),
+            Some(lane) => before.all(|flight| flight.lane == lane).then_some(lane),
+        }
     }
 
     fn hold(&mut self, mut request: BlockInFlight) {
@@ -408,6 +445,8 @@ impl Attached for RemoteBlock {
                 }
                 Ok(())
             }
+            // On another lane than its end, an answer may come after it.
+            Kind::Reply | Kind::Data if self.is_gone() => Ok(()),
             // The description's further frames have no request of their own.
             Kind::Data if !self.opened.is_empty() => self.handle_opened(now, arrived),
             Kind::Reply | Kind::Data => self.handle_reply(now, arrived, done),
@@ -450,6 +489,10 @@ impl Attached for RemoteBlock {
 
     fn poll_timed(&mut self) -> Option<Timed> {
         self.timing.take()
+    }
+
+    fn use_lanes(&mut self, usable: LaneSet) {
+        self.loads.set_usable(usable);
     }
 
     fn close(&mut self) {
@@ -509,7 +552,7 @@ impl Movable for RemoteBlock {
         self.opened.iter().for_each(|part| to.payload(part));
         to.count(self.slots.len());
         for (tag, flight) in self.slots.iter() {
-            to.u16(tag);
+            to.u16(tag_of(flight.lane, tag));
             to.block_request(&flight.request);
             to.u64(flight.order);
             to.u64(flight.covers);
@@ -550,11 +593,11 @@ impl Movable for RemoteBlock {
         };
         let (mut saved, mut tags) = (Vec::new(), BTreeSet::new());
         for _ in 0..from.count("requests in flight", 2)? {
-            let tag = from.u16("tag")?;
+            let (lane, tag) = split_tag(from.u16("tag")?);
             if !tags.insert(tag) {
                 return Err(Reject::new("tag", tag.into(), "a tag names one request"));
             }
-            saved.push((tag, request(from)?, Begun::restore(from)?));
+            saved.push((tag, request(from)?, Begun::restore(lane, from)?));
         }
         let mut held = Vec::new();
         for _ in 0..from.count("requests held", 8)? {
@@ -573,6 +616,9 @@ impl Movable for RemoteBlock {
         let flights = saved.into_iter().map(|(tag, request, begun)| (tag, begun.into_flight(request))).collect();
         remote.slots = Slots::of(flights).expect("each tag was seen once");
         remote.bytes = remote.slots.iter().map(|(_, flight)| cost(&flight.request)).sum();
+        for (_, flight) in remote.slots.iter() {
+            remote.loads.add(flight.lane, cost(&flight.request));
+        }
         remote.held = held.into_iter().map(BlockRequest::launch).collect();
         Ok(remote)
     }
@@ -585,6 +631,7 @@ impl Movable for RemoteBlock {
 
 /// How far a request is, in another process's words.
 struct Begun {
+    lane: u8,
     order: u64,
     covers: u64,
     is_timed: bool,
@@ -592,21 +639,21 @@ struct Begun {
 }
 
 impl Begun {
-    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+    fn restore(lane: u8, from: &mut Reader<'_>) -> Result<Self, Reject> {
         let (order, covers) = (from.u64("order")?, from.u64("covers")?);
         let is_timed = from.flag("timed")?;
         let mut data = Vec::new();
         for _ in 0..from.count("parts of an answer", 4)? {
             data.push(from.payload("part of an answer")?);
         }
-        Ok(Self { order, covers, is_timed, data })
+        Ok(Self { lane, order, covers, is_timed, data })
     }
 
     fn into_flight(self, request: BlockRequest) -> Flight {
-        let Self { order, covers, is_timed, data } = self;
+        let Self { lane, order, covers, is_timed, data } = self;
         let expected = if request.op == BlockOp::Read { request.length } else { 0 };
         let missing = expected - data.iter().map(Payload::len).sum::<usize>() as u32;
         let request = request.launch();
-        Flight { request, order, covers, data, missing, submitted: None, is_timed, residence: None }
+        Flight { request, lane, order, covers, data, missing, submitted: None, is_timed, residence: None }
     }
 }

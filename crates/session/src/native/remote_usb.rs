@@ -12,12 +12,14 @@ use farbus_wire::native::control::{
     Cause, Close, Credit, End, Inherit, LUGGAGE_BYTES_MAX, LUGGAGE_NAME_BYTES, Open, Opened,
 };
 use farbus_wire::native::frame::{Head, Residence};
+use farbus_wire::native::lanes::{split_tag, tag_of};
 use farbus_wire::native::usb::{self, Description, Reply};
-use farbus_wire::native::{Arrived, Flow, Kind, Message, Part, Urgency};
+use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Part, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
 
 use super::importer::{Attached, Movable, State};
 use super::slots::Slots;
+use super::spread::{Endpoints, REQUESTS_MAX};
 use super::timing::{Timed, Timing, split_residence};
 use crate::Reject;
 use crate::importer::note_selection;
@@ -53,6 +55,7 @@ pub struct RemoteUsb {
     settling: Settling,
     next_own_id: u64,
     timing: Timing,
+    endpoints: Endpoints,
     /// The moment of the call that is under way: what leaves in it may be timed from then on.
     now: Instant,
 }
@@ -73,6 +76,9 @@ enum Settling {
 struct Flight {
     /// `None` once its asker was answered without us: only its end is waited for.
     urb: Option<InFlight>,
+    /// On which it went, and to which endpoint.
+    lane: u8,
+    endpoint: EpAddr,
     cost: u64,
     head: Option<Reply>,
     data: Vec<Payload>,
@@ -91,11 +97,14 @@ struct Flight {
 }
 
 impl Flight {
-    fn new(urb: Option<InFlight>) -> Self {
+    fn new(urb: Option<InFlight>, lane: u8) -> Self {
+        let endpoint = urb.as_ref().map_or(EpAddr::CONTROL, |urb| urb.endpoint);
         let cost = urb.as_ref().map_or(0, |urb| urb.length.into());
         let (head, data, missing) = (None, Vec::new(), 0);
         Self {
             urb,
+            lane,
+            endpoint,
             cost,
             head,
             data,
@@ -142,6 +151,7 @@ impl RemoteUsb {
             settling: Settling::No,
             next_own_id: OWN_ID_FIRST,
             timing: Timing::default(),
+            endpoints: Endpoints::default(),
             now: Instant::ZERO,
         };
         remote.ask_to_open();
@@ -199,7 +209,7 @@ impl RemoteUsb {
     }
 
     fn has_credit(&self, cost: u64) -> bool {
-        self.slots.len() < self.credit.requests.into()
+        self.slots.len() < self.credit.requests.min(REQUESTS_MAX).into()
             && (self.bytes == 0 || self.bytes + cost <= u64::from(self.credit.bytes))
     }
 
@@ -237,8 +247,9 @@ impl RemoteUsb {
         // What layers above measure distances by is timed always.
         let is_measure = matches!(kind, TransferType::Control | TransferType::Isochronous);
         let timed = (self.timing.is_due(self.now) || is_measure).then_some(self.now);
-        let tag = self.slots.put(Flight { timed, ..Flight::new(Some(urb)) });
-        let mut head = Head::new(Kind::Request, self.attachment, tag);
+        let lane = self.endpoints.enter(urb.endpoint, kind == TransferType::Bulk);
+        let tag = self.slots.put(Flight { timed, ..Flight::new(Some(urb), lane) });
+        let mut head = Head::new(Kind::Request, self.attachment, tag_of(lane, tag));
         head.flags.timed = timed.is_some();
         self.outbox.push_back(Message { head, part, payload, urgency, flow, done_at: None });
     }
@@ -249,9 +260,10 @@ impl RemoteUsb {
         if std::mem::replace(&mut flight.is_withdrawing, true) {
             return;
         }
+        let on_wire = tag_of(flight.lane, tag);
         let kind = self.kind_of(endpoint).unwrap_or(TransferType::Bulk);
         let (urgency, flow) = self.way_of(endpoint, kind);
-        let head = Head::new(Kind::Cancel, self.attachment, tag);
+        let head = Head::new(Kind::Cancel, self.attachment, on_wire);
         let (part, payload) = (Part::empty(), Payload::Empty);
         self.outbox.push_back(Message { head, part, payload, urgency, flow, done_at: None });
     }
@@ -265,9 +277,10 @@ impl RemoteUsb {
     /// What comes next of a reset or a restoration, if its last step is over.
     fn settle(&mut self, done: &mut Completions) {
         if self.settling == Settling::Withdrawing && self.slots.is_empty() {
-            let tag = self.slots.put(Flight::new(None));
+            let lane = self.endpoints.enter(EpAddr::CONTROL, false);
+            let tag = self.slots.put(Flight::new(None, lane));
             self.settling = Settling::Resetting;
-            let head = Head::new(Kind::Request, self.attachment, tag);
+            let head = Head::new(Kind::Request, self.attachment, tag_of(lane, tag));
             let (part, payload) = (usb::reset_part(), Payload::Empty);
             let flow = Flow(u32::from(self.attachment) << 8);
             self.outbox.push_back(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
@@ -337,9 +350,10 @@ impl RemoteUsb {
     }
 
     fn handle_reply(&mut self, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
-        let Head { kind, tag, flags, .. } = arrived.head;
+        let Head { kind, flags, .. } = arrived.head;
+        let (lane, tag) = split_tag(arrived.head.tag);
         let unknown = Reject::new("tag", tag.into(), "a reply answers a request, once");
-        let Some(flight) = self.slots.get_mut(tag) else { return Err(unknown) };
+        let Some(flight) = self.slots.get_mut(tag).filter(|flight| flight.lane == lane) else { return Err(unknown) };
         if flight.has_begun != (kind == Kind::Data) || flight.is_answered {
             return Err(unknown);
         }
@@ -375,12 +389,14 @@ impl RemoteUsb {
 
     /// A withdrawal was answered: whatever it met, nothing of it is on its way any more.
     fn handle_cancelled(&mut self, tag: u16, done: &mut Completions) -> Result<(), Reject> {
-        let withdrawing = self.slots.get_mut(tag).filter(|flight| flight.is_withdrawing);
+        let (lane, tag) = split_tag(tag);
+        let withdrawing = self.slots.get_mut(tag).filter(|flight| flight.is_withdrawing && flight.lane == lane);
         let Some(flight) = withdrawing else {
             return Err(Reject::new("tag", tag.into(), "an answered withdrawal was asked for"));
         };
         flight.is_withdrawing = false;
         if flight.is_answered {
+            self.endpoints.leave(flight.endpoint);
             self.slots.remove(tag);
             self.settle(done);
         }
@@ -398,6 +414,7 @@ impl RemoteUsb {
         self.bytes -= flight.cost;
         let (urb, head, data) = (flight.urb.take(), flight.head.take(), std::mem::take(&mut flight.data));
         if !flight.is_withdrawing {
+            self.endpoints.leave(flight.endpoint);
             self.slots.remove(tag);
         }
         let has_nothing = head.as_ref().is_some_and(|head| head.status == Status::Cancelled && head.actual == 0);
@@ -450,6 +467,7 @@ impl RemoteUsb {
     fn fail_all(&mut self, status: Status, done: &mut Completions) {
         self.bytes = 0;
         self.outbox.clear();
+        self.endpoints.clear();
         self.settling = Settling::No;
         let flights: Vec<InFlight> = self.slots.take_all().filter_map(|(_, flight)| flight.urb).collect();
         for urb in flights.into_iter().chain(self.held.drain(..)) {
@@ -568,6 +586,8 @@ impl Attached for RemoteUsb {
         let kind = arrived.head.kind;
         match kind {
             Kind::Opened => self.handle_opened(arrived, done),
+            // On another lane than its end, an answer may come after it.
+            Kind::Reply | Kind::Data | Kind::Cancel if self.is_gone() => Ok(()),
             // The description's further frames have no request of their own.
             Kind::Data if !self.opened.is_empty() => self.handle_opened(arrived, done),
             Kind::Luggage | Kind::Data if self.inherits.is_some() => self.handle_luggage(arrived.body),
@@ -611,6 +631,10 @@ impl Attached for RemoteUsb {
 
     fn poll_timed(&mut self) -> Option<Timed> {
         self.timing.take()
+    }
+
+    fn use_lanes(&mut self, usable: LaneSet) {
+        self.endpoints.set_usable(usable);
     }
 
     fn close(&mut self) {
@@ -694,7 +718,7 @@ impl Movable for RemoteUsb {
         self.opened.iter().for_each(|part| to.payload(part));
         to.count(self.slots.len());
         for (tag, flight) in self.slots.iter() {
-            to.u16(tag);
+            to.u16(tag_of(flight.lane, tag));
             flight.save(to);
         }
         to.count(self.held.len());
@@ -723,8 +747,9 @@ impl Movable for RemoteUsb {
         // Nothing is launched before all of it is right: what was launched has to be answered.
         let (mut flights, mut urbs) = (Vec::new(), Vec::new());
         for _ in 0..from.count("requests in flight", 2)? {
-            let tag = from.u16("tag")?;
-            let (flight, urb) = Flight::restore(from)?;
+            let (lane, tag) = split_tag(from.u16("tag")?);
+            let (flight, urb) = Flight::restore(lane, from)?;
+            remote.endpoints.enter_again(flight.endpoint, lane)?;
             flights.push((tag, flight));
             urbs.extend(urb.map(|urb| (tag, urb)));
         }
@@ -774,6 +799,7 @@ fn read_held(from: &mut Reader<'_>) -> Result<Vec<Urb>, Reject> {
 impl Flight {
     fn save(&self, to: &mut Writer) {
         to.u32(self.cost.try_into().expect("a transfer's length has 32 bits"));
+        to.u8(self.endpoint.as_byte());
         for flag in [self.has_begun, self.is_withdrawing, self.is_answered, self.urb.is_some()] {
             to.flag(flag);
         }
@@ -787,9 +813,10 @@ impl Flight {
     }
 
     /// What it was, and whose: the asker's request is yet to be launched.
-    fn restore(from: &mut Reader<'_>) -> Result<(Self, Option<Urb>), Reject> {
-        let mut flight = Self::new(None);
+    fn restore(lane: u8, from: &mut Reader<'_>) -> Result<(Self, Option<Urb>), Reject> {
+        let mut flight = Self::new(None, lane);
         flight.cost = from.u32("bytes in flight")?.into();
+        flight.endpoint = EpAddr::from_byte(from.u8("endpoint")?);
         flight.has_begun = from.flag("begun")?;
         flight.is_withdrawing = from.flag("withdrawing")?;
         flight.is_answered = from.flag("answered")?;
@@ -801,6 +828,9 @@ impl Flight {
             return Ok((flight, None));
         }
         let mut urb = from.urb()?;
+        if urb.endpoint != flight.endpoint {
+            return Err(Reject::new("endpoint", urb.endpoint.as_byte().into(), "a request is at its endpoint"));
+        }
         urb.payload = Payload::Empty;
         if from.flag("reply")? {
             let bytes = from.bytes("reply")?;

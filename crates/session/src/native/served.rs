@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
 use farbus_wire::native::control::{Credit, End, LUGGAGE_BYTES_MAX};
-use farbus_wire::native::{Arrived, Lane};
+use farbus_wire::native::{Arrived, Lanes};
 
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
@@ -23,14 +23,14 @@ pub trait Served: Send {
         true
     }
 
-    /// A request, more of its data, or its withdrawal arrived. What is to be said goes to `lane`.
+    /// A request, more of its data, or its withdrawal arrived. What is to be said goes to `lanes`.
     ///
     /// # Errors
     /// [`Reject`]: the importer broke the protocol; the session is over.
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject>;
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject>;
 
     /// Something may have happened to what [`Served::readiness`] stands for, or the moment of [`Served::poll_timeout`] come.
-    fn handle_ready(&mut self, now: Instant, lane: &mut Lane);
+    fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes);
 
     /// When [`Served::handle_ready`] wants to be called, if at all.
     fn poll_timeout(&self) -> Option<Instant>;
@@ -47,8 +47,8 @@ pub trait Served: Send {
     ///
     /// # Errors
     /// [`CommandError`] when the device does not know it or refuses.
-    fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
-        let _ = (now, lane);
+    fn command(&mut self, now: Instant, command: &Command, lanes: &mut Lanes) -> Result<(), CommandError> {
+        let _ = (now, lanes);
         Err(CommandError::unknown(command))
     }
 
@@ -72,8 +72,8 @@ pub trait Served: Send {
     fn finish(self: Box<Self>, now: Instant);
 
     /// Another process is to go on with it: what would wait for ever is taken back from the device, as if it had not got there yet.
-    fn come_to_rest(&mut self, now: Instant, lane: &mut Lane) {
-        let _ = (now, lane);
+    fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
+        let _ = (now, lanes);
     }
 
     /// Whether the device has nothing of the importer's.
@@ -101,8 +101,8 @@ pub trait Served: Send {
     }
 
     /// It begins in another process, or stays here after all: what was taken back goes to the device again.
-    fn go_on(&mut self, now: Instant, lane: &mut Lane) {
-        let _ = (now, lane);
+    fn go_on(&mut self, now: Instant, lanes: &mut Lanes) {
+        let _ = (now, lanes);
     }
 
     /// Another process has it: the device is let go of, and nothing is done to it.

@@ -10,7 +10,7 @@ use farbus_model::{
 use farbus_wire::native::block::{self, Description, REQUEST_BYTES};
 use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
-use farbus_wire::native::{Arrived, Flow, Kind, Lane, Message, Part, Urgency};
+use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Part, Urgency};
 
 use super::exporter::{Bequest, Served, Unmovable};
 use super::timing::ReadClock;
@@ -111,7 +111,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         self.clock.as_ref().filter(|_| is_timed).map_or(now, |clock| clock())
     }
 
-    fn begin(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+    fn begin(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
         let Head { tag, flags, .. } = arrived.head;
         let mut body = arrived.body;
         let part = body.split_front(REQUEST_BYTES);
@@ -131,12 +131,12 @@ impl<D: BlockDevice> ServedBlock<D> {
         self.bytes += u64::from(cost);
         let flight = Flight { cost, arriving: None, is_timed: flags.timed, arrived: now, begun: now };
         self.flights.insert(tag, flight);
-        self.take_in(now, tag, Arriving { request, data: Vec::new(), missing: data }, body, flags, lane)
+        self.take_in(now, tag, Arriving { request, data: Vec::new(), missing: data }, body, flags, lanes)
     }
 
-    fn go_on(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lane: &mut Lane) -> Result<(), Reject> {
+    fn go_on(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lanes: &mut Lanes) -> Result<(), Reject> {
         match self.flights.get_mut(&tag).and_then(|flight| flight.arriving.take()) {
-            Some(arriving) => self.take_in(now, tag, *arriving, data, flags, lane),
+            Some(arriving) => self.take_in(now, tag, *arriving, data, flags, lanes),
             None => Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it")),
         }
     }
@@ -148,7 +148,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         mut arriving: Arriving,
         data: Payload,
         flags: Flags,
-        lane: &mut Lane,
+        lanes: &mut Lanes,
     ) -> Result<(), Reject> {
         let left = (arriving.missing as usize).checked_sub(data.len());
         let wrong = || Reject::new("data", data.len() as u64, "a write has as many bytes as it says");
@@ -173,22 +173,29 @@ impl<D: BlockDevice> ServedBlock<D> {
             Ok(()) => self.device.submit(now, request.launch(), &mut self.done),
             Err(error) => self.done.push(request.launch().fail(error)),
         }
-        self.collect(now, lane);
+        self.collect(now, lanes);
         Ok(())
     }
 
     /// What the device has done is said.
-    fn collect(&mut self, now: Instant, lane: &mut Lane) {
+    fn collect(&mut self, now: Instant, lanes: &mut Lanes) {
         for lost in take_lost() {
-            self.reply(now, lost, Err(StoreError::Medium), Payload::Empty, lane);
+            self.reply(now, lost, Err(StoreError::Medium), Payload::Empty, lanes);
         }
         while let Some(done) = self.done.pop() {
             self.done.pool.recycle(done.spent);
-            self.reply(now, done.id, done.result, done.payload, lane);
+            self.reply(now, done.id, done.result, done.payload, lanes);
         }
     }
 
-    fn reply(&mut self, now: Instant, id: BlockId, result: Result<(), StoreError>, payload: Payload, lane: &mut Lane) {
+    fn reply(
+        &mut self,
+        now: Instant,
+        id: BlockId,
+        result: Result<(), StoreError>,
+        payload: Payload,
+        lanes: &mut Lanes,
+    ) {
         let tag = id.0 as u16;
         let flight = self.flights.remove(&tag).expect("a device has what was in flight");
         self.bytes -= u64::from(flight.cost);
@@ -205,7 +212,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         let mut head = Head::new(Kind::Reply, self.attachment, tag);
         head.flags.plain = result.is_ok();
         head.flags.timed = flight.is_timed;
-        lane.send(Message {
+        lanes.send(Message {
             head,
             part,
             payload,
@@ -225,21 +232,21 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         Description { info: self.said.unwrap_or(*self.device.info()), durability: self.durability }.encode()
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
         match arrived.head.kind {
-            Kind::Request => self.begin(now, arrived, lane),
-            Kind::Data => self.go_on(now, arrived.head.tag, arrived.body, arrived.head.flags, lane),
+            Kind::Request => self.begin(now, arrived, lanes),
+            Kind::Data => self.go_on(now, arrived.head.tag, arrived.body, arrived.head.flags, lanes),
             // A block request ends by itself, and soon.
             _ => Ok(()),
         }
     }
 
-    fn handle_ready(&mut self, now: Instant, lane: &mut Lane) {
+    fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes) {
         self.device.handle_ready(now, &mut self.done);
         if self.device.poll_timeout().is_some_and(|at| at <= now) {
             self.device.handle_timeout(now, &mut self.done);
         }
-        self.collect(now, lane);
+        self.collect(now, lanes);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -254,9 +261,9 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         self.is_at_rest() && self.device.readiness().is_none()
     }
 
-    fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
+    fn command(&mut self, now: Instant, command: &Command, lanes: &mut Lanes) -> Result<(), CommandError> {
         let result = self.device.command(now, command, &mut self.done);
-        self.collect(now, lane);
+        self.collect(now, lanes);
         result
     }
 
@@ -361,14 +368,14 @@ mod tests {
         if has_clock {
             served = served.timed_by(Box::new(clock));
         }
-        let mut lane = Lane::new(LaneLimits::DEFAULT);
-        lane.handle_linked(0, &mut BufferPool::new(0)).unwrap();
+        let mut lanes = Lanes::new(LaneLimits::DEFAULT);
+        lanes.first_mut().handle_linked(0, &mut BufferPool::new(0)).unwrap();
         let mut head = Head::new(Kind::Request, 1, 3);
         head.flags.timed = true;
         let body = block::request_part(&BlockRequest::read(BlockId(3), 0, 512)).to_vec().into();
-        served.handle_arrived(Instant::from_nanos(60_000), Arrived { head, body }, &mut lane).unwrap();
+        served.handle_arrived(Instant::from_nanos(60_000), Arrived { head, body }, &mut lanes).unwrap();
         let sent: Vec<u8> =
-            lane.poll_transmit(Instant::from_nanos(150_000)).iter().flat_map(|run| run.to_vec()).collect();
+            lanes.first_mut().poll_transmit(Instant::from_nanos(150_000)).iter().flat_map(|run| run.to_vec()).collect();
         assert_eq!(sent.len(), HEAD_BYTES + RESIDENCE_BYTES + 512);
         Residence::from_bytes(*sent[HEAD_BYTES..].first_chunk().unwrap())
     }

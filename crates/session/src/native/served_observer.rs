@@ -5,7 +5,7 @@ use std::fmt;
 use farbus_model::limits::OBSERVED_GRANT_MAX;
 use farbus_model::{Instant, Payload, Readiness};
 use farbus_wire::native::control::{Cause, Credit, End};
-use farbus_wire::native::{Arrived, Flow, Head, Kind, Lane, Message, Part, Urgency};
+use farbus_wire::native::{Arrived, Flow, Head, Kind, Lanes, Message, Part, Urgency};
 
 use super::exporter::{Served, Unmovable};
 use crate::Reject;
@@ -101,7 +101,7 @@ impl ServedObserver {
         Self { attachment, seat, readiness, hush: Box::new(hush), description, granted: 0, tag: 0, give_back }
     }
 
-    fn send(&mut self, lane: &mut Lane) {
+    fn send(&mut self, lanes: &mut Lanes) {
         while self.granted > 0
             && let Some((part, payload)) = self.seat.take()
         {
@@ -111,7 +111,7 @@ impl ServedObserver {
             let flow = Flow(u32::from(self.attachment) << 8);
             // Whoever only looks on waits for those who work.
             let urgency = Urgency::Low;
-            lane.send(Message { head, part, payload, urgency, flow, done_at: None });
+            lanes.send(Message { head, part, payload, urgency, flow, done_at: None });
         }
     }
 }
@@ -125,7 +125,7 @@ impl Served for ServedObserver {
         self.description.clone()
     }
 
-    fn handle_arrived(&mut self, _now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+    fn handle_arrived(&mut self, _now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
         match arrived.head.kind {
             Kind::Grant => {
                 let bytes = arrived.body.contiguous();
@@ -134,16 +134,16 @@ impl Served for ServedObserver {
                 let most = self.seat.grant_max();
                 let granted = self.granted.checked_add(more).filter(|granted| *granted <= most);
                 self.granted = granted.ok_or(Reject::new("grant", more.into(), "no more than a device may hold"))?;
-                self.send(lane);
+                self.send(lanes);
                 Ok(())
             }
             kind => Err(Reject::new("kind", kind.code().into(), "who observes asks for nothing")),
         }
     }
 
-    fn handle_ready(&mut self, _now: Instant, lane: &mut Lane) {
+    fn handle_ready(&mut self, _now: Instant, lanes: &mut Lanes) {
         (self.hush)();
-        self.send(lane);
+        self.send(lanes);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

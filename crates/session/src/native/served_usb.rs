@@ -10,7 +10,7 @@ use farbus_model::{
 use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
 use farbus_wire::native::usb::{self, Description, Request};
-use farbus_wire::native::{Arrived, Flow, Kind, Lane, Message, Part, Urgency};
+use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Part, Urgency};
 use farbus_wire::usbip::DeviceRecord;
 
 use super::exporter::{Bequest, Served, Unmovable};
@@ -132,7 +132,7 @@ impl<D: Device> ServedUsb<D> {
         self.clock.as_ref().filter(|_| is_timed).map_or(now, |clock| clock())
     }
 
-    fn begin(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+    fn begin(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
         let Head { tag, flags, .. } = arrived.head;
         let mut body = arrived.body;
         let (request, part_bytes) = usb::decode_request(UrbId(tag.into()), &body.contiguous())?;
@@ -146,7 +146,7 @@ impl<D: Device> ServedUsb<D> {
         };
         self.enter(now, tag, cost, endpoint, flags.timed)?;
         let arriving = Arriving { request, data: Vec::new(), missing, is_cancelled: false };
-        self.take_in(now, tag, arriving, body, flags, lane)
+        self.take_in(now, tag, arriving, body, flags, lanes)
     }
 
     fn enter(&mut self, now: Instant, tag: u16, cost: usize, endpoint: EpAddr, is_timed: bool) -> Result<(), Reject> {
@@ -188,9 +188,9 @@ impl<D: Device> ServedUsb<D> {
         (urgency, Flow(u32::from(self.attachment) << 8 | u32::from(endpoint.as_byte())))
     }
 
-    fn go_on(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lane: &mut Lane) -> Result<(), Reject> {
+    fn go_on(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lanes: &mut Lanes) -> Result<(), Reject> {
         match self.flights.get_mut(&tag).and_then(|flight| flight.arriving.take()) {
-            Some(arriving) => self.take_in(now, tag, *arriving, data, flags, lane),
+            Some(arriving) => self.take_in(now, tag, *arriving, data, flags, lanes),
             None => Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it")),
         }
     }
@@ -202,7 +202,7 @@ impl<D: Device> ServedUsb<D> {
         mut arriving: Arriving,
         data: Payload,
         flags: Flags,
-        lane: &mut Lane,
+        lanes: &mut Lanes,
     ) -> Result<(), Reject> {
         let wrong = || Reject::new("data", data.len() as u64, "a transfer sends as many bytes as it says");
         arriving.missing = arriving.missing.checked_sub(data.len()).ok_or_else(wrong)?;
@@ -225,15 +225,15 @@ impl<D: Device> ServedUsb<D> {
         match arriving.request {
             Request::Reset => {
                 self.device.reset(now, &mut self.done);
-                self.collect(now, lane);
-                self.reply(now, tag, None, Payload::Empty, lane);
+                self.collect(now, lanes);
+                self.reply(now, tag, None, Payload::Empty, lanes);
             }
             Request::Transfer(mut urb) => {
                 urb.payload = data;
                 self.submit(now, urb, arriving.is_cancelled);
             }
         }
-        self.collect(now, lane);
+        self.collect(now, lanes);
         Ok(())
     }
 
@@ -253,7 +253,7 @@ impl<D: Device> ServedUsb<D> {
         }
     }
 
-    fn withdraw(&mut self, now: Instant, tag: u16, lane: &mut Lane) {
+    fn withdraw(&mut self, now: Instant, tag: u16, lanes: &mut Lanes) {
         // One that was answered meanwhile is not there any more: its answer is on its way.
         if let Some(flight) = self.flights.get_mut(&tag) {
             match &mut flight.arriving {
@@ -263,13 +263,13 @@ impl<D: Device> ServedUsb<D> {
                     self.device.cancel(now, UrbId(tag.into()), &mut self.done);
                 }
             }
-            self.collect(now, lane);
+            self.collect(now, lanes);
         }
         // Only now can the tag mean another request.
-        lane.send(Message::control(Kind::Cancel, self.attachment, tag, Part::empty()));
+        lanes.send(Message::control(Kind::Cancel, self.attachment, tag, Part::empty()));
     }
 
-    fn collect(&mut self, now: Instant, lane: &mut Lane) {
+    fn collect(&mut self, now: Instant, lanes: &mut Lanes) {
         for lost in take_lost() {
             self.done.push(lost.launch().fail(Status::Cancelled));
         }
@@ -279,7 +279,7 @@ impl<D: Device> ServedUsb<D> {
             }
             let part = usb::reply_part(&done);
             let Done { id, payload, .. } = done;
-            self.reply(now, id.0 as u16, part, payload, lane);
+            self.reply(now, id.0 as u16, part, payload, lanes);
         }
     }
 
@@ -301,7 +301,7 @@ impl<D: Device> ServedUsb<D> {
         true
     }
 
-    fn reply(&mut self, now: Instant, tag: u16, outcome: Option<Part>, payload: Payload, lane: &mut Lane) {
+    fn reply(&mut self, now: Instant, tag: u16, outcome: Option<Part>, payload: Payload, lanes: &mut Lanes) {
         let flight = self.flights.remove(&tag).expect("a device has what was in flight");
         self.bytes -= flight.cost;
         let mut head = Head::new(Kind::Reply, self.attachment, tag);
@@ -318,7 +318,7 @@ impl<D: Device> ServedUsb<D> {
             part.put(&outcome);
         }
         let done_at = flight.is_timed.then_some(now);
-        lane.send(Message { head, part, payload, urgency: flight.urgency, flow: flight.flow, done_at });
+        lanes.send(Message { head, part, payload, urgency: flight.urgency, flow: flight.flow, done_at });
     }
 }
 
@@ -343,25 +343,25 @@ impl<D: Device> Served for ServedUsb<D> {
         .encode()
     }
 
-    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lane: &mut Lane) -> Result<(), Reject> {
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
         let Head { kind, tag, flags, .. } = arrived.head;
         match kind {
-            Kind::Request => self.begin(now, arrived, lane),
-            Kind::Data => self.go_on(now, tag, arrived.body, flags, lane),
+            Kind::Request => self.begin(now, arrived, lanes),
+            Kind::Data => self.go_on(now, tag, arrived.body, flags, lanes),
             Kind::Cancel => {
-                self.withdraw(now, tag, lane);
+                self.withdraw(now, tag, lanes);
                 Ok(())
             }
             _ => Ok(()),
         }
     }
 
-    fn handle_ready(&mut self, now: Instant, lane: &mut Lane) {
+    fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes) {
         self.device.handle_ready(now, &mut self.done);
         if self.device.poll_timeout().is_some_and(|at| at <= now) {
             self.device.handle_timeout(now, &mut self.done);
         }
-        self.collect(now, lane);
+        self.collect(now, lanes);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -376,9 +376,9 @@ impl<D: Device> Served for ServedUsb<D> {
         self.is_at_rest() && self.device.readiness().is_none()
     }
 
-    fn command(&mut self, now: Instant, command: &Command, lane: &mut Lane) -> Result<(), CommandError> {
+    fn command(&mut self, now: Instant, command: &Command, lanes: &mut Lanes) -> Result<(), CommandError> {
         let result = self.device.command(now, command, &mut self.done);
-        self.collect(now, lane);
+        self.collect(now, lanes);
         result
     }
 
@@ -412,7 +412,7 @@ impl<D: Device> Served for ServedUsb<D> {
     }
 
     /// A transfer that may wait for ever is one that waits for the device to say something.
-    fn come_to_rest(&mut self, now: Instant, lane: &mut Lane) {
+    fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
         self.is_resting = true;
         let may_wait = |flight: &Flight| flight.has_device() && flight.may_wait;
         let mut waiting: Vec<(u64, u16)> = self
@@ -426,7 +426,7 @@ impl<D: Device> Served for ServedUsb<D> {
         for (_, tag) in waiting.into_iter().rev() {
             self.device.cancel(now, UrbId(tag.into()), &mut self.done);
         }
-        self.collect(now, lane);
+        self.collect(now, lanes);
     }
 
     fn is_at_rest(&self) -> bool {
@@ -491,7 +491,7 @@ impl<D: Device> Served for ServedUsb<D> {
         Ok(())
     }
 
-    fn go_on(&mut self, now: Instant, lane: &mut Lane) {
+    fn go_on(&mut self, now: Instant, lanes: &mut Lanes) {
         self.is_resting = false;
         let mut taken: Vec<(u64, Urb)> = Vec::new();
         for flight in self.flights.values_mut() {
@@ -504,7 +504,7 @@ impl<D: Device> Served for ServedUsb<D> {
         for (_, urb) in taken {
             self.submit(now, urb, false);
         }
-        self.collect(now, lane);
+        self.collect(now, lanes);
     }
 
     fn leave(mut self: Box<Self>, now: Instant) {

@@ -16,7 +16,7 @@ use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
 use crate::cached::{Cached, nothing};
 use crate::modules::Modules;
 use crate::random::Random;
-use crate::world::{World, spoil};
+use crate::world::{LINKS, World, spoil};
 
 const BLOCK: u64 = 512;
 const BLOCKS: u64 = 1024;
@@ -218,7 +218,7 @@ impl DiskWorld {
         let medium = Arc::new(Mutex::new(medium));
         let (through, allowed) = modules.map(|modules| (modules.through, modules.allowed)).unzip();
         let has_modules = allowed.is_some();
-        let mut world = World::new(Piped::new(remote, through));
+        let mut world = World::over_links(Piped::new(remote, through), random.pick(&LINKS));
         world.allowed = allowed;
         let mut this = Self {
             world,
@@ -294,9 +294,9 @@ impl DiskWorld {
         }
         match random.below(40) {
             0..=9 => self.ask(random),
-            10 if random.once_in(4) => self.world.cut(),
+            10 if random.once_in(4) => self.world.cut_some(random),
             11 if random.once_in(16) => self.crash(random),
-            12 | 13 if !self.world.is_linked() => self.with_disk(|world, _, done| world.link(random, done)),
+            12 | 13 if !self.world.is_all_linked() => self.with_disk(|world, _, done| world.link(random, done)),
             // What goes through modules ends with its exporter's process.
             19 if random.once_in(4) && !self.has_modules => {
                 let desk = &mut self.desk;
@@ -526,7 +526,7 @@ impl DiskWorld {
             assert_eq!(is_taken, self.desk.is_elsewhere, "the claim is free, if it was ours");
             return self.answered;
         }
-        while !self.world.is_linked() {
+        while !self.world.is_all_linked() {
             self.with_disk(|world, _, done| world.link(random, done));
         }
         self.desk.medium.lock().unwrap().fails = 0;

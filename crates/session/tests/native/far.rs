@@ -7,7 +7,7 @@ use farbus_session::far::{Far, Plan};
 use farbus_session::native::{Attached, ImporterSession, Movable, RemoteUsb, State};
 use farbus_session::{Reject, snapshot};
 use farbus_wire::native::control::Cause;
-use farbus_wire::native::{Arrived, Message};
+use farbus_wire::native::{Arrived, LaneSet, Message};
 use farbus_wire::snapshot::Writer;
 
 use crate::kernel::KIND;
@@ -143,6 +143,11 @@ impl Attached for Near {
 
     fn state(&self) -> &State {
         self.remote().state()
+    }
+
+    fn use_lanes(&mut self, usable: LaneSet) {
+        let mut nobody = Completions::new(farbus_model::BufferPool::new(0));
+        self.0.act(Instant::ZERO, &mut nobody, |remote, _| remote.use_lanes(usable));
     }
 
     fn close(&mut self) {

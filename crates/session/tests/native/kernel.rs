@@ -5,7 +5,7 @@ use farbus_session::importer::Greeting;
 use farbus_session::native::{Attached, ImporterSession, Movable, RemoteUsb, State};
 use farbus_session::{DeviceRecord, Exporter, Handshake, Offers, OnReset, OpStatus, Reject, RemoteDevice};
 use farbus_wire::native::control::Cause;
-use farbus_wire::native::{Arrived, Message};
+use farbus_wire::native::{Arrived, LaneSet, Message};
 use farbus_wire::snapshot::{self, Writer};
 
 use crate::random::Random;
@@ -208,6 +208,10 @@ impl Attached for Kernel {
 
     fn state(&self) -> &State {
         self.remote().state()
+    }
+
+    fn use_lanes(&mut self, usable: LaneSet) {
+        self.device(Instant::ZERO, |remote, _| remote.use_lanes(usable));
     }
 
     fn close(&mut self) {

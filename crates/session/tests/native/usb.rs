@@ -19,7 +19,7 @@ use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 use crate::far::Near;
 use crate::kernel::Kernel;
 use crate::random::Random;
-use crate::world::World;
+use crate::world::{LINKS, World};
 
 const BULK_IN: EpAddr = EpAddr::from_byte(0x81);
 const BULK_OUT: EpAddr = EpAddr::from_byte(0x01);
@@ -298,7 +298,7 @@ impl UsbWorld<Near> {
 impl<S: Seat> UsbWorld<S> {
     pub fn new(random: &mut Random, allowed: Option<Arc<Allowed>>, seat: impl FnOnce(RemoteUsb) -> S) -> Self {
         let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: "zero".into(), reason: "".into() };
-        let mut world = World::new(seat(RemoteUsb::new(1, open)));
+        let mut world = World::over_links(seat(RemoteUsb::new(1, open)), random.pick(&LINKS));
         let has_modules = allowed.is_some();
         world.allowed = allowed;
         let mut this = Self {
@@ -329,14 +329,14 @@ impl<S: Seat> UsbWorld<S> {
         self.world.now = self.world.now + Duration::from_micros(random.below(1000));
         match random.below(40) {
             0..=9 => self.ask(random),
-            10 if random.once_in(4) => self.world.cut(),
+            10 if random.once_in(4) => self.world.cut_some(random),
             11 if random.once_in(16) => {
                 self.world.crash();
                 self.crashes += 1;
                 self.note_gap();
                 self.desk.silicon.lock().unwrap().is_taken = false;
             }
-            12 | 13 if !self.world.is_linked() => self.world.link(random, &mut self.done),
+            12 | 13 if !self.world.is_all_linked() => self.world.link(random, &mut self.done),
             14..=18 => {
                 if let Some(session) = &mut self.world.exporter {
                     session.handle_ready(self.world.now);
@@ -475,7 +475,7 @@ impl<S: Seat> UsbWorld<S> {
             assert!(!self.desk.silicon.lock().unwrap().is_taken, "the claim is free");
             return self.count;
         }
-        while !self.world.is_linked() {
+        while !self.world.is_all_linked() {
             self.world.link(random, &mut self.done);
         }
         for _ in 0..20 {

@@ -8,7 +8,7 @@ use farbus_session::native::{
     Allowed, Attached, ExporterSession, ImporterSession, Left, Movable, Progress, Served, Services,
 };
 use farbus_wire::native::control::Cause;
-use farbus_wire::native::{LaneLimits, Outcome, SessionId, Welcome};
+use farbus_wire::native::{Lane, LaneLimits, Outcome, SessionId, Welcome};
 
 use farbus_wire::snapshot::{self, Writer};
 
@@ -18,6 +18,9 @@ use crate::random::Random;
 pub const GRACE: Duration = Duration::from_secs(20);
 pub const LIMITS: LaneLimits = LaneLimits { receive_bytes: 8 << 10, unacknowledged_bytes_max: 4 << 20 };
 
+/// How many links the sessions of a disk or a USB device have.
+pub const LINKS: [u16; 6] = [1, 1, 1, 2, 2, 3];
+
 /// The two ends, the bytes between them, and the exporter's process, which can crash.
 pub struct World<A: Attached> {
     pub now: Instant,
@@ -26,8 +29,9 @@ pub struct World<A: Attached> {
     pub exporter: Option<ExporterSession>,
     /// Of the exporter: changes when it crashes.
     pub incarnation: u64,
-    to_exporter: Vec<u8>,
-    to_importer: Vec<u8>,
+    /// What is on its way, by lane.
+    to_exporter: Vec<Vec<u8>>,
+    to_importer: Vec<Vec<u8>>,
     /// How often which way was taken.
     pub links: u32,
     pub renewals: u32,
@@ -37,15 +41,20 @@ pub struct World<A: Attached> {
 
 impl<A: Attached> World<A> {
     pub fn new(remote: A) -> Self {
+        Self::over_links(remote, 1)
+    }
+
+    /// The same, in which a session has so many links.
+    pub fn over_links(remote: A, links: u16) -> Self {
         let now = Instant::ZERO + Duration::from_secs(1);
         Self {
             now,
-            importer: ImporterSession::new(now, 77, GRACE, LIMITS),
+            importer: ImporterSession::new(now, 77, GRACE, LIMITS).over_links(links),
             remote,
             exporter: None,
             incarnation: 1,
-            to_exporter: Vec::new(),
-            to_importer: Vec::new(),
+            to_exporter: vec![Vec::new(); links.into()],
+            to_importer: vec![Vec::new(); links.into()],
             links: 0,
             renewals: 0,
             allowed: None,
@@ -56,25 +65,60 @@ impl<A: Attached> World<A> {
         self.importer.is_linked()
     }
 
-    /// A new link is made: greetings, all the way.
+    /// Whether every lane has its link.
+    pub fn is_all_linked(&self) -> bool {
+        self.is_linked() && self.importer.wanting_links().next().is_none()
+    }
+
+    fn lanes(&self) -> u16 {
+        self.to_exporter.len() as u16
+    }
+
+    /// New links are made where there are none.
     pub fn link(&mut self, random: &mut Random, done: &mut A::Done) {
-        self.cut();
+        if !self.is_linked() || self.lanes() == 1 {
+            self.link_first(random, done);
+        }
+        for number in self.importer.wanting_links().collect::<Vec<_>>() {
+            if !random.once_in(3) {
+                self.link_further(number, random);
+            }
+        }
+        self.remote.use_lanes(self.importer.usable_lanes());
+    }
+
+    fn link_further(&mut self, number: u16, random: &mut Random) {
+        self.cut_lane(number);
+        let hello = self.importer.hello_further(number);
+        self.links += 1;
+        let welcome = self.greet(&hello, random);
+        assert_eq!(welcome.outcome, Outcome::Resumed, "the first lane is there");
+        if random.once_in(4) {
+            return self.cut_lane(number);
+        }
+        assert_eq!(self.importer.handle_welcome(&welcome), Ok(Progress::Linked));
+    }
+
+    /// Greetings, all the way.
+    fn link_first(&mut self, random: &mut Random, done: &mut A::Done) {
+        self.cut_lane(0);
         for _ in 0..2 {
             let hello = self.importer.hello();
             self.links += 1;
             let welcome = self.greet(&hello, random);
             if welcome.outcome == Outcome::Resumed && random.once_in(4) {
                 // The greeting is lost with its link: the exporter has let go of the old one all the same.
-                return self.cut();
+                return self.cut_lane(0);
             }
             match self.importer.handle_welcome(&welcome).expect("an honest exporter") {
                 Progress::Linked => return,
                 Progress::Renewed => {
                     self.renewals += 1;
+                    self.remote.use_lanes(self.importer.usable_lanes());
                     return self.remote.handle_renewed(self.now, done);
                 }
                 Progress::Again => {}
-                Progress::Refused(outcome) => panic!("refused: {outcome:?}"),
+                other @ (Progress::Refused(_) | Progress::Without) => panic!("refused: {other:?}"),
             }
         }
         panic!("an exporter that knows no session begins one");
@@ -108,14 +152,29 @@ impl<A: Attached> World<A> {
         }
     }
 
-    /// The link is cut; what was on its way is lost.
+    /// All links are cut; what was on its way is lost.
     pub fn cut(&mut self) {
-        self.importer.handle_lost(self.now);
-        if let Some(session) = &mut self.exporter {
-            session.handle_lost(self.now);
+        (0..self.lanes()).for_each(|number| self.cut_lane(number));
+    }
+
+    /// One of several links is cut, or all of them.
+    pub fn cut_some(&mut self, random: &mut Random) {
+        match self.lanes() {
+            1 => self.cut(),
+            _ if random.once_in(4) => self.cut(),
+            lanes => self.cut_lane(random.below(lanes.into()) as u16),
         }
-        self.to_exporter.clear();
-        self.to_importer.clear();
+    }
+
+    /// The link of one lane is cut.
+    fn cut_lane(&mut self, number: u16) {
+        self.importer.handle_lane_lost(number, self.now);
+        if let Some(session) = &mut self.exporter {
+            session.handle_lane_lost(number, self.now);
+        }
+        self.to_exporter[usize::from(number)].clear();
+        self.to_importer[usize::from(number)].clear();
+        self.remote.use_lanes(self.importer.usable_lanes());
     }
 
     /// The exporter's process is killed: it forgets everything. Its devices are whatever the caller makes of them.
@@ -160,55 +219,39 @@ impl<A: Attached> World<A> {
         true
     }
 
-    /// Up to `most` bytes leave the importer.
-    pub fn importer_sends(&mut self, most: usize) {
+    /// Up to `most` bytes leave the importer on this lane.
+    pub fn importer_sends(&mut self, number: u16, most: usize) {
         while let Some(message) = self.remote.poll_message() {
             self.importer.send(message);
         }
-        if self.importer.lane_mut().has_transmit() {
-            let runs: Vec<u8> =
-                self.importer.lane_mut().poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
-            let count = runs.len().min(most);
-            self.importer.lane_mut().handle_transmitted(count);
-            self.to_exporter.extend(&runs[..count]);
-        }
+        let Some(lane) = self.importer.lanes_mut().get_mut(number) else { return };
+        transmit(lane, self.now, most, &mut self.to_exporter[usize::from(number)]);
     }
 
-    pub fn exporter_sends(&mut self, most: usize) {
+    pub fn exporter_sends(&mut self, number: u16, most: usize) {
         let Some(session) = &mut self.exporter else { return };
-        if session.lane_mut().has_transmit() {
-            let runs: Vec<u8> =
-                session.lane_mut().poll_transmit(self.now).iter().flat_map(|run| run.to_vec()).collect();
-            let count = runs.len().min(most);
-            session.lane_mut().handle_transmitted(count);
-            self.to_importer.extend(&runs[..count]);
-        }
+        let Some(lane) = session.lanes_mut().get_mut(number) else { return };
+        transmit(lane, self.now, most, &mut self.to_importer[usize::from(number)]);
     }
 
-    pub fn exporter_hears(&mut self, most: usize, services: &mut impl Services) {
+    pub fn exporter_hears(&mut self, number: u16, most: usize, services: &mut impl Services) {
         let Some(session) = &mut self.exporter else { return };
-        let count = most.min(self.to_exporter.len());
-        let mut rest: &[u8] = &self.to_exporter.drain(..count).collect::<Vec<_>>();
+        let way = &mut self.to_exporter[usize::from(number)];
+        let count = most.min(way.len());
+        let mut rest: &[u8] = &way.drain(..count).collect::<Vec<_>>();
         while !rest.is_empty() {
-            let space = session.lane_mut().receive_space();
-            let count = space.len().min(rest.len());
-            space[..count].copy_from_slice(&rest[..count]);
-            session.lane_mut().handle_received(count);
-            rest = &rest[count..];
+            receive(session.lanes_mut().get_mut(number).expect("it has a link"), &mut rest);
             while session.advance(self.now, services).expect("an honest importer, within its credit") {}
         }
     }
 
-    pub fn importer_hears(&mut self, most: usize, done: &mut A::Done) {
-        let count = most.min(self.to_importer.len());
-        let mut rest: &[u8] = &self.to_importer.drain(..count).collect::<Vec<_>>();
+    pub fn importer_hears(&mut self, number: u16, most: usize, done: &mut A::Done) {
+        let way = &mut self.to_importer[usize::from(number)];
+        let count = most.min(way.len());
+        let mut rest: &[u8] = &way.drain(..count).collect::<Vec<_>>();
         while !rest.is_empty() {
-            let space = self.importer.lane_mut().receive_space();
-            let count = space.len().min(rest.len());
-            space[..count].copy_from_slice(&rest[..count]);
-            self.importer.lane_mut().handle_received(count);
-            rest = &rest[count..];
-            while let Some(arrived) = self.importer.poll_arrived().expect("an honest exporter") {
+            receive(self.importer.lanes_mut().get_mut(number).expect("it has a link"), &mut rest);
+            while let Some(arrived) = self.importer.poll_arrived_on(number).expect("an honest exporter") {
                 self.remote.handle_arrived(self.now, arrived, done).expect("an honest exporter");
                 if let Some(timed) = self.remote.poll_timed() {
                     assert!(timed.total_ns >= timed.bus_ns() + timed.device_ns(), "no stage is longer than the whole");
@@ -220,12 +263,13 @@ impl<A: Attached> World<A> {
     /// One of the things that can happen to bytes.
     pub fn shuffle(&mut self, random: &mut Random, services: &mut impl Services, done: &mut A::Done) {
         let most = random.pick(&[1, 7, 8, 100, 5000, 70_000, usize::MAX, usize::MAX]);
+        let number = if self.lanes() == 1 { 0 } else { random.below(self.lanes().into()) as u16 };
         self.remote.handle_timeout(self.now, done);
         match random.below(4) {
-            0 => self.importer_sends(most),
-            1 => self.exporter_sends(most),
-            2 => self.exporter_hears(most, services),
-            _ => self.importer_hears(most, done),
+            0 => self.importer_sends(number, most),
+            1 => self.exporter_sends(number, most),
+            2 => self.exporter_hears(number, most, services),
+            _ => self.importer_hears(number, most, done),
         }
     }
 
@@ -236,13 +280,17 @@ impl<A: Attached> World<A> {
                 self.now = self.now + Duration::from_micros(200);
                 self.remote.handle_timeout(self.now, done);
             }
-            self.importer_sends(usize::MAX);
-            self.exporter_hears(usize::MAX, services);
+            for number in 0..self.lanes() {
+                self.importer_sends(number, usize::MAX);
+                self.exporter_hears(number, usize::MAX, services);
+            }
             if let Some(session) = &mut self.exporter {
                 session.handle_ready(self.now);
             }
-            self.exporter_sends(usize::MAX);
-            self.importer_hears(usize::MAX, done);
+            for number in 0..self.lanes() {
+                self.exporter_sends(number, usize::MAX);
+                self.importer_hears(number, usize::MAX, done);
+            }
         }
     }
 
@@ -301,6 +349,25 @@ impl<A: Movable> World<A> {
         // The old process's link ends with it.
         self.cut();
     }
+}
+
+/// What a lane has to send, up to `most` bytes of it, is on its way.
+fn transmit(lane: &mut Lane, now: Instant, most: usize, way: &mut Vec<u8>) {
+    if lane.has_transmit() {
+        let runs: Vec<u8> = lane.poll_transmit(now).iter().flat_map(|run| run.to_vec()).collect();
+        let count = runs.len().min(most);
+        lane.handle_transmitted(count);
+        way.extend(&runs[..count]);
+    }
+}
+
+/// As much arrives as there is space for.
+fn receive(lane: &mut Lane, rest: &mut &[u8]) {
+    let space = lane.receive_space();
+    let count = space.len().min(rest.len());
+    space[..count].copy_from_slice(&rest[..count]);
+    lane.handle_received(count);
+    *rest = &rest[count..];
 }
 
 /// Bytes that are not what they were.

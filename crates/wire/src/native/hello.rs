@@ -65,17 +65,23 @@ pub struct Options {
     pub grace_ms: Option<u32>,
     /// Bytes that the sender of this lets the other have unacknowledged.
     pub unacknowledged_bytes_max: Option<u32>,
+    /// Lanes of the session: wished for, then granted. Whoever says nothing has one.
+    pub lanes: Option<u32>,
 }
 
 mod option {
     pub const GRACE_MS: u16 = 1;
     pub const UNACKNOWLEDGED_BYTES_MAX: u16 = 2;
+    pub const LANES: u16 = 3;
 }
 
 impl Options {
     fn encode(self, to: &mut Vec<u8>) {
-        let known =
-            [(option::GRACE_MS, self.grace_ms), (option::UNACKNOWLEDGED_BYTES_MAX, self.unacknowledged_bytes_max)];
+        let known = [
+            (option::GRACE_MS, self.grace_ms),
+            (option::UNACKNOWLEDGED_BYTES_MAX, self.unacknowledged_bytes_max),
+            (option::LANES, self.lanes),
+        ];
         for (kind, value) in known {
             if let Some(value) = value {
                 to.extend(kind.to_le_bytes());
@@ -96,6 +102,7 @@ impl Options {
             let place = match kind {
                 option::GRACE_MS => Some(&mut options.grace_ms),
                 option::UNACKNOWLEDGED_BYTES_MAX => Some(&mut options.unacknowledged_bytes_max),
+                option::LANES => Some(&mut options.lanes),
                 _ => None,
             };
             if let Some(place) = place {
@@ -215,7 +222,7 @@ impl Welcome {
 }
 
 fn encode(two: [u8; 2], standing: Standing, options: Options) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(GREETING_BYTES + 16);
+    let mut bytes = Vec::with_capacity(GREETING_BYTES + 24);
     bytes.extend(MAGIC);
     bytes.extend(two);
     bytes.extend(standing.lane.to_le_bytes());
@@ -263,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_greeting_survives_the_way_in_whatever_pieces() {
-        let options = Options { grace_ms: Some(20_000), unacknowledged_bytes_max: None };
+        let options = Options { grace_ms: Some(20_000), ..Options::default() };
         let hello = Hello::new(STANDING, options);
         let bytes = hello.encode();
         assert_eq!(bytes.len(), GREETING_BYTES + 8);
@@ -273,7 +280,7 @@ mod tests {
         let more = [&bytes[..], b"next"].concat();
         assert_eq!(Hello::decode(&more), Ok(Some((hello, bytes.len()))));
         for outcome in Outcome::ALL {
-            let options = Options { grace_ms: None, unacknowledged_bytes_max: Some(9) };
+            let options = Options { unacknowledged_bytes_max: Some(9), lanes: Some(4), ..Options::default() };
             let welcome = Welcome { version: 1, outcome, standing: STANDING, options };
             let bytes = welcome.encode();
             assert_eq!(Welcome::decode(&bytes), Ok(Some((welcome, bytes.len()))));

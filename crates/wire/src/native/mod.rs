@@ -7,6 +7,7 @@
 //! | [`message`] | what is to be said, before it is cut into frames |
 //! | `queue` | who may send the next frame |
 //! | [`lane`] | an ordered stream of frames that outlives its links |
+//! | [`lanes`] | all lanes of a session, and on which of them what goes |
 //! | [`control`] | what opens and closes an attachment |
 //! | [`modules`] | how two ends agree on modules, and what goes through them |
 //! | [`usb`], [`block`], [`stream`] | what is asked of devices of these classes, and answered |
@@ -18,6 +19,7 @@ pub mod control;
 pub mod frame;
 pub mod hello;
 pub mod lane;
+pub mod lanes;
 pub mod message;
 pub mod modules;
 mod queue;
@@ -29,4 +31,5 @@ use crate::reader;
 pub use frame::{Head, Kind};
 pub use hello::{Hello, Options, Outcome, SessionId, Standing, Welcome};
 pub use lane::{Arrived, Lane, LaneLimits};
+pub use lanes::{LaneSet, Lanes};
 pub use message::{Flow, Message, Part, Urgency};

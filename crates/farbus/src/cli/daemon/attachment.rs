@@ -180,6 +180,7 @@ impl Kept {
         // Whoever waits for one host does not keep the others waiting.
         let mut client = Client::through(hands.apart()?);
         client.travel(spec.over);
+        client.take_links(spec.links);
         client.ask_ahead(spec.ahead);
         client.keep(spec.cache);
         client.go_through(recipe(&spec.modules).map_err(std::io::Error::other)?);

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use farbus_model::limits::LANES_MAX;
 use farbus_modules::{Asked, Catalogue, Recipe};
 use farbus_session::rules::{Pattern, Rule, id_from};
 use serde::Deserialize;
@@ -81,6 +82,8 @@ pub struct Attach {
     pub cache: Cache,
     /// How long it outlives its link, if somebody says so.
     pub grace: Option<Duration>,
+    /// Over how many links it comes.
+    pub links: u16,
     /// Over what its links are made.
     pub over: Over,
     /// What is done about its distance.
@@ -194,6 +197,7 @@ struct AttachTable {
     mode: Option<Spanned<String>>,
     cache: Option<Spanned<String>>,
     grace: Option<Spanned<u64>>,
+    links: Option<Spanned<u64>>,
     over: Option<Spanned<String>>,
     ahead: Option<Spanned<String>>,
     #[serde(default)]
@@ -442,11 +446,12 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
         return Err((Some(word.span()), message.into()));
     }
     let grace = table.grace.map(grace_from).transpose()?;
+    let links = table.links.map_or(Ok(1), links_from)?;
     let over = table.over.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let ahead = table.ahead.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let modules = table.modules.iter().map(module_from).collect::<Result<_, _>>()?;
     let at = table.at.map(Spanned::into_inner);
-    Ok(Attach { target, via, at, place, mode, cache, grace, over, ahead, modules, reason: table.reason })
+    Ok(Attach { target, via, at, place, mode, cache, grace, links, over, ahead, modules, reason: table.reason })
 }
 
 /// A module that needs nothing of this host: a daemon that reads its file again has given its rights away.
@@ -457,6 +462,12 @@ fn module_from(word: &Spanned<String>) -> Result<Asked, Wrong> {
     Recipe::new(&Catalogue::builtin(), std::slice::from_ref(&asked), &mut no_file)
         .map_err(|refusal| wrong(refusal.to_string()))?;
     Ok(asked)
+}
+
+fn links_from(links: Spanned<u64>) -> Result<u16, Wrong> {
+    let count = u16::try_from(*links.get_ref()).ok().filter(|count| (1..=LANES_MAX).contains(count));
+    let wrong = || (Some(links.span()), format!("a session has 1 to {LANES_MAX} links"));
+    count.ok_or_else(wrong)
 }
 
 fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
@@ -638,6 +649,7 @@ mod tests {
             ("[[attach]]\ntarget = \"a/b\"\nahead = \"on\"", "3:9", "auto and off"),
             ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"zip\"]", "3:12", "there are lz4, zstd"),
             ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"seal:key-file=k\"]", "3:12", "'farbus attach --module'"),
+            ("[[attach]]\ntarget = \"a/b\"\nlinks = 9", "3:9", "1 to 8 links"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = 121", "3:9", "wait 120 s"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = \"long\"", "3:9", "expected u64"),
             ("[[attach]]\ntarget = \"a/b\"\nsocket = \"/s\"", "3:10", "via = \"redir\""),

@@ -1,0 +1,216 @@
+//! The lanes of one session: the first, on which it begins, and further ones over links of their own.
+//!
+//! A request, its data, its withdrawal and its answers go on one lane, which its tag says: the three highest bits. What has no tag of a
+//! request's goes on the first. Each lane counts, acknowledges and resumes for itself, so that none waits for another; order is kept
+//! within a lane, and between lanes there is none.
+
+use farbus_model::limits::LANES_MAX;
+use farbus_model::{BufferPool, Instant};
+
+use super::frame::{Head, Kind};
+use super::lane::{Arrived, Lane, LaneLimits};
+use super::message::Message;
+use crate::reject::Reject;
+use crate::snapshot::{Reader, Writer};
+
+/// Bits of a tag that tell the requests of one lane apart; those above say the lane.
+const SLOT_BITS: u32 = 13;
+/// Requests that tags tell apart, on all lanes together.
+pub const SLOTS_MAX: u16 = 1 << SLOT_BITS;
+
+/// The tag of a request in this place that goes on this lane.
+pub fn tag_of(lane: u8, slot: u16) -> u16 {
+    debug_assert!(u16::from(lane) < LANES_MAX && slot < SLOTS_MAX, "lane {lane}, slot {slot}");
+    u16::from(lane) << SLOT_BITS | slot
+}
+
+/// Which lane and which place a tag means.
+pub fn split_tag(tag: u16) -> (u8, u16) {
+    ((tag >> SLOT_BITS) as u8, tag & (SLOTS_MAX - 1))
+}
+
+/// Some of a session's lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneSet(u8);
+
+impl LaneSet {
+    /// The first alone.
+    pub const FIRST: LaneSet = LaneSet(1);
+
+    /// With this one.
+    #[must_use]
+    pub const fn with(self, lane: u8) -> Self {
+        Self(self.0 | 1 << lane)
+    }
+
+    /// Whether this one is among them.
+    pub fn contains(self, lane: u8) -> bool {
+        self.0 & 1 << lane != 0
+    }
+
+    /// Their numbers.
+    pub fn iter(self) -> impl Iterator<Item = u8> {
+        (0..LANES_MAX as u8).filter(move |&lane| self.contains(lane))
+    }
+}
+
+/// All lanes of one end.
+#[derive(Debug)]
+pub struct Lanes {
+    first: Lane,
+    further: Vec<Further>,
+}
+
+/// A lane beside the first.
+#[derive(Debug)]
+pub struct Further {
+    /// Which, from 1.
+    pub number: u16,
+    /// How many links it has had.
+    pub link: u64,
+    /// Whether both ends have it.
+    pub has_begun: bool,
+    /// Since when it has no link, if its end counts that.
+    pub lost_at: Option<Instant>,
+    /// It.
+    pub lane: Lane,
+}
+
+impl Lanes {
+    /// The first, without a link.
+    pub fn new(limits: LaneLimits) -> Self {
+        Self { first: Lane::new(limits), further: Vec::new() }
+    }
+
+    /// The first.
+    pub fn first(&self) -> &Lane {
+        &self.first
+    }
+
+    /// The first.
+    pub fn first_mut(&mut self) -> &mut Lane {
+        &mut self.first
+    }
+
+    /// This one, if there is one.
+    pub fn get_mut(&mut self, number: u16) -> Option<&mut Lane> {
+        match number {
+            0 => Some(&mut self.first),
+            _ => self.further_mut(number).map(|further| &mut further.lane),
+        }
+    }
+
+    /// Those beside the first.
+    pub fn further(&self) -> &[Further] {
+        &self.further
+    }
+
+    /// One of them.
+    pub fn further_mut(&mut self, number: u16) -> Option<&mut Further> {
+        self.further.iter_mut().find(|further| further.number == number)
+    }
+
+    /// One of them, new if it was not there.
+    pub fn further_or_new(&mut self, number: u16, limits: LaneLimits) -> &mut Further {
+        let at = self.further.iter().position(|further| further.number == number).unwrap_or_else(|| {
+            let lane = Lane::new(limits);
+            self.further.push(Further { number, link: 0, has_begun: false, lost_at: None, lane });
+            self.further.len() - 1
+        });
+        &mut self.further[at]
+    }
+
+    /// Those that never began are wanted no more.
+    pub fn forget_unbegun(&mut self) {
+        self.further.retain(|further| further.has_begun);
+    }
+
+    /// Those on which something may begin: the first, and all others that have a link.
+    pub fn usable(&self) -> LaneSet {
+        let linked = self.further.iter().filter(|further| further.has_begun && further.lane.is_linked());
+        let all = linked.fold(LaneSet::FIRST, |all, further| all.with(further.number as u8));
+        match self.first.is_linked() || all == LaneSet::FIRST {
+            true => all,
+            false => LaneSet(all.0 & !LaneSet::FIRST.0),
+        }
+    }
+
+    /// Says something on the lane that its tag says.
+    pub fn send(&mut self, message: Message) {
+        if self.further.is_empty() {
+            return self.first.send(message);
+        }
+        let lane = match message.head.kind {
+            Kind::Request | Kind::Reply | Kind::Cancel => split_tag(message.head.tag).0,
+            _ => 0,
+        };
+        // One that is not there was never heard of: its other end used the tags of a session with one lane.
+        let further = self.further.iter_mut().find(|further| further.number == lane.into());
+        further.map_or(&mut self.first, |further| &mut further.lane).send(message);
+    }
+
+    /// The next frame that arrived whole on this lane.
+    ///
+    /// # Errors
+    /// [`Reject`]: the peer broke the protocol; the session is over.
+    pub fn poll_arrived(&mut self, number: u16, pool: &mut BufferPool) -> Result<Option<Arrived>, Reject> {
+        if self.further.is_empty() {
+            return if number == 0 { self.first.poll_arrived(pool) } else { Ok(None) };
+        }
+        let Some(lane) = self.get_mut(number) else { return Ok(None) };
+        let arrived = lane.poll_arrived(pool)?;
+        if let Some(Arrived { head: Head { kind, tag, .. }, .. }) = arrived {
+            let is_bound = matches!(kind, Kind::Request | Kind::Reply | Kind::Data | Kind::Cancel);
+            let expected = if is_bound { split_tag(tag).0.into() } else { 0 };
+            if expected != number {
+                return Err(Reject::new(
+                    "lane",
+                    number.into(),
+                    "a request keeps to the lane that its tag says, all else to the first",
+                ));
+            }
+        }
+        Ok(arrived)
+    }
+
+    /// Bytes that wait to be cut on any of them, heads apart.
+    pub fn waiting_bytes(&self) -> usize {
+        let further: usize = self.further.iter().map(|further| further.lane.waiting_bytes()).sum();
+        self.first.waiting_bytes() + further
+    }
+
+    /// What waits on the first, message by message, for whoever passes it on another way than a link.
+    pub fn poll_message(&mut self) -> Option<Message> {
+        self.first.poll_message()
+    }
+
+    /// Writes all of them down, as [`Lane::save`]. The next link of each is so many numbers further on than the last.
+    pub fn save(&mut self, now: Instant, links_between: u64, to: &mut Writer) {
+        self.first.save(now, to);
+        to.count(self.further.len());
+        for Further { number, link, has_begun, lane, .. } in &mut self.further {
+            to.u16(*number);
+            to.u64(*link + links_between);
+            to.flag(*has_begun);
+            lane.save(now, to);
+        }
+    }
+
+    /// Lanes without links that go on where others were saved; `lost_at` is since when.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(limits: LaneLimits, lost_at: Option<Instant>, from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let mut lanes = Self { first: Lane::restore(limits, from)?, further: Vec::new() };
+        for _ in 0..from.count("lanes", 11)? {
+            let (number, link, has_begun) = (from.u16("lane")?, from.u64("link")?, from.flag("begun")?);
+            let is_new = lanes.further.iter().all(|further| further.number != number);
+            if number == 0 || number >= LANES_MAX || !is_new || link > u64::MAX / 2 {
+                return Err(Reject::new("lane", number.into(), "each has a number of its own, from 1, and some links"));
+            }
+            let lane = Lane::restore(limits, from)?;
+            lanes.further.push(Further { number, link, has_begun, lost_at, lane });
+        }
+        Ok(lanes)
+    }
+}
