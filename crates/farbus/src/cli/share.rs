@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_gadgets::audio::Audio;
+use farbus_gadgets::can::{self, Can};
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::serial::Serial;
 use farbus_gadgets::storage::{Options, Storage};
@@ -53,8 +54,9 @@ use crate::usb;
     zero[,speed=SPEED][,fill=FILL][,verify]  source and sink; FILL is zeros or mod63 (usbtest pattern=1),\n  \
     \x20                                     SPEED is full, high or super\n  \
     keyboard                              types what 'farbus type' tells it\n  \
-    serial[,speed=SPEED]                  a serial line with a loopback plug: what is sent comes back
-  \
+    serial[,speed=SPEED]                  a serial line with a loopback plug: what is sent comes back\n  \
+    can[,channels=N][,traffic=SHARES]     a USB-CAN adapter, a bus behind each channel; traffic=10/20x has a unit take 10 %\n  \
+    \x20                                     of the first and 20 % of the second, with long identifiers\n  \
     audio[,speed=SPEED]                   a sound card: its microphone hears a tone, 'farbus status' counts what is played\n  \
     stream:pattern[,size=640x480][,format=rgb24][,rate=30]\n  \
     \x20                                     frames of a test picture; 'farbus stream read' reads them\n  \
@@ -126,6 +128,7 @@ pub enum What {
     Audio {
         speed: Speed,
     },
+    Can(can::Settings),
     Stream(StreamSpec),
     Usb(Selector),
 }
@@ -149,6 +152,7 @@ impl FromStr for What {
         }
         let mut words = text.split(',');
         match words.next() {
+            Some("can") => text["can".len()..].trim_start_matches(',').parse().map(What::Can),
             Some("zero") => zero_from(words),
             Some("keyboard") => match words.next() {
                 None => Ok(What::Keyboard),
@@ -157,7 +161,7 @@ impl FromStr for What {
             Some("audio") => Ok(What::Audio { speed: speed_from("audio", Speed::Full, words)? }),
             Some("serial") => Ok(What::Serial { speed: speed_from("serial", Speed::High, words)? }),
             _ => Err(format!(
-                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, audio, stream:pattern or usb:BUSID"
+                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, can, audio, stream:pattern or usb:BUSID"
             )),
         }
     }
@@ -366,6 +370,7 @@ impl What {
             What::Keyboard => "keyboard",
             What::Serial { .. } => "serial",
             What::Audio { .. } => "audio",
+            What::Can(_) => "can",
             What::Stream(_) => "stream",
             What::Usb(_) => "usb",
         }
@@ -389,6 +394,7 @@ pub fn offer(
         What::Keyboard => share.add(name, Keyboard::device()),
         What::Serial { speed } => share.add(name, Serial::device(speed)),
         What::Audio { speed } => share.add(name, Audio::device(speed)),
+        What::Can(ref settings) => share.add(name, Can::device(settings)),
         What::Stream(ref spec) => {
             let (stage, device) = spec.open(hands).map_err(Failure::local)?;
             share.add_stream(name, device, stage)
@@ -490,6 +496,7 @@ mod tests {
         assert_eq!(read("serial,speed=full"), Ok(What::Serial { speed: Speed::Full }));
         assert_eq!(read("audio"), Ok(What::Audio { speed: Speed::Full }));
         assert_eq!(read("audio,speed=high"), Ok(What::Audio { speed: Speed::High }));
+        assert_eq!(read("can,traffic=paper"), Ok(What::Can(can::Settings::paper())));
         let zero = What::Zero { speed: Speed::Super, fill: Fill::Mod63, verify: true };
         assert_eq!(read("zero,speed=super,fill=mod63,verify"), Ok(zero));
         assert_eq!(read("usb:046d:c52b"), Ok(What::Usb(Selector::Ids(0x46d, 0xc52b))));

@@ -1,0 +1,425 @@
+//! A USB-CAN adapter that the kernel's `gs_usb` driver has, with a bus behind each channel. R7.
+//!
+//! All channels share one bulk endpoint each way. The device has room for what it received (4 KiB, of 64 bytes a frame, as the paper's):
+//! who fetches too slowly loses the oldest frames, and is told so by a flag on the next of that channel. What goes out has as much room,
+//! in equal parts; a full channel makes the endpoint wait. A frame that went out comes back, with the number that its sender gave it.
+//!
+//! The driver asks for one frame at a time. Whoever has room for more is given as many as there are.
+
+mod bus;
+
+use std::collections::VecDeque;
+use std::str::FromStr;
+
+use farbus_model::definition::InterfaceDefinition;
+use farbus_model::usb::{Recipient, RequestKind};
+use farbus_model::{Definition, Direction, EpAddr, Instant, Payload, Setup, Speed, Tally};
+
+use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
+use crate::saved::{Loader, Saver};
+pub use bus::Unit;
+use bus::{Bus, DATA_BYTES_MAX, Event, Frame};
+
+/// Channels of one device.
+pub const CHANNELS_MAX: usize = 8;
+/// Bytes of a frame on USB, without a time stamp.
+pub const MESSAGE_BYTES: usize = 20;
+/// Frames that the device has room for, each way.
+const FRAMES_MAX: usize = 4096 / 64;
+/// What the number of a frame is that somebody else sent.
+const NOT_OURS: u32 = u32::MAX;
+/// On a received frame: others before it were lost.
+const OVERFLOW: u8 = 1;
+/// The order of bytes in which we speak, as the driver says it.
+const LITTLE_ENDIAN: u32 = 0xbeef;
+/// Its clock, Hz.
+const CLOCK_HZ: u32 = 48_000_000;
+/// A channel hears itself and nobody else.
+const LOOP_BACK: u32 = 1 << 1;
+/// Before it was told a rate, bits a second.
+const USUAL_RATE: u32 = 500_000;
+const DATA: u8 = 1;
+
+const HOST_FORMAT: u8 = 0;
+const BIT_TIMING: u8 = 1;
+const MODE: u8 = 2;
+const TIMING_LIMITS: u8 = 4;
+const DEVICE_CONFIG: u8 = 5;
+
+/// What [`Can`] counts, of each channel.
+const COUNTED: [&str; 3 * CHANNELS_MAX] = [
+    "0 in",
+    "0 out",
+    "0 overruns",
+    "1 in",
+    "1 out",
+    "1 overruns",
+    "2 in",
+    "2 out",
+    "2 overruns",
+    "3 in",
+    "3 out",
+    "3 overruns",
+    "4 in",
+    "4 out",
+    "4 overruns",
+    "5 in",
+    "5 out",
+    "5 overruns",
+    "6 in",
+    "6 out",
+    "6 overruns",
+    "7 in",
+    "7 out",
+    "7 overruns",
+];
+const IN: usize = 0;
+const OUT: usize = 1;
+const OVERRUNS: usize = 2;
+
+/// Its channels, and what goes on on their buses without its host's doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Of each channel, who sends by himself.
+    pub units: Vec<Option<Unit>>,
+}
+
+impl Settings {
+    /// The buses of the paper's Table 7.
+    pub fn paper() -> Self {
+        let unit = |(percent, is_extended)| Some(Unit { percent, is_extended });
+        Self { units: [(10, false), (20, true), (30, false), (40, true), (69, false)].map(unit).to_vec() }
+    }
+}
+
+/// `channels=5` and `traffic=10/20x/30/40x/69`: per cent of each bus, `x` with long identifiers, 0 for silence.
+impl FromStr for Settings {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (mut channels, mut units) = (None, Vec::new());
+        for word in text.split(',').filter(|word| !word.is_empty()) {
+            match word.split_once('=') {
+                Some(("channels", count)) => {
+                    let parsed = count.parse().ok().filter(|count| (1..=CHANNELS_MAX).contains(count));
+                    channels = Some(parsed.ok_or(format!("there are 1 to {CHANNELS_MAX} channels, not '{count}'"))?);
+                }
+                Some(("traffic", "paper")) => units = Settings::paper().units,
+                Some(("traffic", shares)) => units = shares.split('/').map(unit_from).collect::<Result<_, _>>()?,
+                _ => return Err(format!("can has no option '{word}': there are channels= and traffic=")),
+            }
+        }
+        let channels = channels.unwrap_or(units.len().max(1));
+        if units.len() > channels || channels > CHANNELS_MAX {
+            return Err(format!("traffic for {} buses, of {} at most", units.len(), channels.min(CHANNELS_MAX)));
+        }
+        units.resize(channels, None);
+        Ok(Self { units })
+    }
+}
+
+fn unit_from(share: &str) -> Result<Option<Unit>, String> {
+    let (percent, is_extended) = share.strip_suffix('x').map_or((share, false), |percent| (percent, true));
+    match percent.parse() {
+        Ok(0) => Ok(None),
+        Ok(percent @ 1..=100) => Ok(Some(Unit { percent, is_extended })),
+        _ => Err(format!("'{share}' is no share of a bus: 0 to 100 per cent, with an x for long identifiers")),
+    }
+}
+
+/// The adapter.
+#[derive(Debug)]
+pub struct Can {
+    channels: Vec<Channel>,
+    /// What waits to be fetched: what went out, which nobody may lose, and what came in.
+    echoes: VecDeque<Message>,
+    received: VecDeque<Message>,
+    sending_max: usize,
+    tally: Tally,
+}
+
+#[derive(Debug)]
+struct Channel {
+    unit: Option<Unit>,
+    bits_per_s: u32,
+    loops: bool,
+    /// There is one if the channel is on.
+    bus: Option<Bus>,
+    /// What its unit has sent on buses before.
+    counted: u64,
+    has_lost: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    number: u32,
+    channel: u8,
+    flags: u8,
+    frame: Frame,
+}
+
+impl Message {
+    fn to_bytes(self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = [0; MESSAGE_BYTES];
+        bytes[..4].copy_from_slice(&self.number.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.frame.id.to_le_bytes());
+        bytes[8..12].copy_from_slice(&[self.frame.length, self.channel, self.flags, 0]);
+        bytes[12..].copy_from_slice(&self.frame.data);
+        bytes
+    }
+
+    /// `None` if it is no frame of classic CAN.
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; MESSAGE_BYTES] = bytes.try_into().ok()?;
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let [length, channel, flags, _] = word(8).to_le_bytes();
+        let mut data = [0; DATA_BYTES_MAX];
+        data.copy_from_slice(&bytes[12..]);
+        let is_classic = usize::from(length) <= DATA_BYTES_MAX && flags & !OVERFLOW == 0;
+        let frame = Frame { id: word(4), length, data };
+        is_classic.then_some(Self { number: word(0), channel, flags, frame })
+    }
+}
+
+impl Channel {
+    fn new(unit: Option<Unit>) -> Self {
+        Self { unit, bits_per_s: USUAL_RATE, loops: false, bus: None, counted: 0, has_lost: false }
+    }
+
+    fn begin(&mut self, now: Instant, loops: bool) {
+        self.stop();
+        self.loops = loops;
+        self.bus = Some(Bus::new(now, self.bits_per_s, self.unit.filter(|_| !loops), self.counted));
+    }
+
+    fn stop(&mut self) {
+        if let Some(bus) = self.bus.take() {
+            self.counted = bus.counted();
+        }
+    }
+}
+
+impl Can {
+    /// The device, ready to be shared.
+    ///
+    /// # Panics
+    /// If there is no channel, or more than [`CHANNELS_MAX`]; read from text, [`Settings`] never have.
+    pub fn device(settings: &Settings) -> Emulated<Self> {
+        let definition = Definition::new(0x1d50, 0x606f)
+            .speed(Speed::High)
+            .class(0, 0, 0)
+            .names("farbus", "USB-CAN", "0")
+            .interface(InterfaceDefinition::new(0xff, 0xff, 0xff).bulk_pair(DATA));
+        Emulated::new(&definition, Self::new(settings))
+    }
+
+    fn new(settings: &Settings) -> Self {
+        let count = settings.units.len();
+        assert!((1..=CHANNELS_MAX).contains(&count), "{count} channels");
+        Self {
+            channels: settings.units.iter().map(|unit| Channel::new(*unit)).collect(),
+            echoes: VecDeque::new(),
+            received: VecDeque::with_capacity(FRAMES_MAX),
+            sending_max: FRAMES_MAX / count,
+            tally: Tally::new(&COUNTED[..3 * count]),
+        }
+    }
+
+    /// What happened on the buses comes into the device's memory.
+    fn advance(&mut self, now: Instant) {
+        for at in 0..self.channels.len() {
+            while let Some(event) = self.channels[at].bus.as_mut().and_then(|bus| bus.poll(now)) {
+                match event {
+                    Event::Heard(frame) => self.hear(at, frame),
+                    Event::Sent(number, frame) => {
+                        self.tally.count(3 * at + OUT, 1);
+                        self.echoes.push_back(Message { number, channel: at as u8, flags: 0, frame });
+                        if self.channels[at].loops {
+                            self.hear(at, frame);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, at: usize, frame: Frame) {
+        self.tally.count(3 * at + IN, 1);
+        if self.received.len() == FRAMES_MAX
+            && let Some(oldest) = self.received.pop_front()
+        {
+            let whose = usize::from(oldest.channel);
+            self.tally.count(3 * whose + OVERRUNS, 1);
+            self.channels[whose].has_lost = true;
+        }
+        self.received.push_back(Message { number: NOT_OURS, channel: at as u8, flags: 0, frame });
+    }
+
+    fn next_message(&mut self) -> Option<Message> {
+        if let Some(echo) = self.echoes.pop_front() {
+            return Some(echo);
+        }
+        let mut message = self.received.pop_front()?;
+        if std::mem::take(&mut self.channels[usize::from(message.channel)].has_lost) {
+            message.flags |= OVERFLOW;
+        }
+        Some(message)
+    }
+
+    /// What the driver asks of a channel; `None` if it cannot be.
+    fn channel_request(&mut self, setup: Setup, data: &[u8], now: Instant) -> Option<Control> {
+        let channel = self.channels.get_mut(usize::from(setup.value))?;
+        let words: Vec<u32> =
+            data.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four"))).collect();
+        match (setup.request, words.as_slice()) {
+            (TIMING_LIMITS, _) => {
+                // Features, clock, both segments from and to, jump width, prescaler from, to and by.
+                let limits = [LOOP_BACK, CLOCK_HZ, 1, 16, 1, 8, 4, 1, 1024, 1];
+                Some(Control::Data(limits.map(u32::to_le_bytes).concat().into()))
+            }
+            (BIT_TIMING, &[propagation, before, after, _jump, prescaler]) => {
+                let quanta = 1u32.checked_add(propagation)?.checked_add(before)?.checked_add(after)?;
+                let clocks = quanta.checked_mul(prescaler).filter(|clocks| (48..=48_000).contains(clocks))?;
+                channel.bits_per_s = CLOCK_HZ / clocks;
+                Some(Control::Ack)
+            }
+            (MODE, &[0, _]) => {
+                channel.stop();
+                Some(Control::Ack)
+            }
+            (MODE, &[1, flags]) if flags & !LOOP_BACK == 0 => {
+                channel.begin(now, flags & LOOP_BACK != 0);
+                Some(Control::Ack)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Function for Can {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, cx: &mut Context<'_>) -> Sent {
+        self.advance(cx.now);
+        let waiting = self.echoes.len() + self.received.len();
+        let count = waiting.min(room / MESSAGE_BYTES);
+        if count == 0 {
+            return if room < MESSAGE_BYTES { Sent::Stall } else { Sent::Nak };
+        }
+        let mut bytes = cx.pool.take(count * MESSAGE_BYTES);
+        bytes.clear();
+        let messages = std::iter::from_fn(|| self.next_message()).take(count);
+        messages.for_each(|message| bytes.extend(message.to_bytes()));
+        Sent::Data(bytes.into())
+    }
+
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, cx: &mut Context<'_>) -> Received {
+        self.advance(cx.now);
+        let Some(message) = Message::from_bytes(&payload.contiguous()) else { return Received::Stall };
+        let Some(channel) = self.channels.get_mut(usize::from(message.channel)) else { return Received::Stall };
+        // What went out takes its room until it was fetched.
+        let unfetched = self.echoes.iter().filter(|echo| echo.channel == message.channel).count();
+        match &mut channel.bus {
+            Some(bus) if bus.sending().len() + unfetched >= self.sending_max => Received::Nak,
+            Some(bus) => {
+                bus.send(cx.now, message.number, message.frame);
+                Received::Accepted
+            }
+            // It was on its way when the channel went off.
+            None => Received::Accepted,
+        }
+    }
+
+    fn control(&mut self, setup: Setup, data: &[u8], cx: &mut Context<'_>) -> Control {
+        if (setup.kind(), setup.recipient()) != (RequestKind::Vendor, Recipient::Interface) {
+            return Control::Stall;
+        }
+        self.advance(cx.now);
+        match (setup.request, setup.direction()) {
+            (HOST_FORMAT, Direction::Out) if *data == LITTLE_ENDIAN.to_le_bytes() => Control::Ack,
+            (DEVICE_CONFIG, Direction::In) => {
+                let last = self.channels.len() as u8 - 1;
+                // Three reserved, the last channel, the versions of what runs it and of what it is.
+                Control::Data([0, 0, 0, last, 2, 0, 0, 0, 1, 0, 0, 0].as_slice().into())
+            }
+            (TIMING_LIMITS, Direction::In) | (BIT_TIMING | MODE, Direction::Out) => {
+                self.channel_request(setup, data, cx.now).unwrap_or(Control::Stall)
+            }
+            _ => Control::Stall,
+        }
+    }
+
+    fn reset(&mut self, _cx: &mut Context<'_>) {
+        for channel in &mut self.channels {
+            channel.stop();
+            *channel = Channel { counted: channel.counted, ..Channel::new(channel.unit) };
+        }
+        self.echoes.clear();
+        self.received.clear();
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.channels.iter().filter_map(|channel| channel.bus.as_ref()?.poll_timeout()).min()
+    }
+
+    fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+        self.advance(cx.now);
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        Some(self.tally.clone())
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        let mut to = Saver::default();
+        for channel in &self.channels {
+            to.u32(channel.bits_per_s);
+            to.flag(channel.loops);
+            to.flag(channel.has_lost);
+            to.u64(channel.bus.as_ref().map_or(channel.counted, Bus::counted));
+            to.flag(channel.bus.is_some());
+            let sending = channel.bus.iter().flat_map(Bus::sending);
+            let messages = sending.map(|(number, frame)| Message { number, channel: 0, flags: 0, frame }.to_bytes());
+            to.bytes(&messages.collect::<Vec<_>>().concat());
+        }
+        for waiting in [&self.echoes, &self.received] {
+            to.bytes(&waiting.iter().map(|message| message.to_bytes()).collect::<Vec<_>>().concat());
+        }
+        Some(to.into_bytes())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Option<()> {
+        let mut from = Loader(state);
+        let units = self.channels.iter().map(|channel| channel.unit).collect();
+        let mut again = Self::new(&Settings { units });
+        for channel in &mut again.channels {
+            channel.bits_per_s = from.u32().filter(|rate| (1000..=1_000_000).contains(rate))?;
+            (channel.loops, channel.has_lost) = (from.flag()?, from.flag()?);
+            channel.counted = from.u64()?;
+            let is_on = from.flag()?;
+            let sending = messages_from(from.bytes()?, again.sending_max)?;
+            if is_on {
+                // From the first moment that this process looks at it.
+                channel.begin(Instant::ZERO, channel.loops);
+                let bus = channel.bus.as_mut()?;
+                sending.iter().for_each(|message| bus.send(Instant::ZERO, message.number, message.frame));
+            }
+        }
+        again.echoes = messages_from(from.bytes()?, FRAMES_MAX)?.into();
+        again.received = messages_from(from.bytes()?, FRAMES_MAX)?.into();
+        from.end()?;
+        let mut all = again.echoes.iter().chain(&again.received);
+        if !all.all(|message| usize::from(message.channel) < again.channels.len()) {
+            return None;
+        }
+        again.tally = self.tally.clone();
+        *self = again;
+        Some(())
+    }
+}
+
+fn messages_from(bytes: &[u8], count_max: usize) -> Option<Vec<Message>> {
+    let whole = bytes.len().is_multiple_of(MESSAGE_BYTES) && bytes.len() / MESSAGE_BYTES <= count_max;
+    bytes.chunks_exact(MESSAGE_BYTES).map(Message::from_bytes).collect::<Option<Vec<_>>>().filter(|_| whole)
+}
+
+#[cfg(test)]
+mod tests;
