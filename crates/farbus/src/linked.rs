@@ -21,7 +21,7 @@ use farbus_session::native::{
     Attached, ImporterSession, LaneLimits, Movable, Piped, Progress, RemoteBlock, RemoteUsb, State, Through,
 };
 use farbus_session::snapshot::{Reader, Writer};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::cable::Cable;
 use crate::engine::span_until;
@@ -129,6 +129,7 @@ impl<A: Attached> Linked<A> {
             Progress::Linked => {}
             other => return Err(wrong(format!("it begins no session: {other:?}"))),
         }
+        debug!(host, "session began");
         let mut cable = Cable::new()?;
         cable.put(link)?;
         link_further(&mut session, &mut dial, &mut cable)?;

@@ -392,6 +392,8 @@ struct Engine<'a, H: House> {
     house: &'a Arc<H>,
     session: ExporterSession,
     cable: Cable,
+    /// What the cable waits on for devices.
+    watched: Vec<Readiness>,
     caller: &'a Arc<H::Caller>,
     peer: String,
     tenants: Tenants,
@@ -433,7 +435,8 @@ impl<'a, H: House> Engine<'a, H> {
         if let Some(link) = link {
             cable.put(link)?;
         }
-        let mut engine = Self { house, session, cable, caller, peer, tenants: Tenants::default(), inbox, clock };
+        let (tenants, watched) = (Tenants::default(), Vec::new());
+        let mut engine = Self { house, session, cable, watched, caller, peer, tenants, inbox, clock };
         engine.watch_all()?;
         Ok(engine)
     }
@@ -508,6 +511,9 @@ impl<'a, H: House> Engine<'a, H> {
         }
         if self.session.is_over(now) {
             return Ok(Some(Last::Over));
+        }
+        if !self.watches_devices() {
+            self.watch_all()?;
         }
         let span = self.session.poll_timeout().map(|at| span_until(at, now));
         let only_talk = self.session.only_talks();
@@ -618,7 +624,15 @@ impl<'a, H: House> Engine<'a, H> {
         for tenant in self.tenants.by_number.values() {
             self.cable.watch(tenant.mailbox())?;
         }
-        self.session.readiness().try_for_each(|readiness| self.cable.watch_device(readiness))
+        self.watched.clear();
+        self.watched.extend(self.session.readiness().cloned());
+        self.watched.iter().try_for_each(|readiness| self.cable.watch_device(readiness))
+    }
+
+    /// Whether each device is waited for where it says so now: one that is being reset says so elsewhere.
+    fn watches_devices(&self) -> bool {
+        let mut watched = self.watched.iter();
+        self.session.readiness().all(|now| watched.next().is_some_and(|then| then.is(now))) && watched.next().is_none()
     }
 
     /// Links that were handed over: the latest is ours.

@@ -197,6 +197,11 @@ impl<T: Device + ?Sized> Device for Box<T> {
 pub struct Readiness(Arc<dyn Any + Send + Sync>);
 
 impl Readiness {
+    /// Whether both are one: a device may be waited for on something else while it is busy with itself.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Wraps what the shell will look for.
     pub fn new(inside: impl Any + Send + Sync) -> Self {
         Self(Arc::new(inside))
