@@ -25,6 +25,15 @@ fn copy(command: Command) {
 
 #[test]
 fn a_paired_host_s_disk_is_had_over_quic() {
+    had_over_quic("1");
+}
+
+#[test]
+fn so_it_is_over_several_links() {
+    had_over_quic("3");
+}
+
+fn had_over_quic(links: &str) {
     if !has("nbdcopy", has_program("nbdcopy")) {
         return;
     }
@@ -37,7 +46,7 @@ fn a_paired_host_s_disk_is_had_over_quic() {
     let line = share.wait_for_line("for paired hosts");
     let (address, socket) = (line.split_whitespace().nth(2).unwrap(), house.path("far.sock"));
     let arguments = ["attach", "lab3/disk", "--over", "quic", "--address", address, "--via", "nbd", "--socket"];
-    let mut attach = desk.start(&[&arguments[..], &[socket.to_str().unwrap()]].concat());
+    let mut attach = desk.start(&[&arguments[..], &[socket.to_str().unwrap(), "--links", links]].concat());
     attach.wait_for_line("attached");
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     let (from, to) = (pattern(&house), house.path("back"));

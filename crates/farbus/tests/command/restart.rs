@@ -177,6 +177,15 @@ fn block(at: u64, round: u64) -> Vec<u8> {
 
 #[test]
 fn an_importer_hardly_notices_that_another_process_goes_on_as_its_exporter() {
+    goes_on_as_its_exporter("1");
+}
+
+#[test]
+fn nor_does_one_with_several_links() {
+    goes_on_as_its_exporter("3");
+}
+
+fn goes_on_as_its_exporter(links: &str) {
     if !has_fuse() {
         return;
     }
@@ -187,8 +196,8 @@ fn an_importer_hardly_notices_that_another_process_goes_on_as_its_exporter() {
     let image = house.image("image", 8 << 20);
     let (mut daemon, _, secure) = exporter(&house, &lab3, &format!("{{what='disk:{}'}}", image.display()));
     let at = house.path("mnt");
-    let attach =
-        desk.start(&["attach", "lab3/disk", "--via", "fuse", "--at", at.to_str().unwrap(), "--address", &secure]);
+    let way = ["--via", "fuse", "--at", at.to_str().unwrap(), "--address", &secure, "--links", links];
+    let attach = desk.start(&[&["attach", "lab3/disk"], &way[..]].concat());
     attach.wait_for_line("attached as");
     let disk = OpenOptions::new().read(true).write(true).open(at.join("disk.img")).unwrap();
     let is_done = AtomicBool::new(false);

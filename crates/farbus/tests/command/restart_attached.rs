@@ -85,6 +85,11 @@ fn programs_whose_disk_goes_through_modules_stay_connected() {
     stay_connected("\nmodules=['zstd', 'bundle', 'delay:time=500us']", 4);
 }
 
+#[test]
+fn programs_whose_disk_comes_over_several_links_stay_connected() {
+    stay_connected("\nlinks=3", 4);
+}
+
 fn stay_connected(more: &str, restarts: u32) {
     if !has("fio", has_program("fio")) {
         return;
