@@ -60,8 +60,14 @@ impl Program {
         let full = Path::new(path).canonicalize().map_err(|error| refused(error.to_string()))?;
         let (begin, cost) = match full.extension().and_then(|extension| extension.to_str()) {
             Some("wasm") => (sandboxed(&full), "two copies a message, and an interpreter's time for what it does"),
-            Some("ring") => (started(&full, Way::Ring), "two changes of process a message, and two copies; one if it changes no data"),
-            _ => (started(&full, Way::Pipes), "two changes of process a message, and four copies; two if it changes no data"),
+            Some("ring") => (
+                started(&full, Way::Ring),
+                "two changes of process a message, and two copies; one if it changes no data",
+            ),
+            _ => (
+                started(&full, Way::Pipes),
+                "two changes of process a message, and four copies; two if it changes no data",
+            ),
         };
         let name = full.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
         // As many as the command line names, for as long as the process lives.
