@@ -139,6 +139,7 @@ impl SessionRelay {
     pub fn restore(mut reader: Reader<'_>, socket: OwnedFd, redial: Redial) -> io::Result<Self> {
         let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let device = Linked::<RemoteUsb>::restore(redial, &mut reader)?;
+        // Whether anything is asked ahead was written down by both layers; this is how far, if so.
         let (clock, plan, asked) = (device.clock(), plan_of(&device, Ahead::Auto), device.remote().in_flight_of());
         let told = Told { standing: device.standing(), ..Told::default() };
         let streams = Isochronous::restore(clock.now(), device, &mut reader);
