@@ -1,5 +1,6 @@
 //! A remote device, for this machine: through its kernel, or as a file.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -756,6 +757,12 @@ pub struct AttachmentStatus {
     /// Where the time of its requests goes, if it is in a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
+    /// What was done about its distance, by name: transfers received ahead, packets that were late.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub counts: BTreeMap<&'static str, u64>,
+    /// By how much the clock of a stream was moved to follow the device's, microseconds, while one goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drift_us: Option<i64>,
     /// What passed through, where it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
@@ -766,6 +773,9 @@ impl AttachmentStatus {
     #[must_use]
     pub fn with_standing(mut self, standing: Option<&Standing>) -> Self {
         self.latency = standing.and_then(Standing::latency);
+        if let Some(distance) = standing.map(Standing::distance) {
+            (self.counts, self.drift_us) = (distance.counts(), distance.drift_us());
+        }
         match standing.and_then(Standing::unlinked) {
             Some(span) if self.state == "attached" => {
                 Self { state: "link lost", link_lost_s: Some(span.as_secs_f64()), ..self }

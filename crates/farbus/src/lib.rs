@@ -31,6 +31,7 @@ mod crowd;
 pub mod device_port;
 mod device_status;
 mod disk_relay;
+mod distance;
 mod door;
 mod driven;
 mod engine;

@@ -13,6 +13,7 @@ use farbus_session::snapshot::{Reader, Writer};
 use farbus_session::{Exporter, OnReset, Reject};
 
 use crate::ahead::Ahead;
+use crate::distance::Distance;
 use crate::engine::span_until;
 use crate::kernel_side::{KernelSide, Stop, Turn, kernel_ended};
 use crate::linked::{Linked, Redial};
@@ -25,8 +26,15 @@ const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
 /// What its link to the kernel is called.
 const KERNEL: &str = "this kernel";
 
-/// The relay.
-pub struct SessionRelay(KernelSide<Near>);
+/// The relay, and what was told of its device's distance.
+pub struct SessionRelay(KernelSide<Near>, Told);
+
+/// What was told of a device's distance, and where.
+#[derive(Default)]
+struct Told {
+    standing: Standing,
+    distance: Distance,
+}
 
 /// A session's device, for a kernel that does not feel how far it is.
 type Near = Far<Isochronous<Linked<RemoteUsb>>>;
@@ -36,6 +44,7 @@ impl SessionRelay {
     pub fn new(kernel: Link, device: Linked<RemoteUsb>, device_id: u32, ahead: Ahead) -> Self {
         let clock = device.clock();
         let plan = plan_of(&device, ahead);
+        let told = Told { standing: device.standing(), ..Told::default() };
         let device = Far::new(Isochronous::new(device, plan.is_on), plan);
         // A session has a word for a reset: what shows one is understood here, and said.
         let on_reset = OnReset::ResetDevice;
@@ -43,7 +52,7 @@ impl SessionRelay {
         let mut side = KernelSide::new(kernel, exporter, clock);
         // What a kernel asks first is on its way before it asks.
         side.exporter.with_device(clock.now(), |device, done| device.begin(clock.now(), done));
-        Self(side)
+        Self(side, told)
     }
 
     fn linked(&self) -> &Linked<RemoteUsb> {
@@ -65,7 +74,14 @@ impl SessionRelay {
     /// # Errors
     /// [`Stop`]: it was the last.
     pub fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn {
-        self.0.turn(ender, meters, |device| device.device().inner().end().cloned().map(Stop::Ended))
+        self.0.turn(ender, meters, |device| device.device().inner().end().cloned().map(Stop::Ended))?;
+        let (distance, told) = (Distance::of(self.0.device()), &mut self.1);
+        // Most devices are not asked before their users ask.
+        if distance != told.distance {
+            told.distance = distance;
+            told.standing.note_distance(distance);
+        }
+        Ok(())
     }
 
     /// Writes all of it down, for another process to go on with: the kernel is not heard meanwhile, and what is on its way is
@@ -123,7 +139,9 @@ impl SessionRelay {
     pub fn restore(mut reader: Reader<'_>, socket: OwnedFd, redial: Redial) -> io::Result<Self> {
         let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let device = Linked::<RemoteUsb>::restore(redial, &mut reader)?;
+        // Whether anything is asked ahead was written down by both layers; this is how far, if so.
         let (clock, plan, asked) = (device.clock(), plan_of(&device, Ahead::Auto), device.remote().in_flight_of());
+        let told = Told { standing: device.standing(), ..Told::default() };
         let streams = Isochronous::restore(clock.now(), device, &mut reader);
         let device = streams.map_err(|(device, reject)| {
             device.hand_over();
@@ -145,7 +163,7 @@ impl SessionRelay {
             device.hand_over().hand_over().hand_over();
             wrong(reject)
         })?;
-        let relay = Self(KernelSide::new(Link::over_local(socket, KERNEL), exporter, clock));
+        let relay = Self(KernelSide::new(Link::over_local(socket, KERNEL), exporter, clock), told);
         match reader.end("snapshot") {
             Ok(()) => Ok(relay),
             Err(reject) => {

@@ -8,6 +8,7 @@ use farbus_io::link::Wake;
 use farbus_session::native::Timed;
 use farbus_session::native::control::End;
 
+use crate::distance::Distance;
 use crate::latency::{Latency, Samples};
 
 /// What a session's owner can see of it, and wish of it, from any thread.
@@ -36,6 +37,7 @@ struct State {
     end: Option<End>,
     /// Of its latest requests that were timed.
     latency: Samples,
+    distance: Distance,
     /// Whether it goes through a module that can hold what passes.
     can_pause: bool,
     /// What its owner wants of that.
@@ -158,6 +160,16 @@ impl Standing {
     /// Where the time of its latest requests went; none before one was timed.
     pub fn latency(&self) -> Option<Latency> {
         self.with(|state| state.latency.summary())
+    }
+
+    /// What is done about its device's distance has come so far.
+    pub(crate) fn note_distance(&self, distance: Distance) {
+        self.with(|state| state.distance = distance);
+    }
+
+    /// What was done about its device's distance.
+    pub(crate) fn distance(&self) -> Distance {
+        self.with(|state| state.distance)
     }
 
     /// The latest request that was timed, once.

@@ -14,6 +14,8 @@ use farbus_gadgets::storage::{Options, Storage};
 use farbus_model::block::MemoryStore;
 use farbus_model::definition::InterfaceDefinition;
 use farbus_model::{Definition, Device, Direction, EpAddr, Instant, Payload, Setup, Speed, Status, Urb, UrbId};
+use farbus_session::far::{Far, Plan};
+use farbus_session::snapshot::{self, Writer};
 use road::Road;
 
 const ROUND_TRIP: Duration = Duration::from_millis(100);
@@ -60,6 +62,23 @@ fn round_trips(device: impl Device + 'static, is_on: bool, bind: impl FnOnce(&mu
     let asked = enumerate(&mut road);
     bind(&mut road, asked + 1);
     (road.now - begun).as_secs_f64() / ROUND_TRIP.as_secs_f64()
+}
+
+#[test]
+fn who_wants_nothing_asked_ahead_wants_that_in_another_process_too() {
+    const KIND: u16 = 1;
+    for plan in [Plan::OFF, Plan::within(256)] {
+        let mut saved = Writer::new(KIND);
+        let far = Far::new(Keyboard::device(), plan);
+        far.save(&mut saved);
+        let saved = saved.into_bytes();
+        let mut reader = snapshot::open(&saved, KIND).unwrap();
+        // Whoever restores it does not know what its user wants.
+        let again = Far::restore(Instant::ZERO, far.hand_over(), Plan::within(256), Vec::new(), &mut reader);
+        let again = again.map_err(|(_, reject)| reject).unwrap();
+        reader.end("snapshot").unwrap();
+        assert_eq!(again.plan().is_on, plan.is_on);
+    }
 }
 
 /// usbhid: SET_IDLE, the report descriptor.

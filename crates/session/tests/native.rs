@@ -93,6 +93,13 @@ fn an_heir_reads_a_disk_before_it_is_his_and_writes_when_it_is() {
 }
 
 #[test]
+fn an_heir_with_a_cache_reads_nothing_old_and_writes_nothing_early() {
+    every_seed("the heir with a cache", |random| {
+        lived!(disk::DiskWorld::of_an_heir_with_a_cache(random), 400, random).max(15)
+    });
+}
+
+#[test]
 fn a_usb_device_answers_once_through_cuts_and_crashes() {
     every_seed("the USB device", |random| lived!(usb::UsbWorld::new(random, None, |remote| remote), 400, random));
 }

@@ -6,6 +6,7 @@ mod world;
 mod fuzzing;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_model::limits::INTERRUPTS_AHEAD_MAX;
@@ -292,6 +293,32 @@ fn interrupts_are_received_ahead_and_never_lost() {
     assert_eq!((told.len(), table.host.session().dropped()), (given, 0));
     assert!(told.iter().enumerate().all(|(at, packet)| packet.id == at as u64), "in their order");
     assert_eq!(table.device().waiting(INTERRUPT_IN), 5, "and then again");
+}
+
+#[test]
+fn interrupts_of_a_device_that_is_far_away_are_asked_for_as_far_ahead() {
+    let manners = Manners { answers_control_late: true, ..Manners::default() };
+    let mut table = Table::with(Scripted::new(manners), LIMITS, CAPS);
+    table.exchange().unwrap();
+    table.say(1, Message::SetConfiguration(1));
+    table.now = table.now + Duration::from_millis(10);
+    assert!(table.complete(EpAddr::CONTROL));
+    table.ask(0, Message::StartInterruptReceiving(INTERRUPT_IN));
+    let interval = {
+        let device = table.device();
+        device.selection().endpoint(INTERRUPT_IN).unwrap().service_interval(device.speed())
+    };
+    let asked = table.device().waiting(INTERRUPT_IN);
+    let bridged = Duration::from_millis(10).as_nanos().div_ceil(interval.as_nanos()) as usize;
+    assert_eq!(asked, 5 + bridged, "{interval:?} apart");
+    // It was a busy device, and is near: it is asked less as answers come.
+    table.say(2, control(Setup::get_descriptor(1, 0, 0, 18)));
+    assert!(table.complete(EpAddr::CONTROL));
+    for _ in 0..bridged + 2 {
+        assert!(table.complete(INTERRUPT_IN));
+    }
+    table.read();
+    assert_eq!(table.device().waiting(INTERRUPT_IN), 5);
 }
 
 #[test]

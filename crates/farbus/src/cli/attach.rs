@@ -1,5 +1,6 @@
 //! `farbus attach` and `farbus detach`.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -663,6 +664,8 @@ impl Shown {
             mode: state.mode.map(DiskMode::as_str),
             link_lost_s: None,
             latency: None,
+            counts: BTreeMap::new(),
+            drift_us: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
         let device = device.with_standing(state.standing.as_ref());

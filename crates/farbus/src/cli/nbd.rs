@@ -190,6 +190,8 @@ impl Shown {
                 mode: None,
                 link_lost_s: None,
                 latency: None,
+                counts: BTreeMap::new(),
+                drift_us: None,
                 // They are counted together.
                 meters: (at == 0).then(|| self.meters.read()),
             },

@@ -100,6 +100,9 @@ fn say_more(device: &Value) {
     if !counts.is_empty() {
         say(format!("{name}: {}", counts.join(", ")));
     }
+    if let Some(drift) = device["drift_us"].as_i64() {
+        say(format!("{name}: clock moved by {drift} us"));
+    }
     if let Some(reason) = device["reason"].as_str() {
         say(format!("{name}: used for: {reason}"));
     }

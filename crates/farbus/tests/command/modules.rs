@@ -15,7 +15,7 @@ use farbus::model::{BlockStore, EpAddr};
 use farbus::modules::recipe;
 use rustix::process::Signal;
 
-use super::harness::{House, PATIENCE, Running, Share, has, has_fuse, has_program};
+use super::harness::{House, PATIENCE, Running, Share, has, has_fuse, has_program, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -362,6 +362,56 @@ fn a_program_in_any_language_is_a_module() {
     let refused = house.run(&["attach", &share.target("block"), "--via", "fuse", "--module", built.to_str().unwrap()]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("module 'xor': there is none of that name"), "{refused:?}");
+}
+
+#[test]
+fn a_daemon_goes_through_programs_that_it_began_with() {
+    if !has_fuse() || !has("python3", has_program("python3")) || !has("cc", has_program("cc")) {
+        return;
+    }
+    let (there, here) = (House::new(), House::new());
+    let image = there.image("image", MIB);
+    fs::write(&image, [text(), vec![0; MIB as usize - text().len()]].concat()).unwrap();
+    let began = |house: &House, text: &str| {
+        let file = house.path("farbus.toml");
+        fs::write(&file, format!("plain.listen = ['127.0.0.1:0']\n{text}")).unwrap();
+        house.command(&["daemon", "--config", file.to_str().unwrap()])
+    };
+    let (python, ring) = (example(&there, "xor.py", "xor.py"), compiled(&here, "xor.ring", "xor_ring.c"));
+    let offered = format!(
+        "allow_modules = ['{}']\nshare = [{{what='block:{}', name='disk'}}]",
+        python.display(),
+        image.display()
+    );
+    let exporter = Share::follow(Running::start(began(&there, &offered)));
+    let at = here.path("at");
+    let through = |modules: &str| {
+        let (target, at) = (exporter.target("disk"), at.display());
+        format!("attach = [{{target='{target}', via='fuse', at='{at}', modules={modules}}}]")
+    };
+    let file = at.join("disk.img");
+    let is_read = || {
+        let mut found = vec![0; 4096];
+        let read = File::open(&file).and_then(|file| file.read_exact_at(&mut found, 0));
+        read.is_ok() && text().starts_with(&found)
+    };
+    let one = format!("['{}:options=77']", ring.display());
+    let mut daemon = Running::start(began(&here, &through(&one)));
+    wait_until(PATIENCE, "it is attached through the program", is_read);
+
+    // What a reload names first cannot be started any more: nothing changes.
+    let two = format!("['zstd', '{}:options=78']", ring.display());
+    drop(began(&here, &through(&two)));
+    let refused = here.run(&["daemon", "reload"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("farbus daemon restart"), "{refused:?}");
+    assert!(is_read());
+    let restarted = here.run(&["daemon", "restart", "--interrupt"]);
+    assert_eq!(restarted.code, Some(0), "{restarted:?}, {}", daemon.log());
+    assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
+    wait_until(PATIENCE, "the next one is attached through what its file names", is_read);
+    drop(began(&here, ""));
+    assert_eq!(here.run(&["daemon", "reload"]).code, Some(0));
+    wait_until(PATIENCE, "it lets go", || !file.exists());
 }
 
 /// Looks around, and says what it could do.

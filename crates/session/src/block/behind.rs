@@ -27,7 +27,7 @@ const LOST_MAX: usize = 64;
 ///
 /// | asked | what happens |
 /// |---|---|
-/// | a write that is not to be durable | to the device, answered; beyond [`DIRTY_BYTES_MAX`] or [`DIRTY_WRITES_MAX`] answered when there is room |
+/// | a write that is not to be durable | to the device, answered; beyond [`DIRTY_BYTES_MAX`] or [`DIRTY_WRITES_MAX`] answered when there is room; while others have the device ([`BlockDevice::epoch`]), when it has ended |
 /// | a write that is (FUA), zeros, a discard | to the device, answered when that has answered |
 /// | a flush | waits until every write before it has arrived, then to the device, answered when that has answered |
 /// | a read of what has not arrived | answered with that, or waits for it |
@@ -158,7 +158,8 @@ impl<D: BlockDevice> Behind<D> {
 
     /// Answers writes that are on their way, as far as there is room.
     fn answer_early(&mut self, done: &mut Completions<BlockDone>) {
-        if !self.lost.is_empty() {
+        // What is not ours yet, or not any more, nobody else has been told to wait for.
+        if !self.lost.is_empty() || self.device.epoch().is_none() {
             return;
         }
         for job in self.jobs.values_mut().filter(|job| job.is_early() && job.is_below && job.owed.is_some()) {

@@ -32,7 +32,7 @@ use errands::{Errand, Errands, OWN_ID_END, OWN_ID_FIRST, is_own};
 use receiving::{Budget, Receiving};
 use ways::{Way, way_of};
 
-pub use receiving::{LINGER, PROMPT};
+pub use receiving::{LINGER, PROMPT, Received};
 
 /// A device whose answers come sooner is near: endpoints of which nothing is known are not received ahead.
 const NEAR_MAX: Duration = Duration::from_millis(1);
@@ -116,6 +116,11 @@ impl<D: Device> Far<D> {
     /// Transfers that came and were not asked for yet.
     pub fn arrived(&self) -> usize {
         self.receiving.arrived()
+    }
+
+    /// What came before anybody asked for it, in this process.
+    pub fn received(&self) -> Received {
+        self.receiving.counts()
     }
 
     /// Asks for all that a new user of the device wants to know, now rather than when he asks.

@@ -44,6 +44,17 @@ pub struct Budget {
 #[derive(Debug, Default)]
 pub struct Receiving {
     streams: Vec<Stream>,
+    /// In this process.
+    counts: Received,
+}
+
+/// What came before anybody asked for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// Transfers that were here first.
+    pub ahead: u64,
+    /// Of these, those that nobody came for: what they belonged to is no more.
+    pub thrown_away: u64,
 }
 
 /// One endpoint.
@@ -92,6 +103,11 @@ struct Arrival {
 }
 
 impl Receiving {
+    /// What came before anybody asked for it, of all endpoints.
+    pub fn counts(&self) -> Received {
+        self.counts
+    }
+
     /// Whether this endpoint is received ahead.
     pub fn has(&self, endpoint: EpAddr) -> bool {
         self.streams.iter().any(|stream| stream.way.endpoint == endpoint)
@@ -160,7 +176,9 @@ impl Receiving {
         let is_of = |stream: &Stream| stream.asked.iter().any(|(id, _)| *id == answer.id);
         let Some(at) = self.streams.iter().position(is_of) else { return Some(answer) };
         let stream = &mut self.streams[at];
+        let (is_first, before) = (stream.waiting.is_empty(), stream.arrived.len());
         stream.note(answer, errands);
+        self.counts.ahead += u64::from(is_first && stream.arrived.len() > before);
         stream.deliver(now, done);
         // What stays pins no more than it needs.
         if let Some(last) = stream.arrived.back_mut() {
@@ -200,7 +218,9 @@ impl Receiving {
     /// A halt is cleared: whoever has not heard of it has none.
     pub fn forgive(&mut self, endpoint: EpAddr) {
         if let Some(stream) = self.streams.iter_mut().find(|stream| stream.way.endpoint == endpoint) {
+            let before = stream.arrived.len();
             stream.arrived.retain(|arrival| arrival.status != Status::Stall);
+            self.counts.thrown_away += (before - stream.arrived.len()) as u64;
             stream.bytes = stream.bytes_here();
         }
     }
@@ -208,6 +228,7 @@ impl Receiving {
     /// These endpoints are no more, or forget what they had. What waits ends.
     pub fn forget(&mut self, concerns: impl Fn(EpAddr) -> bool, done: &mut Completions) {
         for stream in self.streams.extract_if(.., |stream| concerns(stream.way.endpoint)) {
+            self.counts.thrown_away += stream.arrived.len() as u64;
             stream.waiting.into_iter().for_each(|urb| done.push(urb.fail(Status::Shutdown)));
         }
     }

@@ -361,6 +361,11 @@ impl Inward {
         self.waiting.drain(..)
     }
 
+    /// By how much its clock was moved; none before it has one.
+    pub fn drift_ns(&self) -> Option<i64> {
+        self.pace.as_ref().map(Pace::shift_ns)
+    }
+
     /// What was not as it should be.
     pub fn counts(&self) -> Counts {
         self.counts

@@ -135,6 +135,12 @@ impl<D: Device> Isochronous<D> {
         self.own == 0 && self.streams.is_empty() && self.asked.is_empty() && self.held.is_empty()
     }
 
+    /// By how much the clock of a stream that goes on was moved, to keep its buffer as deep as it is to be, ns: the drift of the device's
+    /// clock against ours, and what the buffer grew by. Later is more. None: none goes on.
+    pub fn drift_ns(&self) -> Option<i64> {
+        self.streams.values().find_map(Stream::drift_ns)
+    }
+
     /// Lets `act` use the device, and sees to what that brought.
     pub fn act<T>(
         &mut self,
@@ -454,6 +460,13 @@ impl<D: Device> Isochronous<D> {
 type Waiting = Vec<(u8, Vec<Urb>)>;
 
 impl Stream {
+    fn drift_ns(&self) -> Option<i64> {
+        match self {
+            Stream::In(inward) => inward.drift_ns(),
+            Stream::Out(outward) => Some(outward.drift_ns()),
+        }
+    }
+
     fn counts(&self) -> Counts {
         match self {
             Stream::In(inward) => inward.counts(),

@@ -324,6 +324,11 @@ impl Outward {
         self.waiting.drain(..).map(|(urb, _)| urb)
     }
 
+    /// By how much its clock was moved.
+    pub fn drift_ns(&self) -> i64 {
+        self.pace.shift_ns()
+    }
+
     /// What was not as it should be.
     pub fn counts(&self) -> Counts {
         self.counts

@@ -21,6 +21,7 @@
 //! their order.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use farbus_model::limits::{INTERRUPTS_AHEAD_MAX, STREAM_PACKETS_PER_URB_MAX, STREAM_URBS_MAX, URB_BYTES_MAX};
 use farbus_model::urb::take_lost;
@@ -39,6 +40,10 @@ use crate::exporter::Counters;
 
 /// Interrupt URBs in flight: the device is asked again while answers are on their way. As many as `usbredirserver` has.
 const INTERRUPT_URBS: usize = 5;
+/// A device whose answers come sooner is near, and asked no further ahead.
+const NEAR_MAX: Duration = Duration::from_millis(2);
+/// The longest way that is bridged without a gap, there and back.
+const AHEAD_TIME: Duration = Duration::from_millis(300);
 /// Transfers' packets received ahead on a bulk endpoint for each one in flight.
 const BULK_AHEAD: usize = 4;
 
@@ -98,6 +103,9 @@ pub struct DeviceSession<D> {
     /// Payloads of requests in flight: room that was asked for, bytes that were given.
     bytes_held: usize,
     next_urb: u64,
+    /// A request that is timed, and how long the quickest took: how far away the device is.
+    timed: Option<(UrbId, Instant)>,
+    quickest: Option<Duration>,
     is_refused: bool,
     /// The guest is on its way elsewhere.
     is_moving: bool,
@@ -128,6 +136,8 @@ impl<D: Device> DeviceSession<D> {
             outbox_bytes: 0,
             bytes_held: 0,
             next_urb: 1,
+            timed: None,
+            quickest: None,
             is_refused: false,
             is_moving: false,
             is_to_go_on: false,
@@ -366,9 +376,9 @@ impl<D: Device> DeviceSession<D> {
             }
             Message::StartInterruptReceiving(endpoint) => {
                 let found = self.find(endpoint, TransferType::Interrupt).map(describe::interval_bytes_max);
-                let made = found.map(|bytes| {
-                    Stream::new(endpoint, Kind::Interrupt, bytes.into(), INTERRUPT_URBS, INTERRUPTS_AHEAD_MAX)
-                });
+                let urbs = self.interrupt_urbs(endpoint);
+                let made =
+                    found.map(|bytes| Stream::new(endpoint, Kind::Interrupt, bytes.into(), urbs, INTERRUPTS_AHEAD_MAX));
                 self.start(id, endpoint, Kind::Interrupt, made);
             }
             Message::StartBulkReceiving { stream, bytes_per_transfer, endpoint, transfers } => {
@@ -465,6 +475,18 @@ impl<D: Device> DeviceSession<D> {
 
     fn launch(&mut self, now: Instant, urb: Urb, flight: Flight) {
         self.bytes_held += urb.length as usize;
+        // A control request is answered at once; an interrupt of a guest that came with its stream has to do for one.
+        let tells = match flight {
+            Flight::Configuration { .. } | Flight::AltSetting { .. } => true,
+            Flight::Transfer { asked: Asked::Control { .. }, .. } => true,
+            Flight::Stream(endpoint) if self.quickest.is_none() && self.timed.is_none() => {
+                self.find(endpoint, TransferType::Interrupt).is_some()
+            }
+            _ => false,
+        };
+        if tells {
+            self.timed = Some((urb.id, now));
+        }
         self.flights.insert(urb.id, flight);
         self.device.submit(now, urb.launch(), &mut self.done);
     }
@@ -735,11 +757,35 @@ impl<D: Device> DeviceSession<D> {
         !self.done.is_empty()
     }
 
+    /// A request was answered after so long: interrupt streams are asked as far ahead as that takes (q > RTT/x + 1).
+    fn note_way(&mut self, way: Duration) {
+        if self.quickest.is_none_or(|quickest| way < quickest) {
+            self.quickest = Some(way);
+            let endpoints: Vec<u8> = self.streams.keys().copied().collect();
+            for at in endpoints {
+                let urbs = self.interrupt_urbs(EpAddr::from_byte(at));
+                self.streams.get_mut(&at).expect("listed just now").reach(urbs);
+            }
+        }
+    }
+
+    /// Interrupt URBs in flight at this endpoint.
+    fn interrupt_urbs(&self, endpoint: EpAddr) -> usize {
+        let way = self.quickest.filter(|way| *way > NEAR_MAX).map_or(Duration::ZERO, |way| way.min(AHEAD_TIME));
+        let interval = self
+            .find(endpoint, TransferType::Interrupt)
+            .map_or(AHEAD_TIME, |found| found.service_interval(self.device.speed()).max(Duration::from_micros(125)));
+        (INTERRUPT_URBS + way.as_nanos().div_ceil(interval.as_nanos()) as usize).min(INTERRUPTS_AHEAD_MAX)
+    }
+
     /// Turns what the device has finished into answers.
     fn collect(&mut self, now: Instant) {
         while let Some(done) = self.done.pop() {
             self.bytes_held -= done.length as usize;
             self.counters.urbs += 1;
+            if let Some((_, begun)) = self.timed.take_if(|(id, _)| *id == done.id) {
+                self.note_way(now - begun);
+            }
             match self.flights.remove(&done.id) {
                 Some(Flight::Transfer { id, asked, begun, .. }) => {
                     if self.transfers.get(&id) == Some(&done.id) {

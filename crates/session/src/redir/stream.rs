@@ -115,6 +115,13 @@ impl Stream {
         self.packet_bytes
     }
 
+    /// An interrupt stream is asked so far ahead from now on.
+    pub fn reach(&mut self, urbs: usize) {
+        if self.kind == Kind::Interrupt {
+            self.urbs_max = urbs;
+        }
+    }
+
     /// Stops submitting, or goes on.
     pub fn pause(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
@@ -173,7 +180,7 @@ impl Stream {
         if self.is_paused {
             return 0;
         }
-        let free = self.urbs_max - self.in_flight.len();
+        let free = self.urbs_max.saturating_sub(self.in_flight.len());
         let has_room = self.ahead.len() < self.ahead_max;
         match (self.kind, self.direction()) {
             (Kind::Iso { packets_per_urb }, Direction::Out) => {

@@ -38,6 +38,8 @@ struct Medium {
     is_taken: bool,
     /// How many of the next changes fail.
     fails: u32,
+    /// Its user handed it over, to one who may not come for it.
+    is_lent: bool,
 }
 
 /// The disk as its driver has it: requests end in any order, whenever the dice say so.
@@ -121,7 +123,12 @@ impl Desk {
         let mut medium = self.medium.lock().unwrap();
         assert!(!std::mem::replace(&mut medium.is_taken, true), "it has one user");
         let give_back = |disk: SlowDisk, _| disk.medium.lock().unwrap().is_taken = false;
-        ServedBlock::new(number, disk, medium.boot, give_back)
+        let lend = |disk: SlowDisk, _, _| {
+            let mut medium = disk.medium.lock().unwrap();
+            (medium.is_taken, medium.is_lent) = (false, true);
+            true
+        };
+        ServedBlock::new(number, disk, medium.boot, give_back).inheritable(lend)
     }
 
     fn serve_again(&mut self, now: Instant, left: &Left) -> Box<dyn Served> {
@@ -186,6 +193,8 @@ pub struct DiskWorld {
     next_id: u64,
     answered: u32,
     is_over: bool,
+    /// Another medium is in the disk, with these bytes; whoever has it open does not know as long as this is the epoch.
+    changed: Option<(Vec<u8>, Option<u64>)>,
     /// Writes that were answered are lost: the next flush may say so, or has to.
     may_fail: bool,
     must_fail: bool,
@@ -208,13 +217,22 @@ impl DiskWorld {
         this
     }
 
+    /// One that somebody else uses and hands over, and of which something is kept here.
+    pub fn of_an_heir_with_a_cache(random: &mut Random) -> Self {
+        let mut this = Self::of_an_heir(random);
+        this.cached = Some(Cached::new(INFO));
+        this.pump();
+        this
+    }
+
     fn with(random: &mut Random, modules: Option<Modules>, remote: fn(u16, Open) -> RemoteBlock) -> Self {
         let open =
             Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: "".into() };
         let bytes = vec![0; INFO.size_bytes as usize];
         let remote = remote(1, open);
         let is_elsewhere = remote.is_expected();
-        let medium = Medium { cached: bytes.clone(), durable: bytes, boot: 1, is_taken: is_elsewhere, fails: 0 };
+        let medium =
+            Medium { cached: bytes.clone(), durable: bytes, boot: 1, is_taken: is_elsewhere, fails: 0, is_lent: false };
         let medium = Arc::new(Mutex::new(medium));
         let (through, allowed) = modules.map(|modules| (modules.through, modules.allowed)).unzip();
         let has_modules = allowed.is_some();
@@ -236,6 +254,7 @@ impl DiskWorld {
             next_id: 0,
             answered: 0,
             is_over: false,
+            changed: None,
             may_fail: false,
             must_fail: false,
         };
@@ -298,7 +317,7 @@ impl DiskWorld {
             11 if random.once_in(16) => self.crash(random),
             12 | 13 if !self.world.is_all_linked() => self.with_disk(|world, _, done| world.link(random, done)),
             // What goes through modules ends with its exporter's process.
-            19 if random.once_in(4) && !self.has_modules => {
+            19 if random.once_in(4) && !self.has_modules && !self.is_lent() => {
                 let desk = &mut self.desk;
                 let serve = |now, left: &Left| desk.serve_again(now, left);
                 self.world.exporter_moves_on(!random.once_in(4), serve);
@@ -306,7 +325,9 @@ impl DiskWorld {
                     assert!(session.show_again(self.world.now, &mut self.desk), "it is there");
                 }
             }
-            21..=23 if self.desk.is_elsewhere => self.changes_elsewhere(random),
+            21..=23 if self.desk.is_elsewhere || self.is_lent() => self.changes_elsewhere(random),
+            25 if self.cached.is_some() && !self.desk.is_elsewhere => self.lend(),
+            26 if self.is_lent() && random.once_in(2) => self.comes_home(),
             24 if self.desk.is_elsewhere && random.once_in(8) => self.handed_over(),
             20 if random.once_in(4) && crate::modules::is_movable_now(&mut self.world.remote) => {
                 let is_meant = !random.once_in(4);
@@ -319,6 +340,7 @@ impl DiskWorld {
             }
             _ => self.with_disk(|world, desk, done| world.shuffle(random, desk, done)),
         }
+        self.look_at_medium();
         self.check();
     }
 
@@ -333,6 +355,58 @@ impl DiskWorld {
         medium.cached[range.clone()].fill(byte);
         medium.durable[range].fill(byte);
         self.known[block] = Known::Byte(byte);
+        // Nothing of ours is on its way there.
+        (self.promised[block], self.unflushed[block]) = (Some(byte), false);
+    }
+
+    fn is_lent(&self) -> bool {
+        self.desk.medium.lock().unwrap().is_lent
+    }
+
+    /// It is handed over to another, as soon as all is still.
+    fn lend(&mut self) {
+        let is_linked = self.world.is_linked();
+        let remote = self.world.remote.inner_mut();
+        let is_open =
+            *Attached::state(remote) == State::Open && !Attached::is_moving(remote) && remote.in_flight() == 0;
+        if is_open && self.asked.is_empty() && is_linked {
+            remote.hold_still(self.world.now, &mut self.below);
+            remote.bequeath([9; 32]);
+            self.pump();
+        }
+    }
+
+    /// That one did not come, or has been and gone.
+    fn comes_home(&mut self) {
+        let Some(session) = &mut self.world.exporter else { return };
+        self.desk.medium.lock().unwrap().is_lent = false;
+        self.desk.epoch += 1;
+        session.take_back(self.world.now, 1, self.desk.epoch, Box::new(self.desk.serve(1)));
+    }
+
+    /// While the exporter is not there its disk gets another medium: whoever opens it again sees that one, and nothing of before.
+    fn change_medium(&mut self, random: &mut Random) {
+        let bytes: Vec<u8> = (0..BLOCKS).map(|_| random.below(256) as u8).collect();
+        let all: Vec<u8> = bytes.iter().flat_map(|&byte| [byte; BLOCK as usize]).collect();
+        let mut medium = self.desk.medium.lock().unwrap();
+        (medium.cached, medium.durable) = (all.clone(), all);
+        self.known.fill(Known::Anything);
+        self.promised.fill(None);
+        self.changed = Some((bytes, BlockDevice::epoch(self.world.remote.inner())));
+    }
+
+    /// It is open again.
+    fn look_at_medium(&mut self) {
+        let remote = self.world.remote.inner();
+        let is_seen =
+            |(_, epoch): &mut (_, Option<u64>)| *Attached::state(remote) == State::Open && remote.epoch() != *epoch;
+        let Some((bytes, _)) = self.changed.take_if(is_seen) else { return };
+        for (block, byte) in bytes.into_iter().enumerate() {
+            // What was written meanwhile is on its way there.
+            if self.known[block] == Known::Anything && !self.unflushed[block] && !self.busy[block] {
+                self.known[block] = Known::Byte(byte);
+            }
+        }
     }
 
     fn handed_over(&mut self) {
@@ -422,6 +496,7 @@ impl DiskWorld {
         self.world.crash();
         let mut medium = self.desk.medium.lock().unwrap();
         medium.is_taken = self.desk.is_elsewhere;
+        medium.is_lent = false;
         if random.once_in(2) {
             medium.boot += 1;
             self.may_fail = true;
@@ -439,6 +514,10 @@ impl DiskWorld {
                 }
             }
             medium.durable = medium.cached.clone();
+            drop(medium);
+            if self.cached.is_some() && !self.desk.is_elsewhere && random.once_in(2) {
+                self.change_medium(random);
+            }
         }
     }
 
@@ -534,7 +613,11 @@ impl DiskWorld {
             self.handed_over();
         }
         for _ in 0..20 {
+            if self.is_lent() {
+                self.comes_home();
+            }
             self.with_disk(|world, desk, done| world.exchange(desk, done));
+            self.look_at_medium();
             self.look_for_legacies();
             self.check();
         }

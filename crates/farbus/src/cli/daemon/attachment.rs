@@ -1,5 +1,6 @@
 //! A device of another machine that is kept attached: taken again, with growing pauses, whenever it is lost.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -10,12 +11,12 @@ use tracing::{info, warn};
 use super::super::Failure;
 use super::super::attach::{Via, cut_off, explain, loss, over};
 use super::config::Attach;
+use super::workshop::Workshop;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment, RestingFile};
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport};
 use crate::gate::Gate;
 use crate::meters::Meters;
-use crate::modules::recipe;
 use crate::nbd::NbdAttachment;
 use crate::opened_disk::DiskMode;
 use crate::parting::{Parter, Saved};
@@ -170,20 +171,20 @@ impl Kept {
     ///
     /// # Errors
     /// If the system has no more threads.
-    pub fn start(spec: Attach, hands: &Hands) -> std::io::Result<Self> {
-        let mut kept = Self::new(spec, hands)?;
+    pub fn start(spec: Attach, workshop: &Workshop, hands: &Hands) -> std::io::Result<Self> {
+        let mut kept = Self::new(spec, workshop, hands)?;
         kept.begin()?;
         Ok(kept)
     }
 
-    fn new(spec: Attach, hands: &Hands) -> std::io::Result<Self> {
+    fn new(spec: Attach, workshop: &Workshop, hands: &Hands) -> std::io::Result<Self> {
         // Whoever waits for one host does not keep the others waiting.
         let mut client = Client::through(hands.apart()?);
         client.travel(spec.over);
         client.take_links(spec.links);
         client.ask_ahead(spec.ahead);
         client.keep(spec.cache);
-        client.go_through(recipe(&spec.modules).map_err(std::io::Error::other)?);
+        client.go_through(workshop.recipe(&spec).map_err(std::io::Error::other)?);
         if let Some(grace) = spec.grace {
             client.outlive(grace);
         }
@@ -195,8 +196,8 @@ impl Kept {
     ///
     /// # Errors
     /// If the system has no more threads.
-    pub fn detached(spec: Attach, hands: &Hands) -> std::io::Result<Self> {
-        let mut kept = Self::new(spec, hands)?;
+    pub fn detached(spec: Attach, workshop: &Workshop, hands: &Hands) -> std::io::Result<Self> {
+        let mut kept = Self::new(spec, workshop, hands)?;
         kept.shared.state().word = Word::Detached;
         kept.begin()?;
         Ok(kept)
@@ -206,9 +207,15 @@ impl Kept {
     ///
     /// # Errors
     /// [`ClientError`]: nobody can go on with that.
-    pub fn inherited(spec: Attach, hands: &Hands, ports: &[u32], saved: Saved) -> Result<Self, ClientError> {
+    pub fn inherited(
+        spec: Attach,
+        workshop: &Workshop,
+        hands: &Hands,
+        ports: &[u32],
+        saved: Saved,
+    ) -> Result<Self, ClientError> {
         let local = |error: std::io::Error| ClientError::Local(error.to_string());
-        let mut kept = Self::new(spec, hands).map_err(local)?;
+        let mut kept = Self::new(spec, workshop, hands).map_err(local)?;
         kept.inherited = Some(Inherited::restore(&kept.shared.client, &kept.spec, ports, saved)?);
         Ok(kept)
     }
@@ -262,6 +269,8 @@ impl Kept {
             mode: state.mode.map(DiskMode::as_str),
             link_lost_s: None,
             latency: None,
+            counts: BTreeMap::new(),
+            drift_us: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
         let status = status.with_standing(state.standing.as_ref());

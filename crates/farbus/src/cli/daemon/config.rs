@@ -7,10 +7,11 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::limits::LANES_MAX;
-use farbus_modules::{Asked, Catalogue, Recipe};
+use farbus_modules::{Asked, Catalogue, Files, Recipe, Sink};
 use farbus_session::rules::{Pattern, Rule, id_from};
 use serde::Deserialize;
 use toml::Spanned;
@@ -25,6 +26,7 @@ use crate::broker::Hands;
 use crate::broker::Mandate;
 use crate::cache::Cache;
 use crate::client::Target;
+use crate::module_program::Program;
 use crate::opened_disk::DiskMode;
 use crate::over::Over;
 use crate::place::{Place, Protocol, SocketMode};
@@ -48,6 +50,8 @@ pub struct Config {
     pub announce_secure: bool,
     /// Whether who may use a device may look on while another does.
     pub observable: bool,
+    /// Modules that importers may ask for, besides those that need nothing of this host.
+    pub allow_modules: Vec<Asked>,
     /// Devices that are shared, each under a name of its own.
     pub shares: Vec<Shared>,
     /// Which real devices are shared, and under which name.
@@ -144,6 +148,7 @@ impl std::error::Error for ConfigError {}
 #[serde(default, deny_unknown_fields)]
 struct File {
     observable: bool,
+    allow_modules: Vec<Spanned<String>>,
     plain: Plain,
     secure: Option<Secure>,
     share: Vec<ShareTable>,
@@ -291,6 +296,7 @@ impl Config {
             Ok(attach)
         });
         let attachments = attachments.collect::<Result<_, _>>()?;
+        let allow_modules = file.allow_modules.iter().map(module_from).collect::<Result<_, _>>()?;
         let observable = file.observable;
         Ok(Self {
             listen,
@@ -300,6 +306,7 @@ impl Config {
             announce,
             announce_secure,
             observable,
+            allow_modules,
             shares,
             rules,
             attachments,
@@ -454,14 +461,43 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
     Ok(Attach { target, via, at, place, mode, cache, grace, links, over, ahead, modules, reason: table.reason })
 }
 
-/// A module that needs nothing of this host: a daemon that reads its file again has given its rights away.
+/// A module. What it needs of this host is looked at when the daemon begins, which has its rights then ([`needs_host`]).
 fn module_from(word: &Spanned<String>) -> Result<Asked, Wrong> {
     let wrong = |message: String| (Some(word.span()), message);
     let asked: Asked = word.get_ref().parse().map_err(wrong)?;
-    let mut no_file = |_: &str| Err("modules that read files go with 'farbus attach --module'".to_owned());
-    Recipe::new(&Catalogue::builtin(), std::slice::from_ref(&asked), &mut no_file)
-        .map_err(|refusal| wrong(refusal.to_string()))?;
-    Ok(asked)
+    if Program::is_meant(&asked) {
+        return Ok(asked);
+    }
+    let mut files = Named::default();
+    let made = Recipe::new(&Catalogue::builtin(), std::slice::from_ref(&asked), &mut files);
+    match made {
+        Err(_) if files.is_read => Ok(asked),
+        made => made.map(|_| asked).map_err(|refusal| wrong(refusal.to_string())),
+    }
+}
+
+/// Whether a module is a program, or reads a file.
+pub fn needs_host(asked: &Asked) -> bool {
+    let mut files = Named::default();
+    let made = Recipe::new(&Catalogue::builtin(), std::slice::from_ref(asked), &mut files);
+    Program::is_meant(asked) || (made.is_err() && files.is_read)
+}
+
+/// Whether files are named; none is read, and none made: that would begin anew whenever the daemon does.
+#[derive(Default)]
+struct Named {
+    is_read: bool,
+}
+
+impl Files for Named {
+    fn read(&mut self, _path: &str, _bytes_max: usize) -> Result<Vec<u8>, String> {
+        self.is_read = true;
+        Err("it is read later".to_owned())
+    }
+
+    fn create(&mut self, _path: &str) -> Result<Arc<dyn Sink>, String> {
+        Err("modules that make files go with 'farbus attach --module'".to_owned())
+    }
 }
 
 fn links_from(links: Spanned<u64>) -> Result<u16, Wrong> {
@@ -648,8 +684,9 @@ mod tests {
             ("[[attach]]\ntarget = \"a/b\"\nover = \"udp\"", "3:8", "tcp and quic"),
             ("[[attach]]\ntarget = \"a/b\"\nahead = \"on\"", "3:9", "auto and off"),
             ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"zip\"]", "3:12", "there are lz4, zstd"),
-            ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"seal:key-file=k\"]", "3:12", "'farbus attach --module'"),
             ("[[attach]]\ntarget = \"a/b\"\nlinks = 9", "3:9", "1 to 8 links"),
+            ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"record:file=k\"]", "3:12", "'farbus attach --module'"),
+            ("allow_modules = [\"zip\"]", "1:18", "there are lz4, zstd"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = 121", "3:9", "wait 120 s"),
             ("[[attach]]\ntarget = \"a/b\"\ngrace = \"long\"", "3:9", "expected u64"),
             ("[[attach]]\ntarget = \"a/b\"\nsocket = \"/s\"", "3:10", "via = \"redir\""),

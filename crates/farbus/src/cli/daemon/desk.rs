@@ -21,6 +21,7 @@ use super::super::share::{self, What, listen_failure, offer};
 use super::attachment::{Going, Kept};
 use super::config::{Config, Shared};
 use super::handover::{self, Estate, Heir, Inherited, Leaving, Passed, Taken};
+use super::workshop::Workshop;
 use crate::allow::Network;
 use crate::broker::{Broker, Hands, Successor};
 use crate::client::{Attribute, FailureReport, Target, name_of};
@@ -43,6 +44,7 @@ pub struct Desk {
     /// Whoever does what this process may not.
     broker: Arc<Broker>,
     hands: Hands,
+    workshop: Workshop,
     /// Who this host is, and whom it knows; none where nobody is to be served who is paired.
     trust: Option<Trust>,
     nearby: Option<Nearby>,
@@ -83,6 +85,8 @@ pub struct Tools {
     pub manager: Manager,
     /// Whoever does what it may not from then on.
     pub broker: Arc<Broker>,
+    /// The modules that are ready.
+    pub workshop: Workshop,
     /// Who this host is.
     pub trust: Option<Trust>,
     /// Who announces it.
@@ -115,8 +119,11 @@ impl Desk {
     /// # Errors
     /// If the system has no more threads or descriptors.
     pub fn new(path: PathBuf, tools: Tools) -> std::io::Result<Self> {
-        let Tools { manager, broker, trust, nearby, hotplug, passed, devices } = tools;
+        let Tools { manager, broker, workshop, trust, nearby, hotplug, passed, devices } = tools;
         let share = Arc::new(Share::default());
+        if let Some(modules) = workshop.allowed() {
+            share.allow_modules(modules);
+        }
         let hands = Hands::Through(Arc::clone(&broker));
         let real = usb::Shared::new(Arc::new(broker.line()?)).inheriting(&devices);
         let real = Follower::start(Arc::clone(&share), real, hotplug)?;
@@ -137,6 +144,7 @@ impl Desk {
             manager,
             broker,
             hands,
+            workshop,
             trust,
             nearby,
             has: Mutex::new(has),
@@ -193,6 +201,7 @@ impl Desk {
     /// # Errors
     /// If an address cannot be listened at. Devices that cannot be had are tried again later, and shown.
     pub fn apply(&self, config: Config) -> Result<Changes, Failure> {
+        self.workshop.check(&config)?;
         let mut has = self.has();
         let mut changes = Changes::default();
         self.listen(&mut has, &config, &mut changes)?;
@@ -355,6 +364,11 @@ impl Desk {
             Question::Resume { device } => self.with_gate(&device, Gate::go_on),
             other => share::answer(&self.share, "", other),
         }
+    }
+
+    /// The modules that are ready.
+    pub fn workshop(&self) -> &Workshop {
+        &self.workshop
     }
 
     /// Whom it asks for what it may not do.
@@ -637,8 +651,8 @@ impl Desk {
                 continue;
             }
             let kept = match has.detached.remove(&name) {
-                true => Kept::detached(spec.clone(), &self.hands),
-                false => Kept::start(spec.clone(), &self.hands),
+                true => Kept::detached(spec.clone(), &self.workshop, &self.hands),
+                false => Kept::start(spec.clone(), &self.workshop, &self.hands),
             };
             match kept {
                 Ok(kept) => {

@@ -25,6 +25,7 @@ use tracing::{info, warn};
 
 use super::attachment::Kept;
 use super::config::{Attach, Config};
+use super::workshop::Workshop;
 use crate::broker::Hands;
 use crate::parting::{Parted, Saved};
 
@@ -256,6 +257,7 @@ impl Forerunner {
     pub fn inherit(
         &self,
         config: &Config,
+        workshop: &Workshop,
         hands: &Hands,
         ports: &[u32],
         take_session: TakeSession<'_>,
@@ -289,7 +291,7 @@ impl Forerunner {
                             return Err(format!("it was attached in another manner: {manner}"));
                         }
                         let saved = Saved { snapshot, descriptors };
-                        Kept::inherited(spec, hands, ports, saved).map_err(|error| error.to_string())
+                        Kept::inherited(spec, workshop, hands, ports, saved).map_err(|error| error.to_string())
                     });
                     match kept {
                         Ok(kept) => {
@@ -356,7 +358,9 @@ mod tests {
     #[test]
     fn what_is_listened_at_and_what_was_let_go_of_is_inherited_once_the_other_lets_go() {
         let (heir, forerunner) = both();
-        let new = thread::spawn(move || forerunner.inherit(&Config::default(), &Hands::Own, &[], &|_| Ok(())));
+        let new = thread::spawn(move || {
+            forerunner.inherit(&Config::default(), &Workshop::default(), &Hands::Own, &[], &|_| Ok(()))
+        });
         heir.wait().unwrap();
         let estate = estate();
         assert!(heir.pass(&estate).unwrap().targets.is_empty());
@@ -371,15 +375,17 @@ mod tests {
     #[test]
     fn nothing_is_inherited_from_one_that_stays_or_ends() {
         let (heir, forerunner) = both();
-        let new =
-            thread::spawn(move || forerunner.inherit(&Config::default(), &Hands::Own, &[], &|_| Ok(())).map(drop));
+        let new = thread::spawn(move || {
+            forerunner.inherit(&Config::default(), &Workshop::default(), &Hands::Own, &[], &|_| Ok(())).map(drop)
+        });
         heir.wait().unwrap();
         heir.pass(&estate()).unwrap();
         heir.stay();
         assert!(new.join().unwrap().is_err());
         let (heir, forerunner) = both();
-        let new =
-            thread::spawn(move || forerunner.inherit(&Config::default(), &Hands::Own, &[], &|_| Ok(())).map(drop));
+        let new = thread::spawn(move || {
+            forerunner.inherit(&Config::default(), &Workshop::default(), &Hands::Own, &[], &|_| Ok(())).map(drop)
+        });
         heir.wait().unwrap();
         drop(heir);
         assert_eq!(new.join().unwrap().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
@@ -395,7 +401,8 @@ mod tests {
         let text = "[[attach]]\ntarget = '127.0.0.1:9/disk'\nvia = 'kernel'";
         let config = Config::parse_file(std::path::Path::new("farbus.toml"), text).unwrap();
         let target = config.attachments[0].target.to_string();
-        let new = thread::spawn(move || forerunner.inherit(&config, &Hands::Own, &[3], &|_| Ok(())));
+        let new =
+            thread::spawn(move || forerunner.inherit(&config, &Workshop::default(), &Hands::Own, &[3], &|_| Ok(())));
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let (manner, descriptors) = ("kernel".to_owned(), 1);
         let word = Word::Attachment { target, manner, descriptors };

@@ -4,6 +4,7 @@ mod attachment;
 mod config;
 mod desk;
 mod handover;
+mod workshop;
 
 use std::fs;
 use std::io;
@@ -38,6 +39,7 @@ use crate::trust::Trust;
 use config::Config;
 use desk::{Desk, Tools};
 use handover::Forerunner;
+use workshop::Workshop;
 
 /// How often it looks after what could not be had, and says that it lives.
 const TICK: Duration = Duration::from_secs(2);
@@ -127,6 +129,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         None => {}
     }
     let config = Config::read(&args.config).map_err(Failure::local)?;
+    // What modules need of this host is read and started while there are rights for it.
+    let workshop = Workshop::open(&config)?;
     if args.check {
         say(format!(
             "{} is fine: {} shared, {} rules, {} attachments, listening at {} addresses",
@@ -138,7 +142,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         ));
         return Ok(());
     }
-    serve(args, &config)
+    serve(args, &config, workshop)
 }
 
 /// What the daemon that runs here answers.
@@ -199,7 +203,7 @@ fn successor(args: &Args) -> Vec<String> {
     words
 }
 
-fn serve(args: Args, config: &Config) -> Result<(), Failure> {
+fn serve(args: Args, config: &Config, workshop: Workshop) -> Result<(), Failure> {
     let legacy = if args.take_over { Some(legacy().map_err(Failure::local)?) } else { None };
     let successor = successor(&args);
     let Args { config: path, no_sandbox, .. } = args;
@@ -231,6 +235,7 @@ fn serve(args: Args, config: &Config) -> Result<(), Failure> {
     let tools = Tools {
         manager: Manager::from_environment().map_err(Failure::local)?,
         broker,
+        workshop,
         trust,
         nearby: Nearby::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok(),
         hotplug: Hotplug::new().inspect_err(|error| info!(%error, "what is plugged in is seen a little later")).ok(),
@@ -291,7 +296,8 @@ fn serve(args: Args, config: &Config) -> Result<(), Failure> {
 fn take_over(desk: &Desk, passage: Passage, legacy: &Legacy) -> Result<(), Failure> {
     let forerunner = Forerunner::new(passage);
     let config = desk.read()?;
-    let inherited = forerunner.inherit(&config, desk.hands(), &legacy.ports, &|saved| desk.take_session(saved));
+    let inherited =
+        forerunner.inherit(&config, desk.workshop(), desk.hands(), &legacy.ports, &|saved| desk.take_session(saved));
     desk.inherit(inherited.map_err(|error| Failure::local(format!("not needed: {error}")))?);
     forerunner.wait_for_end();
     Ok(())
