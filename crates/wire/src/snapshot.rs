@@ -1,7 +1,7 @@
 //! What a process tells the one that goes on in its place: the state of its connections, as bytes.
 //!
 //! ```text
-//!   0 "farbus\r\0"   8 version 3   10 kind 2   12 …
+//!   0 "farbus\r\0"   8 version   10 kind   12 …
 //! ```
 //!
 //! Little-endian. A length stands before whatever has one, and nothing is reserved that the bytes do not hold: a snapshot is as
@@ -19,7 +19,7 @@ pub use crate::reader::Reader;
 use crate::reject::Reject;
 
 /// The version written, and the only one read.
-pub const VERSION: u16 = 9;
+pub const VERSION: u16 = 10;
 /// Bytes of a snapshot at most: all that a session and its user here may hold (`Limits::bytes_max`, a lane's unacknowledged
 /// bytes), four times.
 pub const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;

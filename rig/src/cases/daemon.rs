@@ -25,11 +25,30 @@ pub(super) const CASES: &[Case] = &[
         run: upgrade,
     },
     Case {
+        name: "daemon-upgrade-uas",
+        purpose: "the same with the stick attached `--via uas` with a write cache: commands and data on their way go on, too",
+        run: upgrade_uas,
+    },
+    Case {
         name: "daemon-exporter-upgrade",
         purpose: "the exporter's daemon is restarted in mid-write and mid-read: neither the importer's kernel nor the stick notices",
         run: exporter_upgrade,
     },
 ];
+
+/// Two daemons of paired hosts, and words for what happens to them.
+macro_rules! paired {
+    () => {
+        concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-load.sh"))
+    };
+}
+
+/// The same of hosts that do not know each other.
+macro_rules! plain {
+    () => {
+        concat!(include_str!("../../guest/daemon-plain.sh"), include_str!("../../guest/daemon-load.sh"))
+    };
+}
 
 fn paired(lab: &Lab) -> Result<String> {
     lab.farbus()?;
@@ -55,38 +74,46 @@ fn paired(lab: &Lab) -> Result<String> {
 }
 
 fn cuts(lab: &Lab) -> Result<String> {
-    let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/session-cuts.sh"));
-    let (note, _) = play_times(lab, script)?;
+    let (note, _) = play_times(lab, concat!(paired!(), include_str!("../../guest/session-cuts.sh")), &[])?;
     Ok(note)
 }
 
 fn upgrade(lab: &Lab) -> Result<String> {
-    let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-upgrade.sh"));
-    let (note, image) = play_times(lab, script)?;
-    disk::fsck(&image)?;
-    Ok(note)
+    checked(lab, concat!(paired!(), include_str!("../../guest/daemon-upgrade.sh")), &[])
+}
+
+/// What both are told of a stick that is one of farbus's own disks to the importer's kernel.
+const AS_UAS: &[(&str, &str)] =
+    &[("ATTACH", "via = \"uas\"\ncache = \"writeback\""), ("FAR", "0525:a4a6"), ("DRIVER", "uas")];
+
+fn upgrade_uas(lab: &Lab) -> Result<String> {
+    checked(lab, concat!(paired!(), include_str!("../../guest/daemon-upgrade.sh")), AS_UAS)
 }
 
 fn exporter_upgrade(lab: &Lab) -> Result<String> {
-    let script =
-        concat!(include_str!("../../guest/daemon-plain.sh"), include_str!("../../guest/daemon-exporter-upgrade.sh"));
-    let (note, image) = play_times(lab, script)?;
+    checked(lab, concat!(plain!(), include_str!("../../guest/daemon-exporter-upgrade.sh")), &[])
+}
+
+/// The same, and its file system is in order in the end.
+fn checked(lab: &Lab, script: &str, told: &[(&'static str, &str)]) -> Result<String> {
+    let (note, image) = play_times(lab, script, told)?;
     disk::fsck(&image)?;
     Ok(note)
 }
 
 /// Two daemons, a stick between them, and a script that does something to them as often as is asked for.
-fn play_times(lab: &Lab, script: &str) -> Result<(String, PathBuf)> {
+fn play_times(lab: &Lab, script: &str, told: &[(&'static str, &str)]) -> Result<(String, PathBuf)> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;
     let hardware = [usbfs::xhci(&[usbfs::STICK]), usbfs::medium(&image).into()].concat();
-    let modules = [storage::MODULES, &["xhci_pci"]].concat();
+    let modules = [storage::MODULES, &[storage::UAS_MODULE, "xhci_pci"]].concat();
+    let variables = [storage::owned(told), vec![("TIMES", lab.times().to_string())]].concat();
     let boot = Boot {
         script,
         modules: &modules,
         client: Client::Farbus,
         hardware,
-        variables: &[("TIMES", lab.times().to_string())],
+        variables: &variables,
         patience: Duration::from_secs(90 + 60 * u64::from(lab.times())),
         ..Boot::default()
     };
