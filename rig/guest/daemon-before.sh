@@ -28,12 +28,12 @@ listen = ["127.0.0.1:3241"]
 class = "storage"
 name = "stick"
 END
-cat >/run/desk/farbus.toml <<END
+cat >/run/desk/farbus.toml <<'END'
 plain.listen = []
 [[attach]]
 target = "lab3/stick"
+via = "kernel"
 reason = "the rig"
-${ATTACH:-via = "kernel"}
 END
 
 env $(cat /run/lab3/env) farbus daemon --config /run/lab3/farbus.toml >/run/share.log 2>&1 &

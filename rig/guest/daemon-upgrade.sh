@@ -10,7 +10,7 @@ port() { awk '$3 == 6 { print $1, $2, $4, $5, $7 }' /sys/devices/platform/vhci_h
 plugged=$(port)
 [ -n "$plugged" ] || fail "no port is in use: $(cat /sys/devices/platform/vhci_hcd.0/status)"
 daemon=$attach_pid
-under_load $((3 * TIMES)) restart desk '"kept":\["lab3'
+under_load $((3 * TIMES)) restart desk '"kept":\["'
 # One that does not come up changes nothing, and asking by signal is asking as well.
 kill -USR2 "$daemon" || fail "signal"
 gone() { ! grep -q farbus "/proc/$daemon/cmdline" 2>/dev/null; }

@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "daemon-upgrade-uas",
-        purpose: "the same with the stick attached `--via uas` with a write cache: commands and data on their way go on, too",
+        purpose: "the same of a shared disk attached `--via uas` with a write cache: commands and data on their way go on, too",
         run: upgrade_uas,
     },
     Case {
@@ -74,47 +74,69 @@ fn paired(lab: &Lab) -> Result<String> {
 }
 
 fn cuts(lab: &Lab) -> Result<String> {
-    let (note, _) = play_times(lab, concat!(paired!(), include_str!("../../guest/session-cuts.sh")), &[])?;
+    let (note, _) = play_times(lab, concat!(paired!(), include_str!("../../guest/session-cuts.sh")))?;
     Ok(note)
 }
 
 fn upgrade(lab: &Lab) -> Result<String> {
-    checked(lab, concat!(paired!(), include_str!("../../guest/daemon-upgrade.sh")), &[])
+    checked(lab, concat!(paired!(), include_str!("../../guest/daemon-upgrade.sh")))
 }
 
-/// What both are told of a stick that is one of farbus's own disks to the importer's kernel.
-const AS_UAS: &[(&str, &str)] =
-    &[("ATTACH", "via = \"uas\"\ncache = \"writeback\""), ("FAR", "0525:a4a6"), ("DRIVER", "uas")];
-
 fn upgrade_uas(lab: &Lab) -> Result<String> {
-    checked(lab, concat!(paired!(), include_str!("../../guest/daemon-upgrade.sh")), AS_UAS)
+    const TOLD: &[(&str, &str)] =
+        &[("ATTACH", "via = \"uas\"\ncache = \"writeback\""), ("FAR", "0525:a4a6"), ("DRIVER", "uas")];
+    let image = storage::image_with_tree(lab)?;
+    let mut share = lab.share(&[format!("disk:{}", image.display())])?;
+    let modules = [storage::MODULES, &[storage::UAS_MODULE]].concat();
+    let variables = [storage::owned(TOLD), vec![("TIMES", lab.times().to_string())]].concat();
+    let boot = Boot {
+        script: concat!(
+            include_str!("../../guest/daemon-desk.sh"),
+            include_str!("../../guest/daemon-load.sh"),
+            include_str!("../../guest/daemon-upgrade.sh")
+        ),
+        modules: &modules,
+        client: Client::Farbus,
+        port: Some(share.port()),
+        variables: &variables,
+        patience: patience(lab),
+        ..Boot::default()
+    };
+    let report = lab.boot(&boot)?.finish()?;
+    share.still_runs()?;
+    disk::fsck(&image)?;
+    Ok(storage::note(&report.output))
+}
+
+/// How long what happens so many times may take.
+fn patience(lab: &Lab) -> Duration {
+    Duration::from_secs(90 + 60 * u64::from(lab.times()))
 }
 
 fn exporter_upgrade(lab: &Lab) -> Result<String> {
-    checked(lab, concat!(plain!(), include_str!("../../guest/daemon-exporter-upgrade.sh")), &[])
+    checked(lab, concat!(plain!(), include_str!("../../guest/daemon-exporter-upgrade.sh")))
 }
 
 /// The same, and its file system is in order in the end.
-fn checked(lab: &Lab, script: &str, told: &[(&'static str, &str)]) -> Result<String> {
-    let (note, image) = play_times(lab, script, told)?;
+fn checked(lab: &Lab, script: &str) -> Result<String> {
+    let (note, image) = play_times(lab, script)?;
     disk::fsck(&image)?;
     Ok(note)
 }
 
 /// Two daemons, a stick between them, and a script that does something to them as often as is asked for.
-fn play_times(lab: &Lab, script: &str, told: &[(&'static str, &str)]) -> Result<(String, PathBuf)> {
+fn play_times(lab: &Lab, script: &str) -> Result<(String, PathBuf)> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;
     let hardware = [usbfs::xhci(&[usbfs::STICK]), usbfs::medium(&image).into()].concat();
-    let modules = [storage::MODULES, &[storage::UAS_MODULE, "xhci_pci"]].concat();
-    let variables = [storage::owned(told), vec![("TIMES", lab.times().to_string())]].concat();
+    let modules = [storage::MODULES, &["xhci_pci"]].concat();
     let boot = Boot {
         script,
         modules: &modules,
         client: Client::Farbus,
         hardware,
-        variables: &variables,
-        patience: Duration::from_secs(90 + 60 * u64::from(lab.times())),
+        variables: &[("TIMES", lab.times().to_string())],
+        patience: patience(lab),
         ..Boot::default()
     };
     let report = lab.boot(&boot)?.finish()?;

@@ -177,6 +177,15 @@ fn block(at: u64, round: u64) -> Vec<u8> {
 
 #[test]
 fn an_importer_hardly_notices_that_another_process_goes_on_as_its_exporter() {
+    hardly_notices(&[]);
+}
+
+#[test]
+fn neither_does_one_whose_disk_goes_through_modules() {
+    hardly_notices(&["zstd", "bundle", "delay:time=500us"]);
+}
+
+fn hardly_notices(modules: &[&str]) {
     if !has_fuse() {
         return;
     }
@@ -187,8 +196,9 @@ fn an_importer_hardly_notices_that_another_process_goes_on_as_its_exporter() {
     let image = house.image("image", 8 << 20);
     let (mut daemon, _, secure) = exporter(&house, &lab3, &format!("{{what='disk:{}'}}", image.display()));
     let at = house.path("mnt");
-    let attach =
-        desk.start(&["attach", "lab3/disk", "--via", "fuse", "--at", at.to_str().unwrap(), "--address", &secure]);
+    let arguments = ["attach", "lab3/disk", "--via", "fuse", "--at", at.to_str().unwrap(), "--address", &secure];
+    let through = modules.iter().flat_map(|module| ["--module", module]);
+    let attach = desk.start(&arguments.into_iter().chain(through).collect::<Vec<_>>());
     attach.wait_for_line("attached as");
     let disk = OpenOptions::new().read(true).write(true).open(at.join("disk.img")).unwrap();
     let is_done = AtomicBool::new(false);
