@@ -34,6 +34,11 @@ pub(super) const CASES: &[Case] = &[
         purpose: "the exporter's daemon is restarted in mid-write and mid-read: neither the importer's kernel nor the stick notices",
         run: exporter_upgrade,
     },
+    Case {
+        name: "daemon-sleep",
+        purpose: "vhci keeps a machine awake; with the sleep hook it sleeps, and the disk is there again with its data",
+        run: sleep,
+    },
 ];
 
 /// Two daemons of paired hosts, and words for what happens to them.
@@ -105,6 +110,31 @@ fn upgrade_uas(lab: &Lab) -> Result<String> {
     let report = lab.boot(&boot)?.finish()?;
     share.still_runs()?;
     disk::fsck(&image)?;
+    Ok(storage::note(&report.output))
+}
+
+fn sleep(lab: &Lab) -> Result<String> {
+    let image = storage::image_with_tree(lab)?;
+    let mut share = lab.share(&[format!("disk:{}", image.display()), "keyboard".into()])?;
+    let modules = [storage::MODULES, &["usbhid"]].concat();
+    let boot = Boot {
+        script: concat!(
+            include_str!("../../guest/sleep-refused.sh"),
+            "cat >/run/farbus-sleep <<'END'\n",
+            include_str!("../../../packaging/systemd/farbus-sleep"),
+            "END\n",
+            include_str!("../../guest/daemon-desk.sh"),
+            include_str!("../../guest/sleep.sh")
+        ),
+        modules: &modules,
+        client: Client::Farbus,
+        port: Some(share.port()),
+        variables: &[("ATTACH", "via = \"kernel\"".to_owned())],
+        ..Boot::default()
+    };
+    let report = lab.boot(&boot)?.finish()?;
+    share.still_runs()?;
+    storage::judge_guests_tree(lab, &image)?;
     Ok(storage::note(&report.output))
 }
 
