@@ -14,7 +14,7 @@ use farbus_io::link::{Clock, Interest, Link, Wake, wait, wait_exactly};
 use farbus_io::sys::vhci::Port;
 use farbus_model::{BlockDevice, Limits};
 use farbus_session::native::control::{Cause, End, HANDED_OVER};
-use farbus_session::snapshot::{self, Writer};
+use farbus_session::snapshot::{self, Reader, Writer};
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject, RemoteDevice};
 use tracing::{debug, warn};
 
@@ -22,7 +22,7 @@ use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target, local, local_address};
 use crate::device_port::Cutter as DiskCutter;
 use crate::disk_relay::{self, DiskRelay};
-use crate::kernel_side::Stop as Stopped;
+use crate::kernel_side::{Relaying, Stop as Stopped};
 use crate::latency::Latency;
 use crate::meters::{Calls, Meters, Readings};
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
@@ -91,6 +91,8 @@ impl Ender {
 
 /// Kind of the snapshots of a [`KernelAttachment`].
 const SNAPSHOT_KIND: u16 = 1;
+/// The same of one that is a disk of ours.
+const DISK_SNAPSHOT_KIND: u16 = 12;
 
 /// A device attached to this machine's kernel: the kernel's messages come in on a socket pair and
 /// only such answers as the protocol allows go back (field experience: CVE-2026-31607).
@@ -159,31 +161,59 @@ impl KernelAttachment {
     /// # Errors
     /// [`ClientError::Local`]: no attachment can have stood so.
     pub fn restore(client: &Client, target: &Target, ports: &[u32], saved: Saved) -> Result<Self, ClientError> {
+        Self::restore_with(client, SNAPSHOT_KIND, ports, saved, |reader, socket| {
+            let relay = SessionRelay::restore(reader, socket, client.redial(target)?).map_err(local)?;
+            Ok(Between::Session(Box::new(relay)))
+        })
+    }
+
+    /// The same of a disk of ours.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: no attachment can have stood so.
+    pub fn restore_disk(client: &Client, target: &Target, ports: &[u32], saved: Saved) -> Result<Self, ClientError> {
+        Self::restore_with(client, DISK_SNAPSHOT_KIND, ports, saved, |reader, socket| {
+            let relay = DiskRelay::restore(reader, socket, client.redial(target)?, target).map_err(local)?;
+            Ok(Between::Disk(Box::new(relay)))
+        })
+    }
+
+    fn restore_with(
+        client: &Client,
+        kind: u16,
+        ports: &[u32],
+        saved: Saved,
+        restore: impl FnOnce(Reader<'_>, OwnedFd) -> Result<Between, ClientError>,
+    ) -> Result<Self, ClientError> {
         let wrong = |reject: Reject| ClientError::Local(reject.to_string());
         let Saved { snapshot, descriptors } = saved;
-        let mut reader = snapshot::open(&snapshot, SNAPSHOT_KIND).map_err(wrong)?;
+        let mut reader = snapshot::open(&snapshot, kind).map_err(wrong)?;
         let port = reader.u32("port").map_err(wrong)?;
         if !ports.contains(&port) {
             return Err(ClientError::Local(format!("port {port} is not known to be its")));
         }
         let [socket] = <[OwnedFd; 1]>::try_from(descriptors)
             .map_err(|_| ClientError::Local("an attachment has its socket, and no other".into()))?;
-        let (port, relay) = (Port(port), SessionRelay::restore(reader, socket, client.redial(target)?).map_err(local)?);
-        let ender = Ender::new().map_err(local)?;
-        let (parter, hands) = (Parter::new(Arc::clone(&ender.wake)), client.hands().clone());
-        Ok(Self { relay: Between::Session(Box::new(relay)), hands, port, ender, parter, meters: Arc::default() })
+        let relay = restore(reader, socket)?;
+        Self::plugged(relay, client.hands().clone(), Port(port))
     }
 
     /// It does not run here after all: whoever had it keeps it.
     pub fn leave(self) {
-        if let Between::Session(relay) = self.relay {
-            relay.hand_over();
+        match self.relay {
+            Between::Plain(_) => {}
+            Between::Session(relay) => relay.hand_over(),
+            Between::Disk(relay) => relay.hand_over(),
         }
     }
 
     /// What makes it ready for another process; none for a plain connection, which ends with its link.
     pub fn parter(&self) -> Option<Parter<Saved>> {
-        let is_movable = matches!(&self.relay, Between::Session(relay) if relay.is_movable());
+        let is_movable = match &self.relay {
+            Between::Plain(_) => false,
+            Between::Session(relay) => relay.is_movable(),
+            Between::Disk(relay) => relay.is_movable(),
+        };
         is_movable.then(|| self.parter.clone())
     }
 
@@ -238,8 +268,14 @@ impl KernelAttachment {
         wait_exactly();
         let ended = match self.relay {
             Between::Plain(mut relay) => relay.run(&self.ender, &self.meters),
-            Between::Session(relay) => run_session(relay, &self.ender, (&self.parter, self.port), &self.meters),
-            Between::Disk(relay) => run_disk(relay, &self.ender, &self.meters),
+            Between::Session(relay) => {
+                let begin = beginning(SNAPSHOT_KIND, self.port);
+                run_relay(*relay, &self.ender, &self.parter, &begin, &self.meters)
+            }
+            Between::Disk(relay) => {
+                let begin = beginning(DISK_SNAPSHOT_KIND, self.port);
+                run_relay(*relay, &self.ender, &self.parter, &begin, &self.meters)
+            }
         };
         if matches!(ended, Ended::HandedOver) {
             return ended;
@@ -260,17 +296,11 @@ enum Between {
     Disk(Box<DiskRelay>),
 }
 
-fn run_disk(mut relay: Box<DiskRelay>, ender: &Ender, meters: &Meters) -> Ended {
-    let end = loop {
-        if ender.hears() {
-            break None;
-        }
-        if let Err(end) = relay.turn(Interest::new(ender.wake.as_fd(), false), meters) {
-            break Some(end);
-        }
-    };
-    relay.close();
-    end.map_or(Ended::Asked, stopped)
+/// What its snapshot begins with.
+fn beginning(kind: u16, Port(port): Port) -> Writer {
+    let mut to = Writer::new(kind);
+    to.u32(port);
+    to
 }
 
 /// How an attachment ended that did so by itself.
@@ -283,10 +313,12 @@ fn stopped(end: Stopped) -> Ended {
     }
 }
 
-fn run_session(
-    mut relay: Box<SessionRelay>,
+/// Relays until it ends, or another process has it.
+fn run_relay(
+    mut relay: impl Relaying,
     ender: &Ender,
-    (parter, port): (&Parter<Saved>, Port),
+    parter: &Parter<Saved>,
+    begin: &Writer,
     meters: &Meters,
 ) -> Ended {
     let end = loop {
@@ -294,15 +326,17 @@ fn run_session(
             break None;
         }
         if let Some(asker) = parter.asked() {
-            let mut to = Writer::new(SNAPSHOT_KIND);
-            to.u32(port.0);
-            let saved = relay.save(&mut to).map(|socket| vec![socket]);
-            match saved.map(|descriptors| asker.part(Saved { snapshot: to.into_bytes(), descriptors })) {
-                Ok(Verdict::Go) => {
-                    relay.hand_over();
-                    return Ended::HandedOver;
+            let mut to = begin.clone();
+            match relay.save(&mut to) {
+                Ok(Some(socket)) => {
+                    let saved = Saved { snapshot: to.into_bytes(), descriptors: vec![socket] };
+                    if asker.part(saved) == Verdict::Go {
+                        relay.hand_over();
+                        return Ended::HandedOver;
+                    }
                 }
-                Ok(Verdict::Stay) => {}
+                // Whoever asked hears that from its silence.
+                Ok(None) => {}
                 Err(end) => break Some(end),
             }
         }

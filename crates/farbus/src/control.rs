@@ -1,7 +1,7 @@
 //! How the `farbus` command finds what runs: every share and attach answers on a socket in the
 //! user's runtime folder. One line of JSON asks, one line answers.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -131,9 +131,9 @@ pub enum Question {
     },
     /// Daemon: this machine is about to sleep, which its kernel refuses while something is plugged into it from afar.
     Sleep {
-        /// Ports whose devices this machine uses, and as what: these stay.
+        /// Ports whose devices this machine uses: these stay.
         #[serde(default)]
-        held: BTreeMap<u32, String>,
+        held: BTreeSet<u32>,
     },
     /// Daemon: this machine sleeps no more.
     Wake,
@@ -416,6 +416,9 @@ mod tests {
         assert_eq!(text(Question::Status), r#"{"ask":"status"}"#);
         let question = Question::Type { device: "keyboard".into(), text: "hi".into() };
         assert_eq!(text(question), r#"{"ask":"type","device":"keyboard","text":"hi"}"#);
+        let asked = r#"{"ask":"sleep","held":[0,8]}"#;
+        let question: Question = serde_json::from_str(asked).unwrap();
+        assert_eq!(text(question), asked, "and are understood");
     }
 
     #[test]

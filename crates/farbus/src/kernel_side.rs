@@ -1,11 +1,13 @@
 //! Between this machine's kernel and a device that lives outside: one thread, which waits on both and on whoever may end it.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use farbus_io::link::{Clock, Interest, Link, Watched, wait};
 use farbus_model::{Device, Instant};
 use farbus_session::native::control::End;
+use farbus_session::snapshot::Writer;
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OpStatus};
 use tracing::debug;
 
@@ -25,8 +27,38 @@ pub enum Stop {
     Gone,
 }
 
+/// What its link to the kernel is called.
+pub const KERNEL: &str = "this kernel";
+
 /// Whether and how a turn was the last.
 pub type Turn = Result<(), Stop>;
+
+/// How long what is on its way may take to be answered before the rest is passed on in flight: longer than a disk takes, shorter than
+/// anybody at the kernel's end notices. An interrupt that waits for a key never ends.
+const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
+
+/// What stands between a kernel and a device, and may go on in another process.
+pub trait Relaying {
+    /// One turn: does what can be done, waits for what comes next, on `ender` too.
+    ///
+    /// # Errors
+    /// [`Stop`]: it was the last.
+    fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn;
+
+    /// Writes all of it down, for another process to go on with: the kernel is not heard meanwhile, and what is on its way is
+    /// answered first, as far as that takes no time. It may go on here all the same, if the other does not. With it our end of the
+    /// kernel's socket; without it nobody can go on with this.
+    ///
+    /// # Errors
+    /// [`Stop`]: it is over instead.
+    fn save(&mut self, to: &mut Writer) -> Result<Option<OwnedFd>, Stop>;
+
+    /// Another process goes on with it.
+    fn hand_over(self);
+
+    /// Gives the device back; what the kernel still waits for ends as gone, as far as its socket takes it.
+    fn close(&mut self);
+}
 
 /// The kernel's socket, and the device in front of it.
 pub struct KernelSide<D> {
@@ -91,6 +123,41 @@ impl<D: Device> KernelSide<D> {
         self.exporter.advance(now, &mut Nothing).map_err(Stop::Fault)?;
         self.exporter.with_device(now, |device, done| device.end_turn(now, done));
         self.flush()
+    }
+
+    /// Lets what is on its way be answered, until `is_quiet`, or for as long as that takes no time. The kernel is not heard meanwhile.
+    ///
+    /// # Errors
+    /// [`Stop`]: it is over instead.
+    pub fn come_to_rest(&mut self, is_quiet: impl Fn(&Exporter<D>) -> Result<bool, Stop>) -> Turn {
+        let until = self.clock.now() + QUIET_TIME_MAX;
+        loop {
+            let now = self.clock.now();
+            let is_out = self.act()?;
+            if (is_quiet(&self.exporter)? && is_out) || now >= until {
+                return Ok(());
+            }
+            let device = self.device();
+            let at = device.poll_timeout().map_or(until, |at| at.min(until));
+            let on_device = Watched::interest(device.readiness().expect("what is behind a session lives outside"));
+            let on_device = on_device.expect("a session is waited for on a descriptor");
+            let mut interests = [on_device, Interest::room(self.kernel.as_fd())];
+            let interests = if is_out { &mut interests[..1] } else { &mut interests[..] };
+            wait(interests, Some(span_until(at, now))).map_err(kernel_ended)?;
+            let now = self.clock.now();
+            self.exporter.handle_ready(now);
+            if at <= now {
+                self.exporter.with_device(now, |device, done| device.handle_timeout(now, done));
+            }
+        }
+    }
+
+    /// Another handle on our end of the kernel's socket.
+    ///
+    /// # Errors
+    /// [`Stop`]: the system has no more descriptors.
+    pub fn socket(&self) -> Result<OwnedFd, Stop> {
+        self.kernel.as_fd().try_clone_to_owned().map_err(kernel_ended)
     }
 
     fn receive(&mut self) -> Turn {

@@ -1,11 +1,10 @@
 //! The relay between a kernel and a USB device behind a session, which another process may go on with.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::OwnedFd;
 
-use farbus_io::link::{Interest, Link, Watched, wait};
-use farbus_model::{Device, Limits};
+use farbus_io::link::{Interest, Link};
+use farbus_model::Limits;
 use farbus_session::far::{Far, Plan};
 use farbus_session::isochronous::Isochronous;
 use farbus_session::native::RemoteUsb;
@@ -14,17 +13,10 @@ use farbus_session::{Exporter, OnReset, Reject};
 
 use crate::ahead::Ahead;
 use crate::distance::Distance;
-use crate::engine::span_until;
-use crate::kernel_side::{KernelSide, Stop, Turn, kernel_ended};
+use crate::kernel_side::{KERNEL, KernelSide, Relaying, Stop, Turn};
 use crate::linked::{Linked, Redial};
 use crate::meters::Meters;
 use crate::standing::Standing;
-
-/// How long what is on its way may take to be answered before the rest is passed on in flight: longer than a disk takes, shorter than
-/// anybody at the kernel's end notices. An interrupt that waits for a key never ends.
-const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
-/// What its link to the kernel is called.
-const KERNEL: &str = "this kernel";
 
 /// The relay, and what was told of its device's distance.
 pub struct SessionRelay(KernelSide<Near>, Told);
@@ -69,69 +61,6 @@ impl SessionRelay {
         self.linked().standing()
     }
 
-    /// One turn: does what can be done, waits for what comes next, on `ender` too.
-    ///
-    /// # Errors
-    /// [`Stop`]: it was the last.
-    pub fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn {
-        self.0.turn(ender, meters, |device| device.device().inner().end().cloned().map(Stop::Ended))?;
-        let (distance, told) = (Distance::of(self.0.device()), &mut self.1);
-        // Most devices are not asked before their users ask.
-        if distance != told.distance {
-            told.distance = distance;
-            told.standing.note_distance(distance);
-        }
-        Ok(())
-    }
-
-    /// Writes all of it down, for another process to go on with: the kernel is not heard meanwhile, and what is on its way is
-    /// answered first, as far as that takes no time. This relay may go on all the same, if the other does not. With it our end of the
-    /// kernel's socket.
-    ///
-    /// # Errors
-    /// [`Stop`]: it is over instead.
-    pub fn save(&mut self, to: &mut Writer) -> Result<OwnedFd, Stop> {
-        self.quiesce()?;
-        let socket = self.0.kernel.as_fd().try_clone_to_owned().map_err(kernel_ended)?;
-        let now = self.0.clock.now();
-        self.0.exporter.with_device(now, |device, done| {
-            device.act(now, done, |streams, done| {
-                streams.act(now, done, |linked, _| linked.save(to));
-                streams.save(to);
-            });
-            device.save(to);
-        });
-        self.0.exporter.save(now, to);
-        Ok(socket)
-    }
-
-    fn quiesce(&mut self) -> Turn {
-        let side = &mut self.0;
-        let until = side.clock.now() + QUIET_TIME_MAX;
-        loop {
-            let now = side.clock.now();
-            let is_out = side.act()?;
-            let device = side.device();
-            let linked = device.device().inner();
-            if let Some(end) = linked.end() {
-                return Err(Stop::Ended(end.clone()));
-            }
-            if (side.exporter.in_flight() == 0 && is_out) || now >= until || !linked.is_linked() {
-                return Ok(());
-            }
-            let at = Device::poll_timeout(device).map_or(until, |at| at.min(until));
-            let on_device = Watched::interest(linked.readiness()).expect("a session is waited for on a descriptor");
-            let mut interests = [on_device, Interest::room(side.kernel.as_fd())];
-            let interests = if is_out { &mut interests[..1] } else { &mut interests[..] };
-            wait(interests, Some(span_until(at, now))).map_err(kernel_ended)?;
-            let now = side.clock.now();
-            side.exporter.handle_ready(now);
-            if at <= now {
-                side.exporter.with_device(now, |device, done| device.handle_timeout(now, done));
-            }
-        }
-    }
-
     /// As another process wrote it down, to the end; nothing happens before its first turn.
     ///
     /// # Errors
@@ -172,16 +101,48 @@ impl SessionRelay {
             }
         }
     }
+}
 
-    /// Another process goes on with it.
-    pub fn hand_over(self) {
+impl Relaying for SessionRelay {
+    fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn {
+        self.0.turn(ender, meters, |device| device.device().inner().end().cloned().map(Stop::Ended))?;
+        let (distance, told) = (Distance::of(self.0.device()), &mut self.1);
+        // Most devices are not asked before their users ask.
+        if distance != told.distance {
+            told.distance = distance;
+            told.standing.note_distance(distance);
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, to: &mut Writer) -> Result<Option<OwnedFd>, Stop> {
+        self.0.come_to_rest(|exporter| {
+            let linked = exporter.device().expect("a relay has its device from the start").device().inner();
+            match linked.end() {
+                Some(end) => Err(Stop::Ended(end.clone())),
+                None => Ok(exporter.in_flight() == 0 || !linked.is_linked()),
+            }
+        })?;
+        let socket = self.0.socket()?;
+        let now = self.0.clock.now();
+        self.0.exporter.with_device(now, |device, done| {
+            device.act(now, done, |streams, done| {
+                streams.act(now, done, |linked, _| linked.save(to));
+                streams.save(to);
+            });
+            device.save(to);
+        });
+        self.0.exporter.save(now, to);
+        Ok(Some(socket))
+    }
+
+    fn hand_over(self) {
         if let Some(device) = self.0.exporter.hand_over() {
             device.hand_over().hand_over().hand_over();
         }
     }
 
-    /// Gives the device back; what the kernel still waits for ends as gone, as far as its socket takes it.
-    pub fn close(&mut self) {
+    fn close(&mut self) {
         let now = self.0.clock.now();
         self.0.exporter.with_device(now, |device, done| {
             device.act(now, done, |streams, done| streams.act(now, done, |linked, done| linked.close(done)));

@@ -12,7 +12,7 @@ use farbus_model::descriptor::{self, Selection, kind};
 use farbus_model::usb::{Recipient, RequestKind, request};
 use farbus_model::{
     BufferPool, Command, CommandError, Completions, Definition, Descriptors, Device, Direction, Endpoint, EpAddr,
-    InFlight, Instant, IsoPacket, Payload, Readiness, Setup, Speed, Status, Tally, TransferType, UrbId,
+    InFlight, Instant, IsoPacket, Payload, Readiness, Setup, Speed, Status, Tally, TransferType, Urb, UrbId,
 };
 
 /// What a gadget does, endpoint by endpoint. Only what it needs has to be written.
@@ -118,6 +118,9 @@ pub trait Function: Send {
         let _ = state;
         None
     }
+
+    /// Another process goes on with what is behind it ([`Device::leave`]).
+    fn leave(&mut self) {}
 }
 
 /// What a function may use while it is called.
@@ -221,6 +224,48 @@ impl<F: Function> Emulated<F> {
     /// The function, for its owner to look at.
     pub fn function(&self) -> &F {
         &self.function
+    }
+
+    /// The same, for who writes it down, or puts it into the place of another process's.
+    pub fn function_mut(&mut self) -> &mut F {
+        &mut self.function
+    }
+
+    /// Requests that wait for the function, each endpoint's in their order.
+    pub fn waiting(&self) -> impl Iterator<Item = &Urb> {
+        self.pipes.iter().flat_map(|pipe| &pipe.queue).map(|urb| &**urb)
+    }
+
+    /// Which endpoints are halted, for [`Emulated::resume`].
+    pub fn halts(&self) -> u32 {
+        self.halts
+    }
+
+    /// It is as it was in another process, its function likewise: with this active, these endpoints halted, and these requests waiting.
+    ///
+    /// # Errors
+    /// Why none can have stood so; it is what it was.
+    pub fn resume(&mut self, selection: Selection, halts: u32, waiting: Vec<Urb>) -> Result<(), &'static str> {
+        let mut pipes: [Pipe; 32] = Default::default();
+        for urb in &waiting {
+            let endpoint = selection.endpoint(urb.endpoint).ok_or("a request waits at an endpoint that is there")?;
+            let is_whole = urb.direction == Direction::In || urb.payload.len() == urb.length as usize;
+            if !matches!(endpoint.kind, TransferType::Bulk | TransferType::Interrupt)
+                || urb.endpoint.direction() != urb.direction
+                || !urb.iso.is_empty()
+                || !is_whole
+            {
+                return Err("a request that waits is one of its endpoint");
+            }
+        }
+        self.waiting = 0;
+        for urb in waiting {
+            let index = urb.endpoint.index();
+            pipes[index].queue.push_back(urb.launch());
+            self.waiting |= 1 << index;
+        }
+        (self.selection, self.halts, self.pipes) = (selection, halts, pipes);
+        Ok(())
     }
 
     fn with_function<T>(
@@ -715,6 +760,12 @@ impl<F: Function> Device for Emulated<F> {
             self.reset(Instant::ZERO, &mut done);
         }
         is_restored
+    }
+
+    fn leave(&mut self) {
+        self.waiting = 0;
+        self.pipes.iter_mut().flat_map(|pipe| pipe.queue.drain(..)).for_each(|urb| drop(urb.recall()));
+        self.function.leave();
     }
 }
 

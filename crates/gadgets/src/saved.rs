@@ -67,6 +67,11 @@ impl<'a> Loader<'a> {
         Some(bytes)
     }
 
+    /// Whether nothing else is there.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Nothing else is there.
     pub fn end(self) -> Option<()> {
         self.0.is_empty().then_some(())

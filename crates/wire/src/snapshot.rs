@@ -1,7 +1,7 @@
 //! What a process tells the one that goes on in its place: the state of its connections, as bytes.
 //!
 //! ```text
-//!   0 "farbus\r\0"   8 version 10  10 kind 2   12 …
+//!   0 "farbus\r\0"   8 version   10 kind   12 …
 //! ```
 //!
 //! Little-endian. A length stands before whatever has one, and nothing is reserved that the bytes do not hold: a snapshot is as

@@ -25,11 +25,35 @@ pub(super) const CASES: &[Case] = &[
         run: upgrade,
     },
     Case {
+        name: "daemon-upgrade-uas",
+        purpose: "the same of a shared disk attached `--via uas` with a write cache: commands and data on their way go on, too",
+        run: upgrade_uas,
+    },
+    Case {
         name: "daemon-exporter-upgrade",
         purpose: "the exporter's daemon is restarted in mid-write and mid-read: neither the importer's kernel nor the stick notices",
         run: exporter_upgrade,
     },
+    Case {
+        name: "daemon-sleep",
+        purpose: "vhci keeps a machine awake; with the sleep hook it sleeps, and the disk is there again with its data",
+        run: sleep,
+    },
 ];
+
+/// Two daemons of paired hosts, and words for what happens to them.
+macro_rules! paired {
+    () => {
+        concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-load.sh"))
+    };
+}
+
+/// The same of hosts that do not know each other.
+macro_rules! plain {
+    () => {
+        concat!(include_str!("../../guest/daemon-plain.sh"), include_str!("../../guest/daemon-load.sh"))
+    };
+}
 
 fn paired(lab: &Lab) -> Result<String> {
     lab.farbus()?;
@@ -55,21 +79,76 @@ fn paired(lab: &Lab) -> Result<String> {
 }
 
 fn cuts(lab: &Lab) -> Result<String> {
-    let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/session-cuts.sh"));
-    let (note, _) = play_times(lab, script)?;
+    let (note, _) = play_times(lab, concat!(paired!(), include_str!("../../guest/session-cuts.sh")))?;
     Ok(note)
 }
 
 fn upgrade(lab: &Lab) -> Result<String> {
-    let script = concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-upgrade.sh"));
-    let (note, image) = play_times(lab, script)?;
+    checked(lab, concat!(paired!(), include_str!("../../guest/daemon-upgrade.sh")))
+}
+
+fn upgrade_uas(lab: &Lab) -> Result<String> {
+    const TOLD: &[(&str, &str)] =
+        &[("ATTACH", "via = \"uas\"\ncache = \"writeback\""), ("FAR", "0525:a4a6"), ("DRIVER", "uas")];
+    let image = storage::image_with_tree(lab)?;
+    let mut share = lab.share(&[format!("disk:{}", image.display())])?;
+    let modules = [storage::MODULES, &[storage::UAS_MODULE]].concat();
+    let variables = [storage::owned(TOLD), vec![("TIMES", lab.times().to_string())]].concat();
+    let boot = Boot {
+        script: concat!(
+            include_str!("../../guest/daemon-desk.sh"),
+            include_str!("../../guest/daemon-load.sh"),
+            include_str!("../../guest/daemon-upgrade.sh")
+        ),
+        modules: &modules,
+        client: Client::Farbus,
+        port: Some(share.port()),
+        variables: &variables,
+        patience: patience(lab),
+        ..Boot::default()
+    };
+    let report = lab.boot(&boot)?.finish()?;
+    share.still_runs()?;
     disk::fsck(&image)?;
-    Ok(note)
+    Ok(storage::note(&report.output))
+}
+
+fn sleep(lab: &Lab) -> Result<String> {
+    let image = storage::image_with_tree(lab)?;
+    let mut share = lab.share(&[format!("disk:{}", image.display()), "keyboard".into()])?;
+    let modules = [storage::MODULES, &["usbhid"]].concat();
+    let boot = Boot {
+        script: concat!(
+            include_str!("../../guest/sleep-refused.sh"),
+            "cat >/run/farbus-sleep <<'END'\n",
+            include_str!("../../../packaging/systemd/farbus-sleep"),
+            "END\n",
+            include_str!("../../guest/daemon-desk.sh"),
+            include_str!("../../guest/sleep.sh")
+        ),
+        modules: &modules,
+        client: Client::Farbus,
+        port: Some(share.port()),
+        variables: &[("ATTACH", "via = \"kernel\"".to_owned())],
+        ..Boot::default()
+    };
+    let report = lab.boot(&boot)?.finish()?;
+    share.still_runs()?;
+    storage::judge_guests_tree(lab, &image)?;
+    Ok(storage::note(&report.output))
+}
+
+/// How long what happens so many times may take.
+fn patience(lab: &Lab) -> Duration {
+    Duration::from_secs(90 + 60 * u64::from(lab.times()))
 }
 
 fn exporter_upgrade(lab: &Lab) -> Result<String> {
-    let script =
-        concat!(include_str!("../../guest/daemon-plain.sh"), include_str!("../../guest/daemon-exporter-upgrade.sh"));
+    checked(lab, concat!(plain!(), include_str!("../../guest/daemon-exporter-upgrade.sh")))
+}
+
+/// The same, and its file system is in order in the end.
+fn checked(lab: &Lab, script: &str) -> Result<String> {
     let (note, image) = play_times(lab, script)?;
     disk::fsck(&image)?;
     Ok(note)
@@ -87,7 +166,7 @@ fn play_times(lab: &Lab, script: &str) -> Result<(String, PathBuf)> {
         client: Client::Farbus,
         hardware,
         variables: &[("TIMES", lab.times().to_string())],
-        patience: Duration::from_secs(90 + 60 * u64::from(lab.times())),
+        patience: patience(lab),
         ..Boot::default()
     };
     let report = lab.boot(&boot)?.finish()?;

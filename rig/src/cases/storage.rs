@@ -79,7 +79,7 @@ const IMAGE_BYTES: u64 = 64 << 20;
 /// What a guest's script is told that has its disk by `--via uas`.
 const UAS: &[(&str, &str)] = &[("ATTACH_OPTIONS", "--via uas --grace 20"), ("DRIVER", "uas"), ("KEEPS_MEDIUM", "yes")];
 /// What it loads besides.
-const UAS_MODULE: &str = "uas";
+pub(super) const UAS_MODULE: &str = "uas";
 
 fn tree(lab: &Lab, client: Client) -> Result<String> {
     tree_by(lab, client, &[])
@@ -150,7 +150,7 @@ fn large(lab: &Lab, client: Client) -> Result<String> {
     Ok(String::new())
 }
 
-fn owned(told: &[(&'static str, &str)]) -> Vec<(&'static str, String)> {
+pub(super) fn owned(told: &[(&'static str, &str)]) -> Vec<(&'static str, String)> {
     told.iter().map(|(name, value)| (*name, (*value).to_owned())).collect()
 }
 

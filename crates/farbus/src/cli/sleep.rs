@@ -60,7 +60,7 @@ pub fn sleep(json: bool) -> Result<(), Failure> {
     let held = held_by_this_machine();
     let is_held = |(port, bus_id): (u32, Option<String>)| Some((port, held.get(&bus_id?)?.clone()));
     let held: BTreeMap<u32, String> = ports_in_use().into_iter().filter_map(is_held).collect();
-    let answers = ask(&Question::Sleep { held: held.clone() })?;
+    let answers = ask(&Question::Sleep { held: held.keys().copied().collect() })?;
     let asleep: Vec<&Value> = answers.iter().filter_map(|answer| answer["asleep"].as_array()).flatten().collect();
     let until = Instant::now() + FREE_TIME_MAX;
     while ports_in_use().keys().any(|port| !held.contains_key(port)) && Instant::now() < until && !asleep.is_empty() {

@@ -177,15 +177,20 @@ fn block(at: u64, round: u64) -> Vec<u8> {
 
 #[test]
 fn an_importer_hardly_notices_that_another_process_goes_on_as_its_exporter() {
-    goes_on_as_its_exporter("1");
+    hardly_notices(&[]);
 }
 
 #[test]
 fn nor_does_one_with_several_links() {
-    goes_on_as_its_exporter("3");
+    hardly_notices(&["--links", "3"]);
 }
 
-fn goes_on_as_its_exporter(links: &str) {
+#[test]
+fn neither_does_one_whose_disk_goes_through_modules() {
+    hardly_notices(&["--module", "zstd", "--module", "bundle", "--module", "delay:time=500us"]);
+}
+
+fn hardly_notices(through: &[&str]) {
     if !has_fuse() {
         return;
     }
@@ -196,8 +201,8 @@ fn goes_on_as_its_exporter(links: &str) {
     let image = house.image("image", 8 << 20);
     let (mut daemon, _, secure) = exporter(&house, &lab3, &format!("{{what='disk:{}'}}", image.display()));
     let at = house.path("mnt");
-    let way = ["--via", "fuse", "--at", at.to_str().unwrap(), "--address", &secure, "--links", links];
-    let attach = desk.start(&[&["attach", "lab3/disk"], &way[..]].concat());
+    let way = ["--via", "fuse", "--at", at.to_str().unwrap(), "--address", &secure];
+    let attach = desk.start(&[&["attach", "lab3/disk"], &way[..], through].concat());
     attach.wait_for_line("attached as");
     let disk = OpenOptions::new().read(true).write(true).open(at.join("disk.img")).unwrap();
     let is_done = AtomicBool::new(false);

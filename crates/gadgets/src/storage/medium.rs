@@ -32,6 +32,11 @@ impl Geometry {
         Self { sector_bytes, sectors: size_bytes / u64::from(sector_bytes), is_read_only }
     }
 
+    /// Its bytes.
+    pub fn bytes(&self) -> u64 {
+        self.sectors * u64::from(self.sector_bytes)
+    }
+
     /// Where `extent` lies. An empty one may lie right behind the last block.
     pub fn span(&self, extent: Extent) -> Result<Span, Sense> {
         let end = extent.lba.checked_add(extent.blocks).filter(|end| *end <= self.sectors);

@@ -45,7 +45,7 @@ use self::medium::Medium;
 pub use self::options::{OptionError, Options};
 use self::scsi::Unit;
 use self::sense::Sense;
-pub use self::uas::AttachedScsi;
+pub use self::uas::{AttachedScsi, NoState};
 use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
 use crate::saved::{Loader, Saver};
 

@@ -174,15 +174,7 @@ fn unbundled(mut bytes: Payload) -> Option<(u32, Vec<Message>)> {
         let [kind, pair, head, head_high, payload, payload_high, id @ ..] = entry;
         let [head_bytes, payload_bytes] =
             [[head, head_high], [payload, payload_high]].map(|bytes| usize::from(u16::from_le_bytes(bytes)));
-        let kind = match kind {
-            0 => Kind::Request,
-            1 => Kind::Completion,
-            2 => Kind::Cancel,
-            3 => Kind::Cancelled,
-            4 => Kind::Event,
-            5 => Kind::Aside(pair),
-            _ => return None,
-        };
+        let kind = kind_of(kind, pair)?;
         if bytes.len() < head_bytes + payload_bytes {
             return None;
         }
@@ -218,18 +210,69 @@ impl Module for Bundle {
         }
     }
 
+    /// What came before its turn may wait on a link that is not there: it is written down.
     fn is_at_rest(&self) -> bool {
-        self.kept.is_empty() && self.early.is_empty()
+        self.kept.is_empty()
     }
 
     fn save(&self) -> Option<Vec<u8>> {
-        Some([self.next_out, self.next_in].map(u32::to_le_bytes).concat())
+        let mut state = [self.next_out, self.next_in].map(u32::to_le_bytes).concat();
+        for (number, messages) in &self.early {
+            state.extend([*number, messages.len() as u32].map(u32::to_le_bytes).concat());
+            for Message { kind, id, head, payload } in messages {
+                let pair = if let Kind::Aside(pair) = kind { *pair } else { 0 };
+                state.extend([kind.code(), pair]);
+                state.extend(id.to_le_bytes());
+                for part in [head, payload] {
+                    state.extend((part.len() as u32).to_le_bytes());
+                    part.runs().for_each(|run| state.extend_from_slice(run));
+                }
+            }
+        }
+        Some(state)
     }
 
     fn restore(&mut self, state: &[u8]) -> bool {
-        let Some((next_out, next_in)) = state.split_first_chunk::<4>() else { return false };
-        self.next_out = u32::from_le_bytes(*next_out);
-        next_in.try_into().map(|bytes| self.next_in = u32::from_le_bytes(bytes)).is_ok()
+        let mut rest = state;
+        self.load(&mut rest).is_some() && rest.is_empty()
+    }
+}
+
+fn chunk<'a>(rest: &mut &'a [u8], bytes: usize) -> Option<&'a [u8]> {
+    let (chunk, left) = rest.split_at_checked(bytes)?;
+    *rest = left;
+    Some(chunk)
+}
+
+fn number_of(rest: &mut &[u8]) -> Option<u32> {
+    chunk(rest, NUMBER_BYTES)?.try_into().map(u32::from_le_bytes).ok()
+}
+
+fn kind_of(code: u8, pair: u8) -> Option<Kind> {
+    let kinds = [Kind::Request, Kind::Completion, Kind::Cancel, Kind::Cancelled, Kind::Event, Kind::Aside(pair)];
+    kinds.get(usize::from(code)).copied()
+}
+
+impl Bundle {
+    fn load(&mut self, rest: &mut &[u8]) -> Option<()> {
+        (self.next_out, self.next_in) = (number_of(rest)?, number_of(rest)?);
+        while !rest.is_empty() {
+            let (number, count, mut messages) = (number_of(rest)?, number_of(rest)?, Vec::new());
+            for _ in 0..count {
+                let [kind, pair] = chunk(rest, 2)?.try_into().ok()?;
+                let id = u64::from_le_bytes(chunk(rest, 8)?.try_into().ok()?);
+                let mut part = || {
+                    let bytes = number_of(rest)?;
+                    chunk(rest, bytes as usize).map(|bytes| Payload::from(bytes.to_vec()))
+                };
+                let (head, payload) = (part()?, part()?);
+                messages.push(Message { kind: kind_of(kind, pair)?, id, head, payload });
+            }
+            self.early_bytes += messages.iter().map(Message::len).sum::<usize>();
+            let is_new = number != self.next_in && self.early.insert(number, messages).is_none();
+            (is_new && self.early.len() <= EARLY_MAX && self.early_bytes <= EARLY_BYTES_MAX).then_some(())?;
+        }
+        Some(())
     }
 }
 

@@ -11,13 +11,13 @@ use farbus_modules::{Allowance, Pipeline};
 use farbus_wire::native::control::{Cause, Close, End, HANDED_OVER, Inherit, LUGGAGE_BYTES_MAX, Mode, Open, Opened};
 use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
-use farbus_wire::native::modules::{decode_offers, encode_answers};
+use farbus_wire::native::modules::{decode_offers, encode_answers, encode_offers};
 use farbus_wire::native::{
     Arrived, Flow, Hello, Kind, Lane, LaneLimits, Lanes, Message, Options, Outcome, Part, SessionId, Standing, Urgency,
     Welcome,
 };
 
-use super::pipe::place_of;
+use super::pipe::{Saved, place_of};
 use super::piped_served::PipedServed;
 pub use super::served::{Bequest, Recalled, Served, Unmovable};
 use crate::Reject;
@@ -163,6 +163,8 @@ pub struct Left {
     pub lease: u64,
     /// What [`Served::save`] wrote; none of what nobody can go on with.
     pub state: Option<Vec<u8>>,
+    /// What [`Served::save_modules`] wrote.
+    pub modules: Vec<u8>,
     /// It was handed over, and waits for its heir.
     pub bequest: Option<Bequest>,
 }
@@ -771,11 +773,12 @@ impl ExporterSession {
             to.u16(number);
             to.bytes(&Open { name: name_of(number, &open.name), ..open.clone() }.encode());
             to.u64(*lease);
-            let mut state = Writer::part();
-            let is_movable = served.save(&mut state).is_ok();
+            let (mut state, mut modules) = (Writer::part(), Writer::part());
+            let is_movable = served.save(&mut state).and_then(|()| served.save_modules(&mut modules)).is_ok();
             to.flag(is_movable);
             if is_movable {
                 to.bytes(&state.into_bytes());
+                to.bytes(&modules.into_bytes());
             }
             to.flag(bequest.is_some());
             if let Some(Bequest { heir, luggage, left }) = bequest {
@@ -794,6 +797,11 @@ impl ExporterSession {
             if is_shown {
                 to.bytes(&state.into_bytes());
             }
+        }
+        to.count(self.offers.len());
+        for (&number, offers) in &self.offers {
+            to.u16(number);
+            to.bytes(&encode_offers(offers));
         }
     }
 
@@ -822,9 +830,13 @@ impl ExporterSession {
                 return Err(Reject::new("attachment", number.into(), "each has a number of its own, from 1"));
             }
             let (open, lease) = (Open::decode(from.bytes("open")?)?, from.u64("lease")?);
-            let state = if from.flag("movable")? { Some(from.bytes("state")?.to_vec()) } else { None };
+            let (mut state, mut modules) = (None, Vec::new());
+            if from.flag("movable")? {
+                state = Some(from.bytes("state")?.to_vec());
+                modules = from.bytes("modules")?.to_vec();
+            }
             let bequest = if from.flag("handed over")? { Some(Bequest::restore(from)?) } else { None };
-            all.push(Left { number, open, lease, state, bequest });
+            all.push(Left { number, open, lease, state, modules, bequest });
         }
         let mut heirs = BTreeMap::new();
         for _ in 0..from.count("heirs", 2)? {
@@ -835,7 +847,12 @@ impl ExporterSession {
                 return Err(Reject::new("heir", number.into(), "each has a number of its own, from 1"));
             }
         }
-        if session == SessionId::NONE || all.len() + heirs.len() > ATTACHMENTS_MAX {
+        let mut offers = BTreeMap::new();
+        for _ in 0..from.count("offers", 2)? {
+            let number = from.u16("offers")?;
+            offers.insert(number, decode_offers(from.bytes("offers")?)?);
+        }
+        if session == SessionId::NONE || all.len() + heirs.len() > ATTACHMENTS_MAX || offers.len() > ATTACHMENTS_MAX {
             return Err(Reject::new(
                 "attachments",
                 all.len() as u64,
@@ -859,17 +876,54 @@ impl ExporterSession {
             is_ended: false,
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
             modules: None,
-            offers: BTreeMap::new(),
+            offers,
         };
         Ok((session, all))
     }
 
-    /// Serves what another process served, whose device is here again as it was there.
-    pub fn serve(&mut self, now: Instant, left: Left, mut served: Box<dyn Served>) {
-        let Left { number, open, lease, bequest, .. } = left;
+    /// Serves what another process served, whose device is here again as it was there. What it went through it goes through again, or
+    /// it ends.
+    pub fn serve(&mut self, now: Instant, left: Left, served: Box<dyn Served>) {
+        let Left { number, open, lease, bequest, modules, .. } = left;
+        let mut served = match self.behind_modules(number, &open, &modules, served) {
+            Ok(served) => served,
+            Err((served, reject)) => {
+                served.finish(now);
+                let message = format!("what it goes through cannot go on: {reject}");
+                return self.say_end(Kind::Closed, number, &End { cause: Cause::Gone, message });
+            }
+        };
         with_pool(&mut served, &mut self.pool, |served| served.go_on(now, &mut self.lanes));
         self.attachments.insert(number, Attached { bequest, ..Attached::new(open, lease, served) });
         self.hand_over_again(now);
+    }
+
+    /// With the modules that another process wrote down.
+    fn behind_modules(
+        &self,
+        number: u16,
+        open: &Open,
+        modules: &[u8],
+        served: Box<dyn Served>,
+    ) -> Result<Box<dyn Served>, (Box<dyn Served>, Reject)> {
+        if modules.is_empty() {
+            return Ok(served);
+        }
+        let read = || {
+            let wrong = |rule| Reject::new("modules", number.into(), rule);
+            let mut from = Reader::new(modules);
+            let saved = Saved::restore(&mut from)?;
+            from.end("modules")?;
+            // Made as if they had been asked for anew; what the two halves agreed on once is in their states.
+            let agreed = self.agree(number, open).map_err(|_| wrong("they are allowed here"))?;
+            let (mut pipeline, _) = agreed.ok_or(wrong("they were asked for"))?;
+            let is_restored = pipeline.restore(saved.states());
+            is_restored.then_some((pipeline, saved)).ok_or(wrong("they can have stood so"))
+        };
+        match read() {
+            Ok((pipeline, saved)) => Ok(Box::new(PipedServed::resumed(number, served, pipeline, saved))),
+            Err(reject) => Err((served, reject)),
+        }
     }
 
     /// Shows heirs again what another process showed them. Says whether there is nobody left to whom that was not possible yet: because

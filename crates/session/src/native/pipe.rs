@@ -27,10 +27,11 @@ const REQUESTS_MAX: usize = 4096;
 /// Moments of modules that are waited for before a process gives up: far more than messages may wait.
 const LETTING_GO_MAX: usize = 1 << 16;
 
-/// An importer's end as another process wrote it down, without its modules.
+/// An end as another process wrote it down, without its modules.
 pub struct Saved {
     states: Vec<Vec<u8>>,
-    tags: [BTreeSet<u16>; 2],
+    /// Those that are open, those of them that are timed, and those that the class has.
+    tags: [BTreeSet<u16>; 3],
     residences: BTreeMap<u16, Payload>,
     arriving: BTreeMap<u16, Arriving>,
 }
@@ -43,7 +44,7 @@ impl Saved {
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
         let count = from.count("modules", 4)?;
         let states = (0..count).map(|_| from.bytes("module").map(<[u8]>::to_vec)).collect::<Result<_, _>>()?;
-        let mut tags: [BTreeSet<u16>; 2] = Default::default();
+        let mut tags: [BTreeSet<u16>; 3] = Default::default();
         for tags in &mut tags {
             for _ in 0..from.count("tags", 2)? {
                 tags.insert(from.u16("tag")?);
@@ -56,11 +57,15 @@ impl Saved {
         }
         for _ in 0..from.count("arriving", 8)? {
             let (tag, code) = (from.u16("tag")?, from.u8("kind")?);
-            let kinds = [Kind::Reply, Kind::Event];
+            let kinds = [Kind::Request, Kind::Reply, Kind::Event];
             let kind = kinds.into_iter().find(|kind| kind.code() == code);
             let kind = kind.ok_or(Reject::new("kind", code.into(), "a message of more than a frame is arriving"))?;
             let residence = if from.flag("timed")? { Some(from.payload("residence")?) } else { None };
             arriving.insert(tag, Arriving { kind, residence, body: from.payload("data")? });
+        }
+        let bytes: usize = arriving.values().map(|arriving| arriving.body.len()).sum();
+        if tags[0].len() > REQUESTS_MAX || bytes > ARRIVING_BYTES_MAX {
+            return Err(Reject::new("requests", tags[0].len() as u64, "no more than the credit allows"));
         }
         Ok(Self { states, tags, residences, arriving })
     }
@@ -156,12 +161,12 @@ impl Pipe {
         }
     }
 
-    /// An importer's end that goes on where another process's was saved, with its modules.
-    pub fn resumed(pipeline: Pipeline, attachment: u16, saved: Saved) -> Self {
-        let Saved { tags: [open, timed], residences, arriving, .. } = saved;
+    /// An end that goes on where another process's was saved, with its modules.
+    pub fn resumed(pipeline: Pipeline, role: Role, attachment: u16, saved: Saved) -> Self {
+        let Saved { tags: [open, timed, with_class], residences, arriving, .. } = saved;
         let arriving_bytes = arriving.values().map(|arriving| arriving.body.len()).sum();
-        let new = Self::new(pipeline, Role::Importer, attachment);
-        Self { open, timed, residences, arriving, arriving_bytes, ..new }
+        let new = Self::new(pipeline, role, attachment);
+        Self { open, timed, with_class, residences, arriving, arriving_bytes, ..new }
     }
 
     /// What a class has to say goes through the modules, if it is of the kinds that do.
@@ -339,7 +344,7 @@ impl Pipe {
         let states = self.pipeline.save()?;
         to.count(states.len());
         states.iter().for_each(|state| to.bytes(state));
-        for tags in [&self.open, &self.timed] {
+        for tags in [&self.open, &self.timed, &self.with_class] {
             to.count(tags.len());
             tags.iter().for_each(|tag| to.u16(*tag));
         }

@@ -122,7 +122,7 @@ impl<A: Attached> Piped<A> {
         let pipeline = pipeline.ok_or(wrong("its modules can have stood so"))?;
         let mut modules = Box::new(Modules::new(through));
         (modules.class, modules.attachment) = (saved.class, saved.attachment);
-        modules.pipe = Some(Pipe::resumed(pipeline, saved.attachment, saved.pipe));
+        modules.pipe = Some(Pipe::resumed(pipeline, Role::Importer, saved.attachment, saved.pipe));
         self.modules = Some(modules);
         Ok(())
     }

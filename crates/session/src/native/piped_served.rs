@@ -6,11 +6,13 @@ use farbus_modules::Pipeline;
 use farbus_wire::native::control::{Credit, End};
 use farbus_wire::native::{Arrived, Head, Kind, LaneLimits, Lanes};
 
-use super::pipe::{Pipe, end_of};
-use super::served::{Bequest, Served};
+use super::pipe::{Pipe, Saved, end_of};
+use super::served::{Bequest, Served, Unmovable};
 use crate::Reject;
+use crate::snapshot::Writer;
 
-/// Any class's half of an exporter, behind modules. It does not go on in another process: its attachment ends there, and says so.
+/// Any class's half of an exporter, behind modules. It goes on in another process if all of them can; the class's half is got to know there
+/// as if it had none, and this laid around it.
 pub struct PipedServed {
     attachment: u16,
     served: Box<dyn Served>,
@@ -18,13 +20,24 @@ pub struct PipedServed {
     /// What the class says before it went through the modules; it has no link.
     inner: Lanes,
     end: Option<End>,
+    /// Another process is to go on: nothing is kept back for a while.
+    is_resting: bool,
 }
 
 impl PipedServed {
     /// `served`, as `attachment`, behind `pipeline`.
     pub fn new(attachment: u16, served: Box<dyn Served>, pipeline: Pipeline) -> Self {
+        Self::over(attachment, served, Pipe::new(pipeline, Role::Exporter, attachment))
+    }
+
+    fn over(attachment: u16, served: Box<dyn Served>, pipe: Pipe) -> Self {
         let inner = Lanes::new(LaneLimits { receive_bytes: 0, unacknowledged_bytes_max: 0 });
-        Self { attachment, served, pipe: Pipe::new(pipeline, Role::Exporter, attachment), inner, end: None }
+        Self { attachment, served, pipe, inner, end: None, is_resting: false }
+    }
+
+    /// `served`, which goes on, behind modules that do: `saved` is [`Served::save_modules`]'s, without their own states.
+    pub fn resumed(attachment: u16, served: Box<dyn Served>, pipeline: Pipeline, saved: Saved) -> Self {
+        Self::over(attachment, served, Pipe::resumed(pipeline, Role::Exporter, attachment, saved))
     }
 
     /// What came out of the modules goes on, until there is nothing more.
@@ -43,6 +56,8 @@ impl PipedServed {
                 self.pipe.say(now, message);
             } else if let Some(arrived) = self.pipe.poll_above().filter(|_| self.end.is_none()) {
                 self.served.handle_arrived(now, arrived, &mut self.inner)?;
+            } else if self.is_resting && self.pipe.poll_timeout().is_some() {
+                self.pipe.let_go(now);
             } else {
                 break;
             }
@@ -134,15 +149,26 @@ impl Served for PipedServed {
     }
 
     fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
+        self.is_resting = true;
         self.served.come_to_rest(now, &mut self.inner);
         self.flush(now, lanes);
     }
 
     fn is_at_rest(&self) -> bool {
-        self.served.is_at_rest() && self.pipe.is_at_rest()
+        self.served.is_at_rest() && self.pipe.can_be_saved()
+    }
+
+    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        self.served.save(to)
+    }
+
+    fn save_modules(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        let pipe = Some(&self.pipe).filter(|_| self.end.is_none());
+        pipe.and_then(|pipe| pipe.save(to)).ok_or(Unmovable)
     }
 
     fn go_on(&mut self, now: Instant, lanes: &mut Lanes) {
+        self.is_resting = false;
         self.served.go_on(now, &mut self.inner);
         self.flush(now, lanes);
     }

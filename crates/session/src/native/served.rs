@@ -90,6 +90,15 @@ pub trait Served: Send {
         Err(Unmovable)
     }
 
+    /// The same of what it goes through; nothing without modules.
+    ///
+    /// # Errors
+    /// [`Unmovable`]: one of them cannot go on elsewhere.
+    fn save_modules(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        let _ = to;
+        Ok(())
+    }
+
     /// It is as another process wrote it down, over a device that is new here; [`Served::go_on`] begins. One that cannot be is of no
     /// more use than to be finished.
     ///

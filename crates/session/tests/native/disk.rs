@@ -174,7 +174,6 @@ enum Known {
 
 pub struct DiskWorld {
     world: World<Piped<RemoteBlock>>,
-    has_modules: bool,
     /// What is kept of it here, if anything, and what the disk has answered that.
     cached: Option<Cached>,
     below: Completions<BlockDone>,
@@ -235,12 +234,10 @@ impl DiskWorld {
             Medium { cached: bytes.clone(), durable: bytes, boot: 1, is_taken: is_elsewhere, fails: 0, is_lent: false };
         let medium = Arc::new(Mutex::new(medium));
         let (through, allowed) = modules.map(|modules| (modules.through, modules.allowed)).unzip();
-        let has_modules = allowed.is_some();
         let mut world = World::over_links(Piped::new(remote, through), random.pick(&LINKS));
         world.allowed = allowed;
         let mut this = Self {
             world,
-            has_modules,
             cached: None,
             below: nothing(),
             has_failed: false,
@@ -316,8 +313,7 @@ impl DiskWorld {
             10 if random.once_in(4) => self.world.cut_some(random),
             11 if random.once_in(16) => self.crash(random),
             12 | 13 if !self.world.is_all_linked() => self.with_disk(|world, _, done| world.link(random, done)),
-            // What goes through modules ends with its exporter's process.
-            19 if random.once_in(4) && !self.has_modules && !self.is_lent() => {
+            19 if random.once_in(4) && !self.is_lent() => {
                 let desk = &mut self.desk;
                 let serve = |now, left: &Left| desk.serve_again(now, left);
                 self.world.exporter_moves_on(!random.once_in(4), serve);

@@ -265,7 +265,6 @@ struct Asked {
 
 pub struct UsbWorld<S: Seat = RemoteUsb> {
     world: World<S>,
-    has_modules: bool,
     desk: Desk,
     done: Completions,
     asked: BTreeMap<u64, Asked>,
@@ -299,11 +298,9 @@ impl<S: Seat> UsbWorld<S> {
     pub fn new(random: &mut Random, allowed: Option<Arc<Allowed>>, seat: impl FnOnce(RemoteUsb) -> S) -> Self {
         let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: "zero".into(), reason: "".into() };
         let mut world = World::over_links(seat(RemoteUsb::new(1, open)), random.pick(&LINKS));
-        let has_modules = allowed.is_some();
         world.allowed = allowed;
         let mut this = Self {
             world,
-            has_modules,
             desk: Desk { silicon: Arc::default(), seed: random.next() >> 1 },
             done: Completions::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
@@ -362,8 +359,7 @@ impl<S: Seat> UsbWorld<S> {
             }
             // Time enough to be gone.
             23 if S::HAS_ONE_LENGTH && random.once_in(2) => self.world.now = self.world.now + LINGER,
-            // What goes through modules ends with its process.
-            22 if random.once_in(4) && !self.has_modules => {
+            22 if random.once_in(4) => {
                 let resets = self.desk.silicon.lock().unwrap().resets;
                 let desk = &mut self.desk;
                 self.world.exporter_moves_on(!random.once_in(4), |now, left| desk.serve_again(now, left));

@@ -209,6 +209,9 @@ impl<A: Attached> World<A> {
         let mut reader = snapshot::open(&bytes, KIND).unwrap();
         let (mut session, left) = ExporterSession::restore(self.now, LIMITS, &mut reader).unwrap();
         reader.end("snapshot").unwrap();
+        if let Some(allowed) = &self.allowed {
+            session.allow(Arc::clone(allowed));
+        }
         for left in left {
             let served = serve(self.now, &left);
             session.serve(self.now, left, served);

@@ -129,7 +129,10 @@ impl Inherited {
     fn restore(client: &Client, spec: &Attach, ports: &[u32], saved: Saved) -> Result<Self, ClientError> {
         let target = &spec.target;
         if spec.via.is_kernel(client.hands()) {
-            let restored = KernelAttachment::restore(client, target, ports, saved);
+            let restored = match spec.via {
+                Via::Uas => KernelAttachment::restore_disk(client, target, ports, saved),
+                _ => KernelAttachment::restore(client, target, ports, saved),
+            };
             return restored.map(|attachment| Inherited::Kernel(Box::new(attachment)));
         }
         match &spec.place {

@@ -107,7 +107,10 @@ impl Attach {
     /// How it is attached, in words that another process understands: it goes on with what is attached so here too.
     pub fn manner(&self, hands: &Hands) -> String {
         if self.via.is_kernel(hands) {
-            return "kernel".to_owned();
+            return match self.via {
+                Via::Uas => format!("uas, {}", self.mode.as_str()),
+                _ => "kernel".to_owned(),
+            };
         }
         match &self.place {
             Some((Protocol::Nbd, place)) => format!("nbd at {}, {}", place.as_host(), self.mode.as_str()),

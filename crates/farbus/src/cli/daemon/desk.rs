@@ -536,9 +536,9 @@ impl Desk {
     }
 
     /// What the kernel would not sleep with is let go of, but for these ports; says what.
-    fn sleep(&self, held: &BTreeMap<u32, String>) -> Vec<String> {
+    fn sleep(&self, held: &BTreeSet<u32>) -> Vec<String> {
         let has = self.has();
-        let is_free = |kept: &&Kept| kept.port().is_some_and(|port| !held.contains_key(&port.0));
+        let is_free = |kept: &&Kept| kept.port().is_some_and(|port| !held.contains(&port.0));
         let going: Vec<&Kept> = has.attachments.values().filter(is_free).collect();
         going.iter().for_each(|kept| kept.sleep());
         has.attachments.values().filter(|kept| kept.is_asleep()).map(|kept| kept.spec().target.to_string()).collect()

@@ -17,15 +17,20 @@ mod unit;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use farbus_model::definition::{InterfaceDefinition, Synchronization};
 use farbus_model::descriptor::Selection;
-use farbus_model::{BlockDevice, Command, CommandError, Definition, EpAddr, Instant, Payload, Readiness, Setup, Speed};
+use farbus_model::{
+    BlockDevice, BlockInfo, Command, CommandError, Definition, EpAddr, Instant, Payload, Pending, Readiness, Setup,
+    Speed,
+};
 
 use self::iu::{Request, Response, function};
 use self::unit::{Event, Unit};
 use super::options::{OptionError, Options};
 use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
+use crate::saved::{Loader, Saver};
 
 /// Mass storage, SCSI transparent command set, USB Attached SCSI (§4.3).
 const INTERFACE_CLASS: (u8, u8, u8) = (0x08, 0x06, 0x62);
@@ -35,6 +40,8 @@ const STATUS: EpAddr = EpAddr::from_byte(0x81);
 const DATA_IN: EpAddr = EpAddr::from_byte(0x82);
 const DATA_OUT: EpAddr = EpAddr::from_byte(0x02);
 const PIPES: [(EpAddr, u8); 4] = [(COMMAND, 1), (STATUS, 2), (DATA_IN, 3), (DATA_OUT, 4)];
+/// Bytes of what the status pipe says: from a header to sense data of 18 bytes behind its own.
+const STATUS_BYTES: RangeInclusive<usize> = 4..=34;
 /// The product id of a disk of ours, next to the Bulk-Only one's.
 const VENDOR: u16 = 0x0525;
 const PRODUCT: u16 = 0xa4a6;
@@ -50,6 +57,22 @@ pub struct AttachedScsi {
     inbound: VecDeque<Inbound>,
 }
 
+/// What was saved is nothing that a disk can have been.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoState;
+
+/// The options of a disk over such a device.
+fn fitting(info: &BlockInfo, options: Options) -> Result<Options, OptionError> {
+    let options = Options {
+        sector_bytes: options.sector_bytes.max(info.block_bytes),
+        removable: false,
+        // Above, UAS has streams, which a virtual host controller has not.
+        speed: Speed::High,
+        ..options
+    };
+    options.check(info.size_bytes)
+}
+
 /// Data that the host is to send.
 struct Inbound {
     tag: u16,
@@ -63,15 +86,11 @@ impl AttachedScsi {
     /// # Errors
     /// [`OptionError`] when the options make no disk, or the device holds less than a sector, or has larger blocks.
     pub fn device(device: Box<dyn BlockDevice>, options: Options) -> Result<Emulated<Self>, OptionError> {
-        let info = *device.info();
-        let options = Options {
-            sector_bytes: options.sector_bytes.max(info.block_bytes),
-            removable: false,
-            // Above, UAS has streams, which a virtual host controller has not.
-            speed: Speed::High,
-            ..options
-        };
-        let options = options.check(info.size_bytes)?;
+        let options = fitting(device.info(), options)?;
+        Ok(Self::of(Unit::new(device, &options), &options))
+    }
+
+    fn of(unit: Unit, options: &Options) -> Emulated<Self> {
         let (class, subclass, protocol) = INTERFACE_CLASS;
         let bulk = |interface: InterfaceDefinition, (endpoint, pipe): (EpAddr, u8)| {
             let usage = [4, 0x24, pipe, 0];
@@ -83,9 +102,83 @@ impl AttachedScsi {
             .speed(options.speed)
             .names("farbus", &options.product, &options.serial)
             .interface(interface);
-        let unit = Unit::new(device, &options);
         let disk = Self { unit, statuses: VecDeque::new(), outbound: VecDeque::new(), inbound: VecDeque::new() };
-        Ok(Emulated::new(&definition, disk))
+        Emulated::new(&definition, disk)
+    }
+
+    /// One that goes on where another process's was saved, over its device: the first part of the state, which `device` restores, and says
+    /// what it was asked. What the host waits for is [`Emulated::resume`]'s.
+    ///
+    /// # Errors
+    /// Why not: none can have stood so. The device has been left.
+    pub fn restore<E: From<NoState>>(
+        state: &[u8],
+        options: Options,
+        device: impl FnOnce(&[u8]) -> Result<(Box<dyn BlockDevice>, Pending), E>,
+    ) -> Result<Emulated<Self>, E> {
+        let mut from = Loader(state);
+        let (mut device, pending) = device(from.bytes().ok_or(NoState)?)?;
+        let Ok(options) = fitting(device.info(), options) else {
+            device.leave();
+            return Err(NoState.into());
+        };
+        let mut disk = Self::of(Unit::new(device, &options), &options);
+        match disk.function_mut().load(&mut from, &pending) {
+            Some(()) => Ok(disk),
+            None => {
+                disk.function_mut().unit.leave();
+                Err(NoState.into())
+            }
+        }
+    }
+
+    /// Writes down where everything stands, the requests of the device below among that. None: no other process can go on with it.
+    pub fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.unit.with_device(now, |_, _| {});
+        self.follow();
+        let mut to = Saver::default();
+        self.unit.save(now, &mut to)?;
+        to.u32(self.statuses.len() as u32);
+        self.statuses.iter().for_each(|unit| to.bytes(unit));
+        to.u32(self.outbound.len() as u32);
+        for (tag, data) in &self.outbound {
+            to.u32((*tag).into());
+            to.bytes(&data.contiguous());
+        }
+        to.u32(self.inbound.len() as u32);
+        for Inbound { tag, left, came } in &self.inbound {
+            to.u32((*tag).into());
+            to.u32(*left);
+            to.u32(came.len() as u32);
+            came.iter().for_each(|part| to.bytes(&part.contiguous()));
+        }
+        Some(to.into_bytes())
+    }
+
+    fn load(&mut self, from: &mut Loader<'_>, pending: &Pending) -> Option<()> {
+        self.unit.load(from, pending)?;
+        for _ in 0..from.u32()? {
+            let unit = from.bytes().filter(|unit| STATUS_BYTES.contains(&unit.len()))?;
+            self.statuses.push_back(unit.to_vec());
+        }
+        for _ in 0..from.u32()? {
+            let (tag, data) = (u16::try_from(from.u32()?).ok()?, from.bytes()?.to_vec());
+            let is_known = self.unit.is_sending(tag) && self.outbound.iter().all(|(of, _)| *of != tag);
+            self.outbound.push_back((tag, Payload::from(data)));
+            is_known.then_some(())?;
+        }
+        for _ in 0..from.u32()? {
+            let (tag, left, mut came) = (u16::try_from(from.u32()?).ok()?, from.u32()?, Vec::new());
+            for _ in 0..from.u32()? {
+                came.push(Payload::from(from.bytes()?.to_vec()));
+            }
+            let bytes = u64::from(left) + came.iter().map(|part| part.len() as u64).sum::<u64>();
+            let is_known = left > 0 && self.unit.is_gathering(tag, bytes);
+            (is_known && self.inbound.iter().all(|inbound| inbound.tag != tag)).then_some(())?;
+            self.inbound.push_back(Inbound { tag, left, came });
+        }
+        // Whoever waits for its host is waited for here.
+        (self.unit.waits_for_host() == self.outbound.len() + self.inbound.len() && from.is_empty()).then_some(())
     }
 
     /// Takes over what the unit has to say.
@@ -268,6 +361,10 @@ impl Function for AttachedScsi {
 
     fn is_gone(&self) -> bool {
         self.unit.is_gone()
+    }
+
+    fn leave(&mut self) {
+        self.unit.leave();
     }
 
     fn command(&mut self, command: &Command, cx: &mut Context<'_>) -> Result<(), CommandError> {

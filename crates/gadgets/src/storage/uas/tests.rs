@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use farbus_model::urb::take_lost;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BufferPool, Completions, Device, Instant, Payload, Setup, Status,
-    StoreDevice, StoreError, Urb, UrbId,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Device, Instant,
+    Payload, Pending, Setup, Status, StoreDevice, StoreError, Urb, UrbId,
 };
 use proptest::prelude::*;
 
@@ -37,6 +37,28 @@ impl Far {
         let store = StoreDevice::new(disk.clone());
         let state = FarState { store, waiting: Vec::new(), answered: Vec::new(), durable_writes: 0, largest_bytes: 0 };
         Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// What a device here was asked for and has not heard of.
+    fn pending(&self) -> Pending {
+        let state = self.0.lock().unwrap();
+        let all = state.waiting.iter().chain(&state.answered);
+        all.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect()
+    }
+
+    /// Another one that was asked for the same.
+    fn like(&self) -> Self {
+        let other = Self::new(&Disk::new(SIZE_BYTES));
+        other.0.lock().unwrap().waiting = self
+            .pending()
+            .into_iter()
+            .map(|(id, (op, offset, length))| {
+                let length_written = if op == BlockOp::Write { length as usize } else { 0 };
+                let payload = Payload::pattern(&[0], length_written);
+                BlockRequest { op, offset, length, payload, ..BlockRequest::flush(id) }.launch()
+            })
+            .collect();
+        other
     }
 
     fn waiting(&self) -> usize {
@@ -75,6 +97,10 @@ impl BlockDevice for Near {
         for request in std::mem::take(&mut state.answered) {
             state.store.submit(now, request, done);
         }
+    }
+
+    fn save(&mut self, _now: Instant) -> Option<Vec<u8>> {
+        Some(b"near".to_vec())
     }
 }
 
@@ -123,6 +149,49 @@ impl Host {
     fn collect(&mut self) {
         while let Some(done) = self.done.pop() {
             assert!(self.finished.insert(done.id, done).is_none(), "answered once");
+        }
+    }
+
+    /// Another process goes on with it, over this device; none if it cannot.
+    fn restored(&self, state: &[u8], far: &Far) -> Option<Emulated<AttachedScsi>> {
+        let device = |bytes: &[u8]| {
+            let info =
+                BlockInfo { request_bytes_max: 256 << 10, block_bytes: 512, ..*far.0.lock().unwrap().store.info() };
+            let near: Box<dyn BlockDevice> = Box::new(Near { far: far.clone(), info });
+            if bytes == b"near" { Ok((near, far.pending())) } else { Err(NoState) }
+        };
+        let mut restored = AttachedScsi::restore(state, Options::default(), device).ok()?;
+        let waiting = self.device.waiting().cloned().collect();
+        restored.resume(self.device.selection().clone(), self.device.halts(), waiting).expect("they waited there");
+        Some(restored)
+    }
+
+    fn move_on(&mut self) {
+        let state = self.device.function_mut().save(Instant::ZERO).unwrap();
+        let restored = self.restored(&state, &self.far).expect("what was saved is restored");
+        std::mem::replace(&mut self.device, restored).leave();
+    }
+
+    /// Bytes of what was saved are not what they were: it is refused, or whoever goes on with it lives.
+    fn spoil(&mut self, at: prop::sample::Index, to: u8) {
+        let mut state = self.device.function_mut().save(Instant::ZERO).unwrap();
+        let at = at.index(state.len());
+        state[at] = to;
+        let far = self.far.like();
+        if let Some(device) = self.restored(&state, &far) {
+            let done = Completions::new(BufferPool::new(1 << 20));
+            let (disk, next_id, finished) = (self.disk.clone(), 1 << 32, BTreeMap::new());
+            // Its end answers everything.
+            let mut other = Host { device, done, far, disk, next_id, finished };
+            for _ in 0..4 {
+                for way in [STATUS, DATA_IN] {
+                    other.submit(|id| Urb::data_in(id, way, 1 << 20));
+                }
+                other.submit(|id| Urb::data_out(id, DATA_OUT, vec![0; 512].into()));
+                other.answer_all();
+            }
+        } else {
+            far.0.lock().unwrap().waiting.drain(..).for_each(|asked| drop(asked.recall()));
         }
     }
 
@@ -545,6 +614,58 @@ fn blocks_larger_than_a_sector_can_be_are_refused() {
     assert_eq!(near(8192), Err(OptionError::SectorBytes(8192)));
 }
 
+#[test]
+fn commands_go_on_in_another_process_wherever_they_stand() {
+    let mut host = Host::new();
+    let data = pattern(9, 30 * 4096);
+    assert_eq!(host.write(1, &block_10(op::WRITE_10, 0, 0, 240), &data).0, GOOD);
+    // Announced and not fetched, fetched in part, read in part; asked for data and sent a part of it; on its way to the medium.
+    host.command(1, &read_10(0, 8));
+    host.command(2, &read_10(8, 8));
+    host.answer_all();
+    assert_eq!(host.status(), iu::read_ready(1));
+    let half = host.submit(|id| Urb::data_in(id, DATA_IN, 1000));
+    host.command(3, &read_10(0, 1024));
+    host.far.answer(0);
+    host.arrive();
+    host.command(4, &block_10(op::WRITE_10, 0, 400, 8));
+    assert_eq!(host.status(), iu::read_ready(2));
+    assert_eq!(host.status(), iu::write_ready(4));
+    host.submit(|id| Urb::data_out(id, DATA_OUT, vec![4; 3000].into()));
+    host.command(5, &block_10(op::WRITE_10, 8, 408, 8));
+    host.command(6, &[op::SYNCHRONIZE_CACHE_10]);
+    host.move_on();
+    let mut read = host.finished.remove(&half).unwrap().payload.into_vec();
+    let rest = host.submit(|id| Urb::data_in(id, DATA_IN, 4096));
+    read.extend(host.finished.remove(&rest).unwrap().payload.into_vec());
+    assert!(read == data[..4096]);
+    host.move_on();
+    assert_eq!(host.status(), iu::write_ready(5));
+    assert_eq!(host.ending(1).0, GOOD);
+    host.submit(|id| Urb::data_out(id, DATA_OUT, vec![4; 1096].into()));
+    let sent = host.submit(|id| Urb::data_out(id, DATA_OUT, vec![5; 4096].into()));
+    assert_eq!(host.finished.remove(&sent).unwrap().status, Status::Ok);
+    host.move_on();
+    let second = host.submit(|id| Urb::data_in(id, DATA_IN, 4096));
+    assert!(host.finished.remove(&second).unwrap().payload.into_vec() == data[4096..8192]);
+    assert_eq!(host.ending(2).0, GOOD);
+    // A status that is waited for is waited for there.
+    let waits = host.status_urb();
+    host.move_on();
+    host.answer_all();
+    assert_eq!(host.finished.remove(&waits).unwrap().payload.into_vec(), iu::read_ready(3));
+    let third = host.submit(|id| Urb::data_in(id, DATA_IN, 1 << 20));
+    let third = host.finished.remove(&third).unwrap().payload.into_vec();
+    assert!(third.len() == 1 << 19 && third[..data.len()] == data);
+    let mut ended: Vec<u16> =
+        (0..4).map(|_| host.status()).map(|unit| u16::from_be_bytes([unit[2], unit[3]])).collect();
+    ended.sort_unstable();
+    assert_eq!(ended, [3, 4, 5, 6]);
+    assert_eq!((host.disk.bytes(400 * 512, 4096), host.disk.bytes(408 * 512, 4096)), (vec![4; 4096], vec![5; 4096]));
+    assert_eq!(host.disk.look().flushes, 2, "one for the durable write, one that was asked for");
+    assert!(host.is_silent());
+}
+
 /// What happens to a disk.
 #[derive(Clone, Debug)]
 enum Op {
@@ -556,6 +677,9 @@ enum Op {
     Cancel(prop::sample::Index),
     Answer(prop::sample::Index),
     Reset,
+    /// Another process goes on.
+    Move,
+    Spoil(prop::sample::Index, u8),
 }
 
 fn ops() -> impl Strategy<Value = Op> {
@@ -582,6 +706,8 @@ fn ops() -> impl Strategy<Value = Op> {
         1 => any::<prop::sample::Index>().prop_map(Op::Cancel),
         8 => any::<prop::sample::Index>().prop_map(Op::Answer),
         1 => Just(Op::Reset),
+        2 => Just(Op::Move),
+        1 => (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(at, to)| Op::Spoil(at, to)),
     ]
 }
 
@@ -618,6 +744,8 @@ proptest! {
                     host.arrive();
                 }
                 Op::Answer(_) => {}
+                Op::Move => host.move_on(),
+                Op::Spoil(at, to) => host.spoil(at, to),
                 Op::Reset => {
                     host.device.reset(Instant::ZERO, &mut host.done);
                     host.collect();

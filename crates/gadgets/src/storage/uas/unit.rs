@@ -15,10 +15,11 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Payload, Readiness,
-    StoreError,
+    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Payload, Pending,
+    Readiness, StoreError,
 };
 
+use crate::saved::{Loader, Saver};
 use crate::storage::medium::{Extent, Geometry, Span, sense_of};
 use crate::storage::options::Options;
 use crate::storage::scsi::command::{self, Command, Demand, List, Power, Report};
@@ -555,6 +556,220 @@ impl Unit {
         self.settle(now);
         is_news
     }
+}
+
+/// Where everything stands, for another process.
+impl Unit {
+    /// Writes it down; first what its device says. Everything that happened has been told.
+    pub fn save(&mut self, now: Instant, to: &mut Saver) -> Option<()> {
+        debug_assert!(self.events.is_empty() && self.done.is_empty(), "what happened was told");
+        to.bytes(&self.device.save(now)?);
+        to.flag(self.is_stopped);
+        to.flag(self.write_cache);
+        save_sense(self.attention, to);
+        to.u32(self.tasks.len() as u32);
+        for (tag, task) in &self.tasks {
+            to.u32((*tag).into());
+            to.u64(task.data_bytes);
+            save_sense(task.trouble, to);
+            task.stage.save(to);
+        }
+        to.u64(self.next_part);
+        to.u32(self.parts.len() as u32);
+        for (id, part) in &self.parts {
+            to.u64(id.0);
+            to.flag(part.is_some());
+            if let Some(Part { tag, piece }) = part {
+                to.u32((*tag).into());
+                to.u32(*piece as u32);
+            }
+        }
+        Some(())
+    }
+
+    /// A unit that is new goes on where another was saved, whose device was asked for `pending`. `None`: none can have stood so.
+    pub fn load(&mut self, from: &mut Loader<'_>, pending: &Pending) -> Option<()> {
+        (self.is_stopped, self.write_cache) = (from.flag()?, from.flag()?);
+        self.attention = load_sense(from)?;
+        for _ in 0..from.u32()? {
+            let (tag, data_bytes) = (load_tag(from)?, from.u64()?);
+            let (trouble, stage) = (load_sense(from)?, Stage::load(from, self.geometry)?);
+            let task = Task { data_bytes, parts_left: 0, trouble, stage };
+            let is_new = data_bytes <= self.geometry.bytes() && self.tasks.insert(tag, task).is_none();
+            (is_new && self.tasks.len() <= TASKS_MAX).then_some(())?;
+        }
+        self.next_part = from.u64()?;
+        for _ in 0..from.u32()? {
+            let id = BlockId(from.u64()?);
+            let part =
+                if from.flag()? { Some(Part { tag: load_tag(from)?, piece: from.u32()? as usize }) } else { None };
+            let (op, _, length) = *pending.get(&id)?;
+            match part {
+                None => self.forsaken += 1,
+                Some(part) => self.tasks.get_mut(&part.tag)?.expect(part.piece, op, length)?,
+            }
+            (id.0 < self.next_part && self.parts.insert(id, part).is_none()).then_some(())?;
+        }
+        let are_all = self.parts.len() == pending.len() && self.tasks.values().all(Task::is_sound);
+        are_all.then_some(())
+    }
+
+    /// Whether this command's data waits to be taken.
+    pub fn is_sending(&self, tag: u16) -> bool {
+        self.tasks.get(&tag).is_some_and(|task| task.parts_left == 0 && matches!(task.stage, Stage::End))
+    }
+
+    /// Whether this command waits for so many bytes.
+    pub fn is_gathering(&self, tag: u16, bytes: u64) -> bool {
+        match self.tasks.get(&tag).map(|task| &task.stage) {
+            Some(Stage::Gather(Intent::Write { span, .. })) => bytes == span.len,
+            Some(Stage::Gather(Intent::WriteSame { .. })) => bytes == self.geometry.sector_bytes.into(),
+            // A list is read as what a host may send.
+            Some(Stage::Gather(Intent::Apply(_))) => bytes <= u16::MAX.into(),
+            _ => false,
+        }
+    }
+
+    /// Commands that wait for the host to send or take their data.
+    pub fn waits_for_host(&self) -> usize {
+        self.tasks.values().filter(|task| task.parts_left == 0).count()
+    }
+
+    /// Another process goes on with it.
+    pub fn leave(&mut self) {
+        self.device.leave();
+        self.tasks.clear();
+        self.parts.clear();
+        self.forsaken = 0;
+    }
+}
+
+impl Task {
+    /// A request of its is with the device.
+    fn expect(&mut self, piece: usize, op: BlockOp, length: u32) -> Option<()> {
+        self.parts_left += 1;
+        match &mut self.stage {
+            Stage::Gather(_) => None,
+            Stage::Read(pieces) => {
+                let is_missing = op == BlockOp::Read && length > 0 && pieces.get(piece)?.is_empty();
+                is_missing.then_some(())
+            }
+            _ => Some(()),
+        }
+    }
+
+    /// Whether a command can stand so between two events.
+    fn is_sound(&self) -> bool {
+        match &self.stage {
+            Stage::Gather(_) => self.parts_left == 0 && self.trouble.is_none(),
+            // It ends with its last request, unless the host takes its data.
+            Stage::End => self.parts_left > 0 || self.trouble.is_none(),
+            // A piece that failed is empty, and nobody waits for it.
+            Stage::Read(pieces) => {
+                let missing = pieces.iter().filter(|piece| piece.is_empty()).count();
+                self.parts_left > 0 && (self.parts_left == missing || self.trouble.is_some())
+            }
+            _ => self.parts_left > 0,
+        }
+    }
+}
+
+impl Stage {
+    fn save(&self, to: &mut Saver) {
+        match self {
+            Stage::End => to.u8(0),
+            Stage::Gather(Intent::Write { span, is_durable }) => {
+                to.u8(1);
+                save_span(*span, to);
+                to.flag(*is_durable);
+            }
+            Stage::Gather(Intent::WriteSame { span, unmap }) => {
+                to.u8(2);
+                save_span(*span, to);
+                to.flag(*unmap);
+            }
+            Stage::Gather(Intent::Apply(List::Unmap)) => to.u8(3),
+            Stage::Gather(Intent::Apply(List::ModeSelect { long })) => {
+                to.u8(4);
+                to.flag(*long);
+            }
+            Stage::Read(pieces) => {
+                to.u8(5);
+                to.u32(pieces.len() as u32);
+                pieces.iter().for_each(|piece| to.bytes(&piece.contiguous()));
+            }
+            Stage::ReadAfterFlush(span) => {
+                to.u8(6);
+                save_span(*span, to);
+            }
+            Stage::Verify(rest) => {
+                to.u8(7);
+                save_span(*rest, to);
+            }
+            Stage::Fill { rest, pattern } => {
+                to.u8(8);
+                save_span(*rest, to);
+                to.bytes(pattern);
+            }
+            Stage::SetCache(write_cache) => {
+                to.u8(9);
+                to.flag(*write_cache);
+            }
+            Stage::Stop => to.u8(10),
+        }
+    }
+
+    fn load(from: &mut Loader<'_>, geometry: Geometry) -> Option<Self> {
+        let span = |from: &mut Loader<'_>| {
+            let span = Span { offset: from.u64()?, len: from.u64()? };
+            let sector = u64::from(geometry.sector_bytes);
+            let is_whole = span.offset.is_multiple_of(sector) && span.len.is_multiple_of(sector);
+            let is_inside = span.offset.checked_add(span.len).is_some_and(|end| end <= geometry.bytes());
+            (is_whole && is_inside).then_some(span)
+        };
+        Some(match from.u8()? {
+            0 => Stage::End,
+            1 => Stage::Gather(Intent::Write { span: span(from)?, is_durable: from.flag()? }),
+            2 => Stage::Gather(Intent::WriteSame { span: span(from)?, unmap: from.flag()? }),
+            3 => Stage::Gather(Intent::Apply(List::Unmap)),
+            4 => Stage::Gather(Intent::Apply(List::ModeSelect { long: from.flag()? })),
+            5 => {
+                let mut pieces = Vec::new();
+                for _ in 0..from.u32()? {
+                    pieces.push(from.bytes()?.to_vec().into());
+                }
+                Stage::Read(pieces)
+            }
+            6 => Stage::ReadAfterFlush(span(from)?),
+            7 => Stage::Verify(span(from)?),
+            8 => {
+                let (rest, pattern) = (span(from)?, from.bytes()?.to_vec());
+                (pattern.len() == geometry.sector_bytes as usize).then_some(Stage::Fill { rest, pattern })?
+            }
+            9 => Stage::SetCache(from.flag()?),
+            10 => Stage::Stop,
+            _ => return None,
+        })
+    }
+}
+
+fn save_span(span: Span, to: &mut Saver) {
+    to.u64(span.offset);
+    to.u64(span.len);
+}
+
+fn save_sense(sense: Option<Sense>, to: &mut Saver) {
+    to.flag(sense.is_some());
+    sense.unwrap_or(Sense::NONE).save(to);
+}
+
+fn load_sense(from: &mut Loader<'_>) -> Option<Option<Sense>> {
+    let (is_some, sense) = (from.flag()?, Sense::restore(from)?);
+    Some(is_some.then_some(sense))
+}
+
+fn load_tag(from: &mut Loader<'_>) -> Option<u16> {
+    u16::try_from(from.u32()?).ok()
 }
 
 /// The first piece, and the rest.
