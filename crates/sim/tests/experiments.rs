@@ -9,7 +9,7 @@ use farbus_sim::experiments::{round_trips, throughput};
 fn no_round_trip_is_longer_than_the_bound() {
     let mut means = Vec::new();
     for scenario in &ROUND_TRIPS {
-        let seen = round_trips::run(scenario, 12, 1).unwrap();
+        let seen = round_trips::run(scenario, 6, 1).unwrap();
         let times = &seen.latencies;
         assert_eq!(seen.bound_ns, scenario.bound_us * 1000, "Table 2");
         assert!(times.max_ns() <= seen.bound_ns, "{} of {}", times.max_ns(), seen.bound_ns);
