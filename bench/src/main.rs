@@ -50,6 +50,7 @@ use crate::{
                                           of a database whose disk moves, and of one that moves along
   farbus-bench --only survey --json survey.json
   farbus-bench --only modules --plots .       what a pair of modules costs; ten minutes
+  farbus-bench --only realtime --plots .      the real-time paper's experiments, in simulation
   chrt -f 1 farbus-bench --pin split --patience 0
                                           on a busy machine, to look for causes"
 )]

@@ -58,7 +58,7 @@ impl Target {
         match self {
             Self::AtLeast(least) => Some(value / least - 1.0),
             // A limit of zero has no share: a hit is "exactly on it", a miss is the excess itself.
-            Self::AtMost(0.0) => Some(-value),
+            Self::AtMost(0.0) => Some(0.0 - value),
             Self::AtMost(most) => Some(1.0 - value / most),
             Self::Context => None,
         }

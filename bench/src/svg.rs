@@ -38,6 +38,15 @@ const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00
 
 impl Chart {
     pub fn render(&self) -> String {
+        self.render_from(true)
+    }
+
+    /// The same, but axes begin near the least value: for lines whose difference is small against what they measure.
+    pub fn render_close(&self) -> String {
+        self.render_from(false)
+    }
+
+    fn render_from(&self, from_zero: bool) -> String {
         let height = TOP + (PANEL + GAP) * self.panels.len() as f64 + BOTTOM;
         let mut svg = String::new();
         let _ = writeln!(
@@ -53,7 +62,7 @@ impl Chart {
                 .flat_map(|line| line.points.iter().map(|&(x, _)| x)),
         );
         for (at, panel) in self.panels.iter().enumerate() {
-            panel.render(&mut svg, TOP + (PANEL + GAP) * at as f64, (from, to));
+            panel.render(&mut svg, TOP + (PANEL + GAP) * at as f64, (from, to), from_zero);
         }
         text(&mut svg, ((LEFT + WIDTH - RIGHT) / 2.0, height - 12.0), "middle", &self.across);
         svg.push_str("</svg>\n");
@@ -62,10 +71,11 @@ impl Chart {
 }
 
 impl Panel {
-    fn render(&self, svg: &mut String, top: f64, (from, to): (f64, f64)) {
+    fn render(&self, svg: &mut String, top: f64, (from, to): (f64, f64), from_zero: bool) {
         let right = WIDTH - RIGHT;
         let x_at = |x: f64| LEFT + (x - from) / (to - from) * (right - LEFT);
-        let scale = Scale::over(self.lines.iter().flat_map(|line| &line.points).map(|&(_, y)| y), self.is_logarithmic);
+        let values = || self.lines.iter().flat_map(|line| &line.points).map(|&(_, y)| y);
+        let scale = if from_zero { Scale::over(values(), self.is_logarithmic) } else { Scale::close_over(values()) };
         let y_at = |y: f64| top + PANEL * (1.0 - scale.place(y));
         for mark in scale.marks() {
             let y = y_at(mark);
@@ -133,6 +143,13 @@ impl Scale {
         Self { from: 0.0, to: (most / step).ceil().max(1.0) * step, step, is_logarithmic }
     }
 
+    /// From a round mark below the least value.
+    fn close_over(values: impl Iterator<Item = f64>) -> Self {
+        let (least, most) = ends(values);
+        let Self { step, .. } = Self::over(std::iter::once(most - least), false);
+        Self { from: (least / step).floor() * step, to: (most / step).ceil() * step, step, is_logarithmic: false }
+    }
+
     /// Where a value is, from 0 at the bottom to 1.
     fn place(&self, value: f64) -> f64 {
         match self.is_logarithmic {
@@ -164,6 +181,8 @@ mod tests {
         assert_eq!(marks(&[3.0, 95.0], false), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
         assert_eq!(marks(&[0.4, 90.0], true), [0.1, 1.0, 10.0, 100.0]);
         assert_eq!(marks(&[5.0], true).first(), Some(&1.0));
+        let close: Vec<_> = Scale::close_over([-104.0, 3.0].into_iter()).marks().collect();
+        assert_eq!(close, [-125.0, -100.0, -75.0, -50.0, -25.0, 0.0, 25.0]);
         let scale = Scale::over([1.0, 100.0].into_iter(), true);
         assert!((scale.place(10.0) - 0.5).abs() < 1e-12);
     }

@@ -21,12 +21,13 @@ pub struct Arguments {
 
 /// The tests that play made-up worlds, how many in one round, and the variable that says so. A world of a swap has a power cut at each of its
 /// writes.
-const WORLDS: [(&str, &str, &str); 5] = [
+const WORLDS: [(&str, &str, &str); 6] = [
     ("farbus-session", "native", "20000"),
     ("farbus-session", "twin", "20000"),
     ("farbus-session", "swap", "1000"),
     ("farbus-session", "isochronous", "1000"),
     ("farbus-sim", "bus", "300000"),
+    ("farbus-sim", "processor", "5000"),
 ];
 const WORLDS_VARIABLE: &str = "FARBUS_SEEDS";
 /// Cuts of one disk's link in one round.

@@ -14,6 +14,7 @@ mod naming;
 mod native;
 mod nbd;
 mod overhead;
+mod realtime;
 mod round_trip;
 mod stages;
 mod storage;
@@ -34,7 +35,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 21] = [
+pub const ALL: [Benchmark; 22] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -154,6 +155,12 @@ pub const ALL: [Benchmark; 21] = [
         target: "frames at 100 Mb/s, each pair of null modules: at most 0.1 % (in process), 0.36 % (ring), 2.3 % (pipes) (2013 paper)",
         by_default: false,
         run: modules::run,
+    },
+    Benchmark {
+        name: realtime::NAME,
+        target: "in simulation, Tables 4, 6, 9 and Figures 10, 12 to 16 of West, Golchin and Njavro (2023): bounds kept, no overrun; an hour of bus time in 120 s",
+        by_default: false,
+        run: realtime::run,
     },
     Benchmark {
         name: survey::NAME,

@@ -29,6 +29,7 @@ pub mod bus;
 pub mod can;
 pub mod experiments;
 pub mod histogram;
+pub mod links;
 pub mod processor;
 pub mod random;
 

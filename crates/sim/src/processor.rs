@@ -71,11 +71,16 @@ impl Processor {
 
     /// Gives `task` one more job, of `work_ns`, now.
     pub fn give(&mut self, task: TaskId, work_ns: u64) {
+        self.give_for(task, work_ns, None);
+    }
+
+    /// The same; should it be a bottom half, it works for a task of `period_ns` this time.
+    pub fn give_for(&mut self, task: TaskId, work_ns: u64, period_ns: Option<u64>) {
         let jobs = &mut self.tasks[task].jobs;
         jobs.push_back(work_ns.max(1));
         let is_first = jobs.len() == 1;
         match &mut self.policy {
-            Policy::Quest(quest) => quest.wake(self.now_ns, task, is_first),
+            Policy::Quest(quest) => quest.wake(self.now_ns, task, is_first, period_ns),
             Policy::Linux(linux) => linux.wake(self.now_ns, task, is_first),
         }
     }
@@ -132,7 +137,7 @@ impl Processor {
     fn charge(&mut self, task: TaskId, ran_ns: u64, is_finished: bool, is_idle: bool) {
         let has_job = |task: TaskId| !self.tasks[task].jobs.is_empty();
         match &mut self.policy {
-            Policy::Quest(quest) => quest.charge(self.now_ns, task, ran_ns, is_idle),
+            Policy::Quest(quest) => quest.charge(self.now_ns, task, ran_ns, is_finished, is_idle),
             Policy::Linux(linux) => linux.charge(task, ran_ns, is_finished, has_job),
         }
     }

@@ -35,7 +35,7 @@ fn set_at_the_edge(random: &mut Random) -> (Vec<Reserve>, Vec<u32>) {
 }
 
 /// Every task has a job of its whole budget each period, from a start of its own; the bottom halves have more to do than they
-/// may, or now and then a burst. Answers with how many jobs were done, and how many of them late.
+/// may, or now and then a burst, each for any of the tasks. Answers with how many jobs were done, and how many of them late.
 fn run(mains: &[Reserve], io_ppm: &[u32], random: &mut Random) -> (u64, u64) {
     let mut roles: Vec<_> = mains.iter().map(|&reserve| Role::Reserved(reserve)).collect();
     for &utilization_ppm in io_ppm {
@@ -62,7 +62,8 @@ fn run(mains: &[Reserve], io_ppm: &[u32], random: &mut Random) -> (u64, u64) {
         }
         for (io, burst_ns) in bursts.iter_mut().enumerate().filter(|(_, at_ns)| **at_ns <= now_ns) {
             let work_ns = if is_busy { 100 * MS } else { 1 + random.below(MS / 5) };
-            processor.give(mains.len() + io, work_ns);
+            let period_ns = mains[random.below(mains.len() as u64) as usize].period_ns;
+            processor.give_for(mains.len() + io, work_ns, Some(period_ns));
             *burst_ns += if is_busy { 100 * MS } else { 1 + random.below(MS) };
         }
         let next_ns = releases.iter().chain(&bursts).copied().min().unwrap_or(end_ns);

@@ -42,14 +42,19 @@ impl InheritingServer {
         self.active.map_or(0, |active| active.budget_ns - active.used_ns)
     }
 
-    /// An interrupt came for a task of that period: answers whether it may run. Its budget is `U T`; while it runs already,
-    /// a task of a shorter period lends it its priority, and the budget stays.
+    /// An interrupt came for a task of that period: answers whether it may run. Its budget is `U T`. While it runs already, a task
+    /// of a shorter period lends it its priority, and no more budget than its own: what a long period gave would otherwise run
+    /// before tasks for which Equation 1 does not reckon with it.
     pub fn begin(&mut self, now_ns: u64, period_ns: u64) -> bool {
+        let share = u128::from(self.utilization_ppm);
+        let budget_ns = (u128::from(period_ns) * share / u128::from(PPM)) as u64;
         if let Some(active) = &mut self.active {
-            active.period_ns = active.period_ns.min(period_ns);
+            if period_ns < active.period_ns {
+                let left_ns = (active.budget_ns - active.used_ns).min(budget_ns.max(1));
+                *active = Active { period_ns, budget_ns: active.used_ns + left_ns, ..*active };
+            }
             return true;
         }
-        let budget_ns = (u128::from(period_ns) * u128::from(self.utilization_ppm) / u128::from(PPM)) as u64;
         if now_ns < self.eligible_ns || budget_ns == 0 {
             return false;
         }
@@ -98,10 +103,11 @@ mod tests {
         let mut server = InheritingServer::new(250_000);
         assert!(server.begin(0, 100));
         assert_eq!((server.available_ns(), server.inherited_period_ns()), (25, Some(100)));
-        assert!(server.begin(1, 40), "a more urgent task lends its priority, not its budget");
-        assert_eq!((server.available_ns(), server.inherited_period_ns()), (25, Some(40)));
+        assert!(server.begin(1, 40), "a more urgent task lends its priority, with its budget");
+        assert_eq!((server.available_ns(), server.inherited_period_ns()), (10, Some(40)));
+        assert!(server.begin(2, 100));
+        assert_eq!((server.available_ns(), server.inherited_period_ns()), (10, Some(40)));
         server.run(10, 10).unwrap();
-        server.block(10);
         assert_eq!((server.eligible_ns(), server.inherited_period_ns()), (40, None));
         assert!(!server.begin(39, 100) && server.begin(40, 100));
         assert_eq!(server.run(70, 30), Err(Overrun { by_ns: 5 }));

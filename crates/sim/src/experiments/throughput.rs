@@ -1,8 +1,10 @@
 //! Section 6.1.2: four bulk endpoints beside four cameras, of which one is of high criticality (Tables 5 and 6).
 
-use farbus_realtime::schedule::{Criticality, Options, Plan, Refusal, Request, plan};
+use farbus_realtime::schedule::{Criticality, Options, Plan, Refusal, plan};
 use farbus_realtime::transfer::{Direction, Shape, ShapeError};
 use farbus_realtime::{Speed, TransferKind};
+
+pub use farbus_realtime::schedule::Request;
 
 use super::paper::Throughput;
 use crate::bus::Controller;

@@ -1,5 +1,7 @@
 //! Quest: every task and every bottom half runs on a virtual CPU (section 2.1 of the paper).
 
+use std::collections::VecDeque;
+
 use farbus_realtime::vcpu::{InheritingServer, SporadicServer};
 
 use super::role::{Choice, Role, TaskId, Turns};
@@ -16,7 +18,12 @@ pub(super) struct Quest {
 #[derive(Clone, Debug)]
 enum Server {
     Main(SporadicServer),
-    Io { server: InheritingServer, period_ns: u64 },
+    Io {
+        server: InheritingServer,
+        period_ns: u64,
+        /// Those of the tasks that its jobs are for.
+        waiting: VecDeque<u64>,
+    },
     Background,
 }
 
@@ -25,16 +32,18 @@ impl Quest {
         let server = |role: &Role| match *role {
             Role::Reserved(reserve) => Server::Main(SporadicServer::new(reserve, 0)),
             Role::BottomHalf { utilization_ppm, period_ns } => {
-                Server::Io { server: InheritingServer::new(utilization_ppm), period_ns }
+                Server::Io { server: InheritingServer::new(utilization_ppm), period_ns, waiting: VecDeque::new() }
             }
             Role::Ordinary => Server::Background,
         };
         Self { servers: roles.iter().map(server).collect(), background: Turns::new(SLICE_NS) }
     }
 
-    pub(super) fn wake(&mut self, now_ns: u64, task: TaskId, is_first: bool) {
-        if let (Server::Main(server), true) = (&mut self.servers[task], is_first) {
-            server.wake(now_ns);
+    pub(super) fn wake(&mut self, now_ns: u64, task: TaskId, is_first: bool, for_ns: Option<u64>) {
+        match &mut self.servers[task] {
+            Server::Main(server) if is_first => server.wake(now_ns),
+            Server::Io { period_ns, waiting, .. } => waiting.push_back(for_ns.unwrap_or(*period_ns)),
+            _ => {}
         }
     }
 
@@ -48,7 +57,9 @@ impl Quest {
                     until_ns = until_ns.min(server.next_replenishment_ns(now_ns).unwrap_or(u64::MAX));
                     ((server.reserve().period_ns, 1, task), server.available_ns(now_ns))
                 }
-                Server::Io { server, period_ns } => {
+                Server::Io { server, period_ns, waiting } => {
+                    // The most urgent of those that wait lends its priority.
+                    let period_ns = waiting.iter().min().unwrap_or(period_ns);
                     if !server.begin(now_ns, *period_ns) {
                         until_ns = until_ns.min(server.eligible_ns().max(now_ns + 1));
                         continue;
@@ -72,11 +83,14 @@ impl Quest {
         }
     }
 
-    pub(super) fn charge(&mut self, now_ns: u64, task: TaskId, ran_ns: u64, is_idle: bool) {
+    pub(super) fn charge(&mut self, now_ns: u64, task: TaskId, ran_ns: u64, is_finished: bool, is_idle: bool) {
         // Who is interrupted at the end of its budget overruns, and pays for it itself.
         match &mut self.servers[task] {
             Server::Main(server) => _ = server.run(now_ns, ran_ns),
-            Server::Io { server, .. } => {
+            Server::Io { server, waiting, .. } => {
+                if is_finished {
+                    waiting.pop_front();
+                }
                 _ = server.run(now_ns, ran_ns);
                 if is_idle {
                     server.block(now_ns);

@@ -14,7 +14,7 @@ pub enum Role {
     BottomHalf {
         /// Its share of the processor in millionths; Linux has no such thing.
         utilization_ppm: u32,
-        /// The period of the task it works for, which Quest has it inherit.
+        /// The period of the task it works for if nothing else is said, which Quest has it inherit.
         period_ns: u64,
     },
     /// A task without a reserve.
