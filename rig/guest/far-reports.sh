@@ -18,6 +18,7 @@ input() { ls -d "$(far_device 1d6b:0105)"/*:*/*/input/input*/event* | head -n 1 
 node() { [ -c "/dev/input/$(basename "$(input)")" ]; }
 share "usb:$mouse"
 distance $RTT
+# The second comes while the port is being reset after the first.
 for client in stock farbus; do
   CLIENT=$client
   count=$REPORTS

@@ -18,7 +18,7 @@ const MODULES: &[&str] = &["usb_f_mass_storage", "usbip_host", "usb_storage", "u
 
 fn storage(lab: &Lab) -> Result<String> {
     let (distances, ways, mib) =
-        if is_thorough(lab) { ("0 1 10 50 100", "driven kernel usbip uas", 96) } else { ("0 50", "usbip uas", 64) };
+        if is_thorough(lab) { ("0 1 10 50 100", "driven kernel usbip uas", 80) } else { ("0 50", "usbip uas", 80) };
     let told = [
         ("RTTS", distances.to_owned()),
         ("WAYS", ways.to_owned()),
