@@ -3,8 +3,8 @@
 use crate::farbus::{Farbus, Share};
 use crate::hosts::Host;
 use crate::image::kernel::{Kernel, write_whole};
-use crate::image::{isostream, root::Base, testusb};
-use crate::machine::{Guest, Network, Spec};
+use crate::image::{ours, root::Base, testusb};
+use crate::machine::{Guest, Network, Spec, Time};
 use crate::{Error, Result, prerequisites, tool};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -80,6 +80,8 @@ pub struct Boot<'a> {
     pub network: Network,
     /// Whether its kernel takes the processor from itself, as it does everywhere but where that brings a bug of its own to light.
     pub is_preemptible: bool,
+    /// Which time passes in it.
+    pub time: Time,
 }
 
 impl Default for Boot<'_> {
@@ -97,6 +99,7 @@ impl Default for Boot<'_> {
             role: "",
             network: Network::Host,
             is_preemptible: true,
+            time: Time::Host,
         }
     }
 }
@@ -115,9 +118,10 @@ impl Workshop {
         let farbus = farbus.or_else(beside_us);
         let kernel = Kernel::find()?;
         let testusb = testusb::build(&cache)?;
-        let isostream = isostream::build(&scratch)?;
+        let ours = ours::build(&scratch)?;
         let for_guests = farbus.as_deref().map(|program| stripped(program, &scratch)).transpose()?;
-        let base = Base::build(&kernel, &[&testusb, &isostream], for_guests.as_deref())?;
+        let programs: Vec<&Path> = [&testusb].into_iter().chain(&ours).map(PathBuf::as_path).collect();
+        let base = Base::build(&kernel, &programs, for_guests.as_deref())?;
         let versions = versions(&kernel)?;
         let kernel = kernel.uncompressed(&cache)?;
         Ok(Self { kernel, base, farbus, scratch, logs, cache, records, versions, times, steps })
@@ -176,6 +180,7 @@ impl Lab<'_> {
             capture: boot.capture.clone(),
             network: &boot.network,
             is_preemptible: boot.is_preemptible,
+            time: boot.time,
             hardware: &boot.hardware,
             monitor: &self.scratch(&format!("{number}.qmp")),
         })

@@ -42,11 +42,27 @@ pub struct Spec<'a> {
     pub network: &'a Network,
     /// Whether the kernel takes the processor from itself.
     pub is_preemptible: bool,
+    /// Which time passes in it.
+    pub time: Time,
     /// What else is plugged in, as QEMU's own arguments.
     pub hardware: &'a [String],
     /// Where to make the socket that commands the machine.
     pub monitor: &'a Path,
 }
+
+/// Which time passes in a machine.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Time {
+    /// The host's.
+    #[default]
+    Host,
+    /// Its own: two nanoseconds an instruction, and none in which nothing happens. What is measured there does not depend on what else the
+    /// host does, as long as nothing in the machine waits for the host: no word of the case's, no file behind a disk.
+    Counted,
+}
+
+/// The time stamp counter counts nanoseconds then.
+const COUNTED_KHZ: u32 = 1_000_000;
 
 /// What a machine's network card is plugged into.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -358,13 +374,16 @@ fn qemu(spec: &Spec) -> Command {
         .arg(spec.kernel)
         .arg("-initrd")
         .arg(spec.root)
-        .args(["-append", &command_line(spec.is_preemptible)])
+        .args(["-append", &command_line(spec)])
         // The console goes to our end of QEMU's own standard error, so its complaints land beside the kernel's.
         .args(["-chardev", "file,id=console,path=/dev/fd/2", "-device", "isa-serial,chardev=console"])
         .args(["-chardev", "stdio,id=case,signal=off", "-device", "isa-serial,chardev=case"])
         .args(spec.network.arguments())
         .args(["-qmp", &format!("unix:{},server=on,wait=off", spec.monitor.display())])
         .args(spec.hardware);
+    if spec.time == Time::Counted {
+        qemu.args(["-icount", "shift=1,sleep=off", "-rtc", "clock=vm", "-seed", "1"]);
+    }
     if let Some(file) = &spec.capture {
         qemu.args(["-object", &format!("filter-dump,id=capture,netdev=net,maxlen=1048576,file={}", file.display())]);
     }
@@ -373,12 +392,12 @@ fn qemu(spec: &Spec) -> Command {
 
 /// What each word is for: an oops ends the machine and QEMU with it; preempt=full because tests of unlinking
 /// livelock a single processor without it; the rest is boot time.
-fn command_line(is_preemptible: bool) -> String {
-    let preempt = if is_preemptible { "full" } else { "none" };
+fn command_line(spec: &Spec) -> String {
+    let preempt = if spec.is_preemptible { "full" } else { "none" };
+    let khz = if spec.time == Time::Counted { COUNTED_KHZ } else { clock_khz() };
     format!(
         "console=ttyS0 loglevel=1 preempt={preempt} oops=panic panic=-1 reboot=t rdinit=/init random.trust_cpu=on \
-         cryptomgr.notests security=none audit=0 nokaslr mitigations=off tsc=reliable tsc_early_khz={}",
-        clock_khz()
+         cryptomgr.notests security=none audit=0 nokaslr mitigations=off tsc=reliable tsc_early_khz={khz}"
     )
 }
 

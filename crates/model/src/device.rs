@@ -379,3 +379,15 @@ impl<D> Completions<D> {
         self.queue.range(count.min(self.queue.len())..)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_waited_for_on_is_itself_and_its_copies() {
+        let (one, other) = (Readiness::new(1), Readiness::new(1));
+        assert!(one.is(&one.clone()));
+        assert!(!one.is(&other), "what is inside may be alike");
+    }
+}

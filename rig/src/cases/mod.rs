@@ -8,6 +8,7 @@ mod capture;
 mod case;
 mod daemon;
 mod exporters;
+mod far;
 mod kernel;
 mod keyboard;
 mod link;
@@ -46,6 +47,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     ]
     .into_iter()
     .flatten()
+    .chain(far::all())
     .chain(pair::all())
 }
 

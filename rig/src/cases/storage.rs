@@ -33,11 +33,6 @@ pub(super) const CASES: &[Case] = &[
         run: |lab| read_only_by(lab, Client::Farbus, UAS),
     },
     Case {
-        name: "storage-far",
-        purpose: "at a round trip of 50 ms a disk attached with `--via uas` is read several times as fast as the device itself",
-        run: far,
-    },
-    Case {
         name: "storage-64g-stock",
         purpose: "a 64 GiB sparse disk shows its size, and its last sector is written and read",
         run: |lab| large(lab, Client::Stock),
@@ -110,20 +105,6 @@ fn local(lab: &Lab) -> Result<String> {
         .boot(&Boot {
             script: include_str!("../../guest/storage-local.sh"),
             modules: MODULES,
-            client: Client::Farbus,
-            ..Boot::default()
-        })?
-        .finish()?;
-    Ok(note(&report.output))
-}
-
-fn far(lab: &Lab) -> Result<String> {
-    lab.farbus()?;
-    let report = lab
-        .boot(&Boot {
-            script: include_str!("../../guest/storage-far.sh"),
-            modules: &[MODULES, &[UAS_MODULE, "sch_netem"]].concat(),
-            programs: &["tc", "dd", "cmp"],
             client: Client::Farbus,
             ..Boot::default()
         })?

@@ -1,9 +1,9 @@
 //! What a guest is made of: the kernel, its modules, and a root file system in memory.
 
 pub mod cpio;
-pub mod isostream;
 pub mod kernel;
 pub mod libraries;
 pub mod modules;
+pub mod ours;
 pub mod root;
 pub mod testusb;

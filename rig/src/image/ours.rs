@@ -1,16 +1,23 @@
-//! Our own small user of isochronous endpoints, compiled at test time.
+//! Our own small programs for guests, compiled at test time.
 //!
-//! In C, because it must not be farbus: what judges the streams speaks to the kernel's usbfs by the kernel's own header.
+//! In C, because they must not be farbus: what judges it speaks to the kernel by the kernel's own headers.
 
 use crate::{Error, Result, tool};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles `guest/isostream.c` into the folder.
-pub fn build(folder: &Path) -> Result<PathBuf> {
-    let (source, program) = (folder.join("isostream.c"), folder.join("isostream"));
-    std::fs::write(&source, include_str!("../../guest/isostream.c"))
-        .map_err(Error::io(format!("write {}", source.display())))?;
+/// A user of isochronous endpoints, and one who measures what is far away.
+const PROGRAMS: [(&str, &str); 2] =
+    [("isostream", include_str!("../../guest/isostream.c")), ("measure", include_str!("../../guest/measure.c"))];
+
+/// Compiles all of them into the folder.
+pub fn build(folder: &Path) -> Result<Vec<PathBuf>> {
+    PROGRAMS.iter().map(|(name, text)| compile(folder, name, text)).collect()
+}
+
+fn compile(folder: &Path, name: &str, text: &str) -> Result<PathBuf> {
+    let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    std::fs::write(&source, text).map_err(Error::io(format!("write {}", source.display())))?;
     tool::output(Command::new("gcc").args(["-O2", "-o"]).args([&program, &source]))?;
     Ok(program)
 }

@@ -1,0 +1,15 @@
+//! Devices that are far away: what an unmodified kernel's drivers notice of the distance.
+//!
+//! Exporter and importer are one guest, whose `lo` takes its time (netem), and the guest's time is its own (`Time::Counted` in `machine.rs`): the figures
+//! are the same on a busy machine. `--times` above 1 makes them thorough: all distances, a minute of sound.
+
+mod attach;
+mod storage;
+mod streams;
+mod way;
+
+use super::case::Case;
+
+pub(super) fn all() -> impl Iterator<Item = &'static Case> {
+    [attach::CASES, storage::CASES, streams::CASES].into_iter().flatten()
+}

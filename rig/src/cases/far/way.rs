@@ -1,0 +1,31 @@
+//! The way between exporter and importer, and how a case is run over it.
+
+use crate::Result;
+use crate::lab::{Boot, Client, Lab};
+use crate::machine::Time;
+use std::time::Duration;
+
+/// Runs a script behind the words of `guest/far.sh`; what it says of the distance is the note.
+pub(super) fn run(lab: &Lab, script: &str, modules: &[&str], variables: &[(&str, String)]) -> Result<String> {
+    lab.farbus()?;
+    let modules = [&["virtio_mmio", "virtio_net", "vhci_hcd", "sch_netem"], modules].concat();
+    let report = lab
+        .boot(&Boot {
+            script: &[include_str!("../../../guest/far.sh"), script].concat(),
+            modules: &modules,
+            programs: &["tc"],
+            client: Client::Farbus,
+            variables,
+            time: Time::Counted,
+            patience: Duration::from_secs(if is_thorough(lab) { 3600 } else { 420 }),
+            ..Boot::default()
+        })?
+        .finish()?;
+    let said: Vec<&str> = report.output.lines().filter_map(|line| line.strip_prefix("far: ")).collect();
+    Ok(said.join("\n"))
+}
+
+/// Whether more is asked for than CI has time for.
+pub(super) fn is_thorough(lab: &Lab) -> bool {
+    lab.times() > 1
+}
