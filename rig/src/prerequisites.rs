@@ -23,6 +23,8 @@ const NEEDS: &[Need] = &[
     need("usbip", "usbip", || on_path("usbip")),
     need("usbutils", "usbreset, lsusb", || on_path("usbreset") && on_path("lsusb")),
     need("alsa-utils", "aplay, amixer", || on_path("aplay") && on_path("amixer")),
+    need("can-utils", "candump, cangen", || on_path("candump") && on_path("cangen")),
+    need("iproute2", "ip", || on_path("ip")),
     need("libasound2-data", "/usr/share/alsa/alsa.conf", || exists("/usr/share/alsa/alsa.conf")),
     need("pcscd", "pcscd", || on_path("pcscd")),
     need("libccid", CARD_READER_DRIVER, || exists(CARD_READER_DRIVER)),

@@ -34,7 +34,7 @@ const PACKAGES: &[Package] = &[
     // Reads our usbredir packets and says them again.
     Package { name: "libusbredirparser-dev", steps: &["test"] },
     // Networks that go silent.
-    Package { name: "iproute2", steps: &["machine"] },
+    Package { name: "iproute2", steps: &["machine", "rig"] },
     Package { name: "procps", steps: &["machine"] },
     // Real kernels in virtual machines, what their guests run, and what reads their traffic.
     Package { name: "qemu-system-x86", steps: &["rig"] },
@@ -46,6 +46,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "usbip", steps: &["rig"] },
     Package { name: "usbutils", steps: &["rig"] },
     Package { name: "alsa-utils", steps: &["rig"] },
+    Package { name: "can-utils", steps: &["rig"] },
     Package { name: "nbd-client", steps: &["rig"] },
     Package { name: "genisoimage", steps: &["rig"] },
     Package { name: "mtp-tools", steps: &["rig"] },

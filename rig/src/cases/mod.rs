@@ -4,6 +4,7 @@
 //! is a good exporter to anybody, `farbus attach --via kernel` that it is a good importer too.
 
 mod audio;
+mod can;
 mod capture;
 mod case;
 mod daemon;
@@ -34,6 +35,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         nbd::CASES,
         keyboard::CASES,
         audio::CASES,
+        can::CASES,
         testusb::CASES,
         redir::CASES,
         redir_hosts::CASES,

@@ -54,6 +54,8 @@ const MODULES: &[&str] = &[
     "cdc_subset",
     "usblp",
     "snd_usb_audio",
+    "gs_usb",
+    "can_raw",
 ];
 
 /// Host programs that go along, with their libraries.
