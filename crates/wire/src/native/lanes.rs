@@ -136,27 +136,37 @@ impl Lanes {
     }
 
     /// Says something on the lane that its tag says.
+    #[inline]
     pub fn send(&mut self, message: Message) {
-        if self.further.is_empty() {
-            return self.first.send(message);
+        match self.further.is_empty() {
+            true => self.first.send(message),
+            false => self.lane_of(&message.head).send(message),
         }
-        let lane = match message.head.kind {
-            Kind::Request | Kind::Reply | Kind::Cancel => split_tag(message.head.tag).0,
+    }
+
+    fn lane_of(&mut self, head: &Head) -> &mut Lane {
+        let lane = match head.kind {
+            Kind::Request | Kind::Reply | Kind::Cancel => split_tag(head.tag).0,
             _ => 0,
         };
         // One that is not there was never heard of: its other end used the tags of a session with one lane.
         let further = self.further.iter_mut().find(|further| further.number == lane.into());
-        further.map_or(&mut self.first, |further| &mut further.lane).send(message);
+        further.map_or(&mut self.first, |further| &mut further.lane)
     }
 
     /// The next frame that arrived whole on this lane.
     ///
     /// # Errors
     /// [`Reject`]: the peer broke the protocol; the session is over.
+    #[inline]
     pub fn poll_arrived(&mut self, number: u16, pool: &mut BufferPool) -> Result<Option<Arrived>, Reject> {
-        if self.further.is_empty() {
-            return if number == 0 { self.first.poll_arrived(pool) } else { Ok(None) };
+        match self.further.is_empty() && number == 0 {
+            true => self.first.poll_arrived(pool),
+            false => self.poll_arrived_on(number, pool),
         }
+    }
+
+    fn poll_arrived_on(&mut self, number: u16, pool: &mut BufferPool) -> Result<Option<Arrived>, Reject> {
         let Some(lane) = self.get_mut(number) else { return Ok(None) };
         let arrived = lane.poll_arrived(pool)?;
         if let Some(Arrived { head: Head { kind, tag, .. }, .. }) = arrived {
@@ -174,6 +184,7 @@ impl Lanes {
     }
 
     /// Bytes that wait to be cut on any of them, heads apart.
+    #[inline]
     pub fn waiting_bytes(&self) -> usize {
         let further: usize = self.further.iter().map(|further| further.lane.waiting_bytes()).sum();
         self.first.waiting_bytes() + further
