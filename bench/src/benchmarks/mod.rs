@@ -8,6 +8,7 @@ mod deep;
 mod distance;
 mod encrypted;
 mod journey;
+mod line;
 mod memory;
 mod modules;
 mod naming;
@@ -34,7 +35,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 21] = [
+pub const ALL: [Benchmark; 22] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -154,6 +155,12 @@ pub const ALL: [Benchmark; 21] = [
         target: "frames at 100 Mb/s, each pair of null modules: at most 0.1 % (in process), 0.36 % (ring), 2.3 % (pipes) (2013 paper)",
         by_default: false,
         run: modules::run,
+    },
+    Benchmark {
+        name: line::NAME,
+        target: "none: a URB over 0 to 100 ms takes a s + RTT; a queue of q > RTT/x + 1 keeps an endpoint busy (2005 paper, Figures 9 to 15)",
+        by_default: false,
+        run: line::run,
     },
     Benchmark {
         name: survey::NAME,
