@@ -11,6 +11,7 @@ mod benchmarks;
 mod contest;
 mod frames;
 mod lab;
+mod late;
 mod load;
 mod net;
 mod peers;
@@ -48,6 +49,7 @@ use crate::{
   farbus-bench --only congestion --plots .    congestion.svg, as root
   farbus-bench --only timeline --only journey --plots .
                                           of a database whose disk moves, and of one that moves along
+  farbus-bench --only line --plots .          the execution-time line and the depth rule of the 2005 paper
   farbus-bench --only survey --json survey.json
   farbus-bench --only modules --plots .       what a pair of modules costs; ten minutes
   farbus-bench --only realtime --plots .      the real-time paper's experiments, in simulation

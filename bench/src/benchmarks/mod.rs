@@ -8,6 +8,7 @@ mod deep;
 mod distance;
 mod encrypted;
 mod journey;
+mod line;
 mod memory;
 mod modules;
 mod naming;
@@ -35,7 +36,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 22] = [
+pub const ALL: [Benchmark; 23] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -161,6 +162,12 @@ pub const ALL: [Benchmark; 22] = [
         target: "in simulation, Tables 4, 6, 9 and Figures 10, 12 to 16 of West, Golchin and Njavro (2023): bounds kept, no overrun; an hour of bus time in 120 s",
         by_default: false,
         run: realtime::run,
+    },
+    Benchmark {
+        name: line::NAME,
+        target: "none: a URB over 0 to 100 ms takes a s + RTT; a queue of q > RTT/x + 1 keeps an endpoint busy (2005 paper, Figures 9 to 15)",
+        by_default: false,
+        run: line::run,
     },
     Benchmark {
         name: survey::NAME,

@@ -158,6 +158,11 @@ impl Server {
         self.child.id()
     }
 
+    /// What its device is called.
+    pub fn busid(&self) -> &'static str {
+        self.busid
+    }
+
     /// A new connection with the server's device imported and configured.
     ///
     /// A device whose last user has just gone may count as busy until the server has noticed.
