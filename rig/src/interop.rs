@@ -68,6 +68,8 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("pair-twins", FARBUS_KERNEL, SHARE_USB),
     ("daemon-cuts", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
     ("daemon-upgrade", DAEMON, Peer("`farbus daemon`, paired, by a rule for real devices")),
+    ("daemon-upgrade-uas", Peer("`farbus daemon`, `[[attach]]` via uas"), SHARE),
+    ("daemon-sleep", DAEMON, SHARE),
     ("daemon-exporter-upgrade", DAEMON, Peer("`farbus daemon`, by a rule for real devices")),
     ("nbd-kernel", Peer("Linux `nbd` + `nbd-client`"), Peer("`farbus attach --via nbd` over `farbus share`")),
     ("nbd-boot", Peer("QEMU `nbd` block driver"), Peer("`farbus attach --via nbd` over `farbus share`, paired")),
