@@ -16,6 +16,7 @@ use farbus::modules::recipe;
 use rustix::process::Signal;
 
 use super::harness::{House, PATIENCE, Running, Share, has, has_fuse, has_program, wait_until};
+use super::restart::Later;
 
 const MIB: u64 = 1 << 20;
 
@@ -405,13 +406,13 @@ fn a_daemon_goes_through_programs_that_it_began_with() {
     let refused = here.run(&["daemon", "reload"]);
     assert!(refused.code == Some(1) && refused.stderr.contains("farbus daemon restart"), "{refused:?}");
     assert!(is_read());
-    let restarted = here.run(&["daemon", "restart", "--interrupt"]);
-    assert_eq!(restarted.code, Some(0), "{restarted:?}, {}", daemon.log());
+    let next = Later::of(&here.json(&["daemon", "restart", "--interrupt", "--json"]));
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
     wait_until(PATIENCE, "the next one is attached through what its file names", is_read);
     drop(began(&here, ""));
     assert_eq!(here.run(&["daemon", "reload"]).code, Some(0));
     wait_until(PATIENCE, "it lets go", || !file.exists());
+    next.end();
 }
 
 /// Looks around, and says what it could do.
