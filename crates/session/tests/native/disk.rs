@@ -363,8 +363,9 @@ impl DiskWorld {
     fn lend(&mut self) {
         let is_linked = self.world.is_linked();
         let remote = self.world.remote.inner_mut();
-        let is_open =
-            *Attached::state(remote) == State::Open && !Attached::is_moving(remote) && remote.in_flight() == 0;
+        // What is yet to be ours cannot be given away (`farbus migrate` refuses).
+        let is_ours = !Attached::is_moving(remote) && !Attached::is_expected(remote);
+        let is_open = *Attached::state(remote) == State::Open && is_ours && remote.in_flight() == 0;
         if is_open && self.asked.is_empty() && is_linked {
             remote.hold_still(self.world.now, &mut self.below);
             remote.bequeath([9; 32]);
