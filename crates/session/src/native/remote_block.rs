@@ -48,9 +48,9 @@ pub struct RemoteBlock {
     is_expected: bool,
     opened: Vec<Payload>,
     next_order: u64,
-    /// The order behind the last change.
-    changed: u64,
-    /// Changes of an order before this are durable.
+    /// Changes that were answered and need a flush to be durable, counted as they were answered.
+    answered: u64,
+    /// So many of them have had it.
     flushed: u64,
     /// Writes that were answered may be lost: the next flush says so.
     is_undurable: bool,
@@ -65,7 +65,7 @@ struct Flight {
     lane: u8,
     /// Its place among all requests: what is asked again is asked in the same order.
     order: u64,
-    /// A flush: changes of an order before this are durable when it succeeds.
+    /// A flush: so many answered changes are durable when it succeeds.
     covers: u64,
     data: Vec<Payload>,
     missing: u32,
@@ -106,7 +106,7 @@ impl RemoteBlock {
             is_expected,
             opened: Vec::new(),
             next_order: 0,
-            changed: 0,
+            answered: 0,
             flushed: 0,
             is_undurable: false,
             timing: Timing::default(),
@@ -171,13 +171,7 @@ impl RemoteBlock {
         self.loads.add(lane, cost(&request));
         let order = self.next_order;
         self.next_order += 1;
-        let mut covers = 0;
-        match request.op {
-            BlockOp::Read => {}
-            // It covers what was answered before it was asked.
-            BlockOp::Flush => covers = self.first_change_in_flight().unwrap_or(order),
-            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes => self.changed = self.next_order,
-        }
+        let covers = if request.op == BlockOp::Flush { self.answered } else { 0 };
         let is_timed = self.timing.is_due(now);
         let missing = if request.op == BlockOp::Read { request.length } else { 0 };
         let flight = Flight {
@@ -255,17 +249,10 @@ impl RemoteBlock {
 
     /// The exporter had forgotten us, and the device is open again: what was in flight is asked again.
     fn come_back(&mut self, before: Description, now: Description) {
-        // A change that is asked again needs no flush of before.
-        let answered = self.first_change_in_flight().unwrap_or(self.changed);
-        self.is_undurable |= before.durability != now.durability && answered > self.flushed;
+        self.is_undurable |= before.durability != now.durability && self.answered > self.flushed;
         for request in self.take_flights().into_iter().rev() {
             self.held.push_front(request);
         }
-    }
-
-    fn first_change_in_flight(&mut self) -> Option<u64> {
-        let flights = self.slots.iter_mut();
-        flights.filter(|(_, flight)| is_change(flight.request.op)).map(|(_, flight)| flight.order).min()
     }
 
     /// Everything in flight, in the order in which it was asked.
@@ -330,6 +317,7 @@ impl RemoteBlock {
                 request.fail(StoreError::Lost)
             }
             Ok(()) => {
+                self.answered += u64::from(is_change(request.op) && !request.is_durable);
                 self.flushed = self.flushed.max(covers);
                 request.answer(Payload::joined(data))
             }
@@ -544,7 +532,7 @@ impl Movable for RemoteBlock {
         to.bytes(&description.encode());
         to.u16(self.credit.requests);
         to.u32(self.credit.bytes);
-        for number in [self.next_order, self.changed, self.flushed] {
+        for number in [self.next_order, self.answered, self.flushed] {
             to.u64(number);
         }
         to.count(self.owed);
@@ -578,7 +566,7 @@ impl Movable for RemoteBlock {
         remote.description = Some(description);
         remote.credit = Credit { requests: from.u16("requests")?, bytes: from.u32("bytes")? };
         remote.next_order = from.u64("next order")?;
-        (remote.changed, remote.flushed) = (from.u64("changed")?, from.u64("flushed")?);
+        (remote.answered, remote.flushed) = (from.u64("changes answered")?, from.u64("flushed")?);
         remote.owed = from.count("requests owed", 0)?;
         for _ in 0..from.count("parts of a description", 4)? {
             remote.opened.push(from.payload("part of a description")?);
