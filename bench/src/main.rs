@@ -127,6 +127,9 @@ impl Arguments {
 
     fn measure(self) -> Result<ExitCode> {
         let chosen = self.chosen()?;
+        if let Some(folder) = &self.plots {
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        }
         let lab = Lab {
             subject: self.subject,
             farbus: match self.farbus {
