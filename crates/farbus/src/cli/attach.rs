@@ -666,6 +666,7 @@ impl Shown {
             latency: None,
             counts: BTreeMap::new(),
             drift_us: None,
+            links: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
         let device = device.with_standing(state.standing.as_ref());
