@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -632,10 +632,8 @@ impl Shared {
             bus_id
         };
         let holder = self.holders_of(&bus_id).pop().ok_or(ShareError::Silent)?;
-        let (answer, answered) = mpsc::sync_channel(1);
-        holder.mailbox.leave(command, answer);
-        let result = answered.recv_timeout(COMMAND_TIME_MAX).map_err(|_| ShareError::Silent)?;
-        result.map_err(ShareError::Command)
+        let result = holder.mailbox.ask(command, COMMAND_TIME_MAX);
+        result.ok_or(ShareError::Silent)?.map_err(ShareError::Command)
     }
 
     pub fn stop(&self, is_replaced: bool) -> bool {

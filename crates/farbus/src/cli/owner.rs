@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
 use crate::client::Attribute;
-use crate::control::{Answer, Question, ask_all};
+use crate::control::{Answer, Question, ask_all, ask_in_turn};
 
 /// Show every running share and attach of this user.
 #[derive(Debug, clap::Args)]
@@ -248,7 +248,12 @@ pub fn ask_owner(device: &str, question: Question) -> Result<(), Failure> {
 
 /// The same, for what is answered.
 pub fn hear_owner(device: &str, question: Question) -> Result<Value, Failure> {
-    for (_, answer) in ask_all(&question).map_err(Failure::local)? {
+    heard(device, [ask_in_turn(&question).map_err(Failure::local)?])
+}
+
+/// The first answer that is one.
+pub fn heard(device: &str, answers: impl IntoIterator<Item = Answer>) -> Result<Value, Failure> {
+    for answer in answers {
         match answer {
             Answer::Ok(value) => return Ok(value),
             Answer::Unknown => {}
