@@ -200,7 +200,8 @@ impl Cable {
     /// may then be late by 10 ms.
     pub fn wait(&mut self, lane: &mut Lane, span: Option<Duration>, only_talk: bool) -> io::Result<()> {
         let is_long = span.is_none_or(|span| span > TALK_PAUSE);
-        let may_receive = only_talk && self.is_talking && is_long && !self.is_first_blocked() && self.further.is_empty();
+        let may_receive =
+            only_talk && self.is_talking && is_long && !self.is_first_blocked() && self.further.is_empty();
         let Some(strand) = self.first.as_ref().filter(|_| may_receive) else {
             return self.all.wait(if self.has_received() { Some(Duration::ZERO) } else { span });
         };
