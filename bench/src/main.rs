@@ -43,23 +43,28 @@ use crate::{
     name = "farbus-bench",
     after_help = "Examples:
   farbus-bench list
-  farbus-bench --only round-trip --only deep --quick
+  farbus-bench round-trip deep --quick
+  farbus-bench device                     20 MB raw in 4 KiB requests, a row a path
   farbus-bench --markdown > table.md
   farbus-bench --subject ref              what this machine lets anyone reach
-  farbus-bench --only congestion --plots .    congestion.svg, as root
-  farbus-bench --only timeline --only journey --plots .
+  farbus-bench congestion --plots .       congestion.svg, as root
+  farbus-bench links                      1 to 8 links on a path that loses, as root
+  farbus-bench timeline journey --plots .
                                           of a database whose disk moves, and of one that moves along
-  farbus-bench --only line --plots .          the execution-time line and the depth rule of the 2005 paper
-  farbus-bench --only survey --json survey.json
-  farbus-bench --only modules --plots .       what a pair of modules costs; ten minutes
-  farbus-bench --only realtime --plots .      the real-time paper's experiments, in simulation
+  farbus-bench line --plots .             the execution-time line and the depth rule of the 2005 paper
+  farbus-bench survey --json survey.json
+  farbus-bench modules --plots .          what a pair of modules costs; ten minutes
+  farbus-bench realtime --plots .         the real-time paper's experiments, in simulation
   chrt -f 1 farbus-bench --pin split --patience 0
                                           on a busy machine, to look for causes"
 )]
 struct Arguments {
     #[command(subcommand)]
     command: Option<Action>,
-    /// Run this benchmark only; may be given several times
+    /// Run these benchmarks only
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// The same, one at a time
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Shorter slices, five rounds, fewer URBs
@@ -184,13 +189,14 @@ impl Arguments {
     }
 
     fn chosen(&self) -> Result<Vec<&'static Benchmark>> {
-        let known = |name: &String| benchmarks::ALL.iter().any(|benchmark| benchmark.name == name);
-        if let Some(unknown) = self.only.iter().find(|name| !known(name)) {
+        let known = |name: &&String| benchmarks::ALL.iter().any(|benchmark| benchmark.name == name.as_str());
+        let named: Vec<&String> = self.names.iter().chain(&self.only).collect();
+        if let Some(unknown) = named.iter().find(|name| !known(name)) {
             bail!("there is no benchmark {unknown}; `farbus-bench list` names them");
         }
-        let asked_for = |benchmark: &&Benchmark| match self.only.as_slice() {
+        let asked_for = |benchmark: &&Benchmark| match named.as_slice() {
             [] => benchmark.by_default,
-            names => names.iter().any(|name| name == benchmark.name),
+            names => names.iter().any(|name| *name == benchmark.name),
         };
         Ok(benchmarks::ALL.iter().filter(asked_for).collect())
     }

@@ -71,6 +71,52 @@ impl Net {
     }
 }
 
+/// Two hosts, this machine and one in a namespace, with a long way between them that loses packets; all goes when dropped.
+pub struct LossyNet {
+    server: String,
+}
+
+impl LossyNet {
+    /// So far away, there and back, and so many of a thousand packets lost, each way.
+    pub fn create(round_trip_ms: u32, lost_per_mille: u32) -> Result<Self> {
+        let id = std::process::id() % 100_000;
+        let net = Self { server: format!("farbus-bench-{id}-far") };
+        let (server, ours) = (&net.server, format!("fb{id}l"));
+        let here = |words: &str| ran(&words.split(' ').collect::<Vec<_>>());
+        here(&format!("ip netns add {server}")).context("a namespace takes root and the iproute2 tools")?;
+        here(&format!("ip -n {server} link set lo up"))?;
+        here(&format!("ip link add {ours} type veth peer name cable netns {server}"))?;
+        here(&format!("ip address add {HERE}/30 dev {ours}"))?;
+        here(&format!("ip link set {ours} up"))?;
+        here(&format!("ip -n {server} address add {ROUTER}/30 dev cable"))?;
+        here(&format!("ip -n {server} address add {THERE}/32 dev lo"))?;
+        here(&format!("ip -n {server} link set cable up"))?;
+        here(&format!("ip route add {THERE}/32 via {ROUTER}"))?;
+        // A packet is a packet: what is lost is one of an Ethernet's.
+        let each_way = format!("root netem delay {}us limit 100000", round_trip_ms * 500);
+        let loss =
+            if lost_per_mille == 0 { String::new() } else { format!(" loss {}%", f64::from(lost_per_mille) / 10.0) };
+        for (at, device) in [(String::new(), ours.as_str()), (format!("ip netns exec {server} "), "cable")] {
+            let _ = here(&format!("{at}ethtool -K {device} tso off gso off gro off"));
+            here(&format!("{at}tc qdisc add dev {device} {each_way}{loss}"))
+                .context("a long path that loses takes the kernel's netem (module sch_netem), which is not here")?;
+        }
+        Ok(net)
+    }
+
+    /// A command on the far host.
+    pub fn on_server(&self, program: &Path) -> Command {
+        command_in(&self.server, program)
+    }
+}
+
+impl Drop for LossyNet {
+    fn drop(&mut self) {
+        // Its end of the cable goes with it, and so does ours.
+        let _ = ran(&["ip", "netns", "delete", &self.server]);
+    }
+}
+
 fn command_in(namespace: &str, program: &Path) -> Command {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", namespace]).arg(program);

@@ -14,7 +14,7 @@ died=$(uptime_now)
 has_driver() { [ "$(basename "$(readlink "/sys/bus/usb/devices/$shared:1.0/driver")")" = usb-storage ]; }
 wait_for 10 has_driver || fail "the stick's driver does not have it again: $(cat /run/share.log)"
 echo "note: the stick's driver has it again $(elapsed "$died" "$(uptime_now)") s after a kill"
-# Not before the 20 s are over for which it outlives its link.
+# Not before the time is over for which it outlives its link.
 wait_for 60 no_port_in_use || fail "its importer still has it"
 kill -TERM "$attach_pid"
 wait "$attach_pid" || fail "the importer's daemon ended with $?: $(cat /run/attach.log)"

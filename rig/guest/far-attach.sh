@@ -14,12 +14,12 @@ for device in storage:usb-storage keyboard:usbhid serial:cdc_acm audio:snd-usb-a
     attached "$driver" usbip --tcp-port "$PORT" attach -r "$EXPORTER" -b 1-$index
     eval "stock_$rtt=$total"
     # All that a driver asks later is done.
-    sleep 3
+    sleep $((1 + rtt / 50))
     detach
     CLIENT=farbus
     attached "$driver" farbus attach "$EXPORTER:$PORT/1-$index" --via kernel --grace 20
     eval "whole_$rtt=$total session_$rtt=$session"
-    sleep 3
+    sleep $((1 + rtt / 50))
     farbus detach || fail "farbus detach"
     wait_for 5 no_port_in_use || fail "the port is still in use after detach"
   done

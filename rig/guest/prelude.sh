@@ -4,6 +4,16 @@
 say() { echo "@rig say $*"; }
 await() { read -r word && [ "$word" = "$1" ] || fail "expected the host to say $1, it said: $word"; }
 
+# From here on the host's word makes a file, so that a load may look whether it is enough.
+listen_for() {
+  word=$1
+  (
+    until [ "$said" = "$word" ]; do read -r said; done
+    : >"/run/said-$word"
+  ) </dev/ttyS1 &
+}
+has_heard() { [ -e "/run/said-$1" ]; }
+
 fail() {
   echo "FAIL: $*"
   [ -s /run/attach.log ] && sed 's/^/farbus: /' /run/attach.log

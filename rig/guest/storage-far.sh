@@ -23,8 +23,8 @@ measured() {
   rtt=$2
   wait_for 60 has_disk || fail "no disk appeared"
   dev=/dev/$(disk)
-  # What the kernel asks of a new disk is over, and how far it is is known.
-  sleep 3
+  # What the kernel asks of a new disk is over (some thirty round trips), and how far it is is known.
+  sleep $((1 + rtt / 50))
   measure random "$dev" 4096 8 >/run/random || fail "$(cat /run/random)"
   measure random "$dev" 4096 64 >/run/random || fail "$(cat /run/random)"
   read -r median most </run/random

@@ -252,6 +252,12 @@ impl Guest {
         stdin.write_all(format!("{word}\n").as_bytes()).map_err(Error::io("write to the guest's serial line"))
     }
 
+    /// The same of a machine that may have migrated: the first byte that it gets then is lost.
+    pub fn tell_wherever(&mut self, word: &str) -> Result<()> {
+        self.tell("")?;
+        self.tell(word)
+    }
+
     /// Waits for the script's end and turns the machine off.
     pub fn finish(mut self) -> Result<Report> {
         loop {

@@ -5,10 +5,12 @@ mod congestion;
 mod cpu;
 mod database;
 mod deep;
+mod device;
 mod distance;
 mod encrypted;
 mod journey;
 mod line;
+mod links;
 mod memory;
 mod modules;
 mod naming;
@@ -36,7 +38,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 23] = [
+pub const ALL: [Benchmark; 25] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -170,9 +172,31 @@ pub const ALL: [Benchmark; 23] = [
         run: line::run,
     },
     Benchmark {
+        name: device::NAME,
+        target: "none: a raw device, 20 MB in 4 KiB requests, over every path, 1 ms and 10 ms among them (2008 paper, Table 2)",
+        by_default: false,
+        run: device::run,
+    },
+    Benchmark {
+        name: links::NAME,
+        target: "none: a disk over 1, 2, 4, 8 links, 50 ms away, at 0, 0.1 and 1 % loss (root and the kernel's netem)",
+        by_default: false,
+        run: links::run,
+    },
+    Benchmark {
         name: survey::NAME,
         target: "none: all sizes and depths against ref and the usbip crate, with latencies",
         by_default: false,
         run: survey::run,
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_completes_the_names_that_there_are() {
+        assert_eq!(ALL.map(|benchmark| benchmark.name), farbus::cli::bench::NAMES);
+    }
+}

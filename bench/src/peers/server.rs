@@ -14,7 +14,11 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use super::{listen::START_MAX, reference, usbip_crate};
-use crate::{load::Client, net::Net, placement::Placement};
+use crate::{
+    load::Client,
+    net::{LossyNet, Net},
+    placement::Placement,
+};
 
 /// Within which a device is to be offered again after its user has gone.
 const RELEASE_MAX: Duration = Duration::from_secs(1);
@@ -95,6 +99,20 @@ impl Server {
     pub fn farbus(program: &Path, what: &str, placement: Placement) -> Result<Self> {
         let mut command = Command::new(program);
         command.args(["share", what, "--listen", "127.0.0.1:0"]);
+        Self::start(command, "farbus", "1-1", placement)
+    }
+
+    /// The same on the other host of a network, at an address of its own there.
+    pub fn farbus_in(
+        net: &LossyNet,
+        program: &Path,
+        what: &str,
+        address: IpAddr,
+        placement: Placement,
+    ) -> Result<Self> {
+        let mut command = net.on_server(program);
+        // Nobody else is there.
+        command.args(["share", what, "--listen", &SocketAddr::new(address, 3240).to_string()]);
         Self::start(command, "farbus", "1-1", placement)
     }
 

@@ -1,5 +1,5 @@
-//! farbus's own protocol over plain TCP, both ends of it farbus's library: an exporter of a disk in memory and of a source/sink
-//! device, an importer that drives them, and one that shows the disk by NBD.
+//! farbus's own protocol over plain TCP, both ends of it farbus's library: an exporter of a disk in memory, of the same as a USB disk that
+//! it drives itself, and of a source/sink device, an importer that drives them, and one that shows the disk by NBD.
 //!
 //! The product speaks it between paired hosts, over TLS; [`farbus::bare`] is the same sessions with the same calls over a bare
 //! socket, which is what the peers that they are held against speak over too.
@@ -21,12 +21,15 @@ use farbus::{
             control::{Cause, Class, End, Mode, Open},
         },
     },
-    gadgets::zero::{Fill, SourceSink},
-    host::Port,
+    gadgets::{
+        storage::{Options, Storage},
+        zero::{Fill, SourceSink},
+    },
+    host::{DrivenDisk, Port},
     linked::Linked,
     model::{
-        BlockDevice, BlockDone, BlockId, BlockRequest, BlockStore, BufferPool, Completions, EpAddr, Limits, Medium,
-        Payload, Setup, Speed, Status, Urb, UrbId,
+        BlockDevice, BlockDone, BlockId, BlockRequest, BlockStore, BufferPool, Completions, Device, EpAddr, Limits,
+        Medium, Payload, Setup, Speed, Status, Urb, UrbId,
     },
     nbd::{NbdServer, Offer},
     place::Place,
@@ -45,13 +48,28 @@ const POOL_BYTES: usize = 8 << 20;
 /// A disk on which everything was written: a hole costs no memory traffic.
 const FILL: u8 = 0xa5;
 
-/// Serves both devices to whoever comes, each on a thread of its own; the disk is one, and shared.
-pub fn serve(listener: &TcpListener) -> Result<()> {
+/// The disk by its name at the exporter, and the USB disk over the same medium that its exporter drives.
+pub const DISK: &str = "disk";
+pub const DRIVEN: &str = "driven";
+
+/// A medium in memory on which everything was written.
+pub fn full_medium() -> Result<MemoryMedium> {
     let mut memory = SparseMemory::new(DISK_BYTES, DISK_BYTES);
     for offset in (0..DISK_BYTES).step_by(1 << 20) {
         memory.write_at(offset, &[FILL; 1 << 20]).map_err(|error| anyhow!("{error:?}"))?;
     }
-    let medium = MemoryMedium::new(memory);
+    Ok(MemoryMedium::new(memory))
+}
+
+/// A USB disk over it.
+pub fn usb_disk(medium: &MemoryMedium) -> Result<Box<dyn Device>, String> {
+    let disk = Storage::device(Box::new(medium.open()?), Options::default());
+    disk.map(|disk| Box::new(disk) as Box<dyn Device>).map_err(|error| error.to_string())
+}
+
+/// Serves the devices to whoever comes, each on a thread of its own; the medium is one, and shared.
+pub fn serve(listener: &TcpListener) -> Result<()> {
+    let medium = full_medium()?;
     loop {
         let (stream, _) = listener.accept()?;
         let clock = Clock::start();
@@ -86,6 +104,11 @@ impl Services for Shelf {
         let clock = self.clock;
         let clock = Box::new(move || clock.now());
         match open.class {
+            Class::BLOCK if open.name == DRIVEN => {
+                let disk = DrivenDisk::new(usb_disk(&self.medium).map_err(gone)?);
+                let disk = Box::new(disk.map_err(|_| gone("it has no disk that is driven".to_owned()))?);
+                Ok((1, Box::new(ServedBlock::new(number, disk, 1, |_, _| {}).timed_by(clock))))
+            }
             Class::BLOCK => {
                 let device = StoreDevice::new(self.medium.open().map_err(gone)?);
                 Ok((1, Box::new(ServedBlock::new(number, device, 1, |_, _| {}).timed_by(clock))))
@@ -123,9 +146,13 @@ pub fn open(class: Class, name: &str) -> Open {
 }
 
 fn open_disk(address: &str) -> Result<(Linked<RemoteBlock>, Completions<BlockDone>)> {
+    open_named(address, DISK, 1)
+}
+
+fn open_named(address: &str, name: &str, links: u16) -> Result<(Linked<RemoteBlock>, Completions<BlockDone>)> {
     let mut done = Completions::new(BufferPool::new(POOL_BYTES));
-    let remote = RemoteBlock::new(1, open(Class::BLOCK, "disk"));
-    let disk = Linked::open(bare::dial(address.to_owned()), remote, GRACE, &mut done)?;
+    let remote = RemoteBlock::new(1, open(Class::BLOCK, name));
+    let disk = Linked::open_over(links, bare::dial(address.to_owned()), remote, GRACE, &mut done)?;
     ensure!(disk.end().is_none(), "the disk was refused: {:?}", disk.end());
     Ok((disk, done))
 }
@@ -142,6 +169,46 @@ impl Disk {
     pub fn open(address: SocketAddr) -> Result<Self> {
         let (linked, done) = open_disk(&address.to_string())?;
         Ok(Self { linked, done, seed: 1, next: 0 })
+    }
+
+    /// The disk of this name, over so many links, all of which are there.
+    pub fn open_over(address: SocketAddr, name: &str, links: u16) -> Result<Self> {
+        let (linked, done) = open_named(&address.to_string(), name, links)?;
+        ensure!(linked.links() == usize::from(links), "{} of {links} links are there", linked.links());
+        Ok(Self { linked, done, seed: 1, next: 0 })
+    }
+
+    /// One request, and what it brought.
+    fn ask(&mut self, request: BlockRequest) -> Result<BlockDone> {
+        let at = self.linked.clock().now();
+        self.linked.submit(at, request.launch(), &mut self.done);
+        self.linked.end_turn(at, &mut self.done);
+        while self.done.is_empty() {
+            self.linked.wait(None)?;
+            self.linked.turn(&mut self.done);
+            ensure!(self.linked.end().is_none(), "the disk is gone: {:?}", self.linked.end());
+        }
+        let done = self.done.pop().context("a request that was answered")?;
+        done.result.map_err(|error| anyhow!("{error:?}"))?;
+        Ok(done)
+    }
+
+    /// Reads what stands there.
+    pub fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<()> {
+        let done = self.ask(BlockRequest::read(BlockId(0), offset, to.len() as u32))?;
+        to.copy_from_slice(&done.payload.contiguous());
+        self.done.pool.recycle(done.payload);
+        Ok(())
+    }
+
+    /// Writes it there.
+    pub fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()> {
+        self.ask(BlockRequest::write(BlockId(0), offset, from.to_vec().into())).map(drop)
+    }
+
+    /// What was written is durable then.
+    pub fn flush(&mut self) -> Result<()> {
+        self.ask(BlockRequest::flush(BlockId(0))).map(drop)
     }
 
     /// Keeps `depth` requests of `bytes` in flight until the time is over, at offsets one after the other or at random.

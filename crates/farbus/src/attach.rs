@@ -24,6 +24,7 @@ use crate::device_port::Cutter as DiskCutter;
 use crate::disk_relay::{self, DiskRelay};
 use crate::kernel_side::{Relaying, Stop as Stopped};
 use crate::latency::Latency;
+use crate::links::LinksStatus;
 use crate::meters::{Calls, Meters, Readings};
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
 use crate::parting::{Parter, Saved, Verdict};
@@ -797,6 +798,9 @@ pub struct AttachmentStatus {
     /// By how much the clock of a stream was moved to follow the device's, microseconds, while one goes on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drift_us: Option<i64>,
+    /// Its session's links, if it is in a session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub links: Option<LinksStatus>,
     /// What passed through, where it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
@@ -807,6 +811,7 @@ impl AttachmentStatus {
     #[must_use]
     pub fn with_standing(mut self, standing: Option<&Standing>) -> Self {
         self.latency = standing.and_then(Standing::latency);
+        self.links = standing.and_then(Standing::links);
         if let Some(distance) = standing.map(Standing::distance) {
             (self.counts, self.drift_us) = (distance.counts(), distance.drift_us());
         }

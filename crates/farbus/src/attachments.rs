@@ -149,7 +149,7 @@ impl House for Shared {
             |_| refusal(native::Cause::Gone, format!("no device called '{}' is shared here any more", open.name));
         let bus_id = self.bus_id_of(&open.name).map_err(gone)?;
         let (number, session) = self
-            .enter_session(None, caller.peer.clone(), caller.guest.clone(), caller.visitor)
+            .enter_linked(None, caller.peer.clone(), caller.guest.clone(), caller.visitor, caller.links.clone())
             .map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
         session.is_heir.store(true, Ordering::Release);
         match self.open_anew(number, &session, &bus_id, open) {
@@ -231,7 +231,8 @@ impl Shared {
 
     /// Counts an attachment among the sessions, on behalf of the session that it is of.
     fn enter_tenant(&self, caller: &Session, peer: &str) -> Result<(u64, Arc<Session>), native::End> {
-        let entered = self.enter_session(None, peer.to_owned(), caller.guest.clone(), caller.visitor);
+        let (guest, links) = (caller.guest.clone(), caller.links.clone());
+        let entered = self.enter_linked(None, peer.to_owned(), guest, caller.visitor, links);
         entered.map_err(|error| refusal(native::Cause::Refused, error.to_string()))
     }
 

@@ -5,11 +5,14 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::link::{Clock, Gathering, Link};
 use farbus_model::Readiness;
 use farbus_session::native::Lane;
+
+use crate::links::{Counts, Links};
 
 /// How long a receive waits for who has just spoken, while all that this puts off is an order to this thread. Linux counts it in jiffies of 1
 /// to 10 ms.
@@ -18,10 +21,10 @@ const TALK_PAUSE: Duration = Duration::from_millis(10);
 /// What a thread with one end of a session waits on.
 pub(crate) struct Cable {
     /// The first lane's.
-    link: Option<Link>,
+    first: Option<Strand>,
     further: Vec<Strand>,
-    /// Whether the link takes no more for now.
-    is_blocked: bool,
+    /// Who is told of them.
+    shown: Links,
     all: Gathering,
     /// Whether bytes came the last time that somebody looked.
     is_talking: bool,
@@ -29,68 +32,124 @@ pub(crate) struct Cable {
     early: Option<io::Result<usize>>,
 }
 
-/// The link of a further lane.
+/// The link of one lane.
 struct Strand {
     number: u16,
-    link: Link,
+    link: Arc<Link>,
+    counts: Arc<Counts>,
+    /// Whether it takes no more for now.
     is_blocked: bool,
+}
+
+impl Strand {
+    /// Takes in what is there, without waiting.
+    fn receive(&self, lane: &mut Lane) -> io::Result<Option<usize>> {
+        let received = self.link.try_receive(lane.receive_space());
+        if let Ok(Some(count)) = received {
+            lane.handle_received(count);
+            self.counts.note_received(count);
+        }
+        received
+    }
+
+    /// Sends what can be sent; says whether the link took all of it.
+    fn transmit(&self, lane: &mut Lane, clock: Clock) -> io::Result<bool> {
+        while lane.has_transmit() {
+            let sent = self.link.try_send(&lane.poll_transmit(clock.now()))?;
+            match sent {
+                Some(count) => {
+                    lane.handle_transmitted(count);
+                    self.counts.note_sent(count);
+                }
+                None => return Ok(false),
+            }
+        }
+        self.link.try_flush()
+    }
+
+    /// The same, and waits for room from now on while it did not.
+    fn send(&mut self, lane: &mut Lane, clock: Clock, all: &Gathering) -> io::Result<()> {
+        let is_out = self.transmit(lane, clock)?;
+        match std::mem::replace(&mut self.is_blocked, !is_out) == is_out {
+            true => all.watch(self.link.as_fd(), !is_out),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Cable {
     /// Without a link.
     pub fn new() -> io::Result<Self> {
-        Ok(Self {
-            link: None,
-            further: Vec::new(),
-            is_blocked: false,
-            all: Gathering::new()?,
-            is_talking: false,
-            early: None,
-        })
+        Self::shown_by(Links::default())
+    }
+
+    /// The same; its links are shown by `shown`.
+    pub fn shown_by(shown: Links) -> io::Result<Self> {
+        let (all, further) = (Gathering::new()?, Vec::new());
+        Ok(Self { first: None, further, shown, all, is_talking: false, early: None })
+    }
+
+    /// What shows its links.
+    pub fn shown(&self) -> &Links {
+        &self.shown
     }
 
     /// The link.
     pub fn link(&self) -> Option<&Link> {
-        self.link.as_ref()
+        self.first.as_ref().map(|strand| &*strand.link)
     }
 
     /// Whether no link takes more for now.
     pub fn is_blocked(&self) -> bool {
-        self.is_blocked && self.further.iter().all(|strand| strand.is_blocked)
+        self.is_first_blocked() && self.further.iter().all(|strand| strand.is_blocked)
+    }
+
+    fn is_first_blocked(&self) -> bool {
+        self.first.as_ref().is_some_and(|strand| strand.is_blocked)
     }
 
     /// There is a link: the other end has been greeted on it.
     pub fn put(&mut self, link: Link) -> io::Result<()> {
         self.cut();
         link.set_receive_timeout(Some(TALK_PAUSE))?;
-        self.all.watch(link.as_fd(), false)?;
-        self.link = Some(link);
+        self.first = Some(self.strand(0, link)?);
         Ok(())
+    }
+
+    fn strand(&self, number: u16, link: Link) -> io::Result<Strand> {
+        self.all.watch(link.as_fd(), false)?;
+        let link = Arc::new(link);
+        let counts = self.shown.note_up(number, &link);
+        Ok(Strand { number, link, counts, is_blocked: false })
+    }
+
+    fn let_go(&self, strand: Strand) {
+        self.shown.note_down(strand.number);
+        self.all.forget(strand.link.as_fd());
+        strand.link.shut_down();
     }
 
     /// The link is no use any more.
     pub fn cut(&mut self) {
-        if let Some(link) = self.link.take() {
-            self.all.forget(link.as_fd());
-            link.shut_down();
+        if let Some(strand) = self.first.take() {
+            self.let_go(strand);
         }
-        (self.is_blocked, self.is_talking, self.early) = (false, false, None);
+        (self.is_talking, self.early) = (false, None);
     }
 
     /// There is a link for a further lane: the other end has been greeted on it.
     pub fn put_further(&mut self, number: u16, link: Link) -> io::Result<()> {
         self.cut_further(number);
-        self.all.watch(link.as_fd(), false)?;
-        self.further.push(Strand { number, link, is_blocked: false });
+        let strand = self.strand(number, link)?;
+        self.further.push(strand);
         Ok(())
     }
 
     /// That link is no use any more.
     pub fn cut_further(&mut self, number: u16) {
         if let Some(at) = self.further.iter().position(|strand| strand.number == number) {
-            let Strand { link, .. } = self.further.swap_remove(at);
-            self.all.forget(link.as_fd());
-            link.shut_down();
+            let strand = self.further.swap_remove(at);
+            self.let_go(strand);
         }
     }
 
@@ -123,13 +182,8 @@ impl Cable {
     /// Waits for the link alone from now on.
     pub fn watch_anew(&mut self) -> io::Result<()> {
         self.all = Gathering::new()?;
-        for Strand { link, is_blocked, .. } in &self.further {
-            self.all.watch(link.as_fd(), *is_blocked)?;
-        }
-        match &self.link {
-            Some(link) => self.all.watch(link.as_fd(), self.is_blocked),
-            None => Ok(()),
-        }
+        let mut strands = self.first.iter().chain(&self.further);
+        strands.try_for_each(|strand| self.all.watch(strand.link.as_fd(), strand.is_blocked))
     }
 
     /// What another thread's loop waits on for all of it.
@@ -139,26 +193,26 @@ impl Cable {
 
     /// Whether bytes wait inside while the socket is quiet.
     pub fn has_received(&self) -> bool {
-        self.early.is_some()
-            || self.link.as_ref().is_some_and(Link::has_received)
-            || self.further.iter().any(|strand| strand.link.has_received())
+        self.early.is_some() || self.first.iter().chain(&self.further).any(|strand| strand.link.has_received())
     }
 
     /// Waits until something may have happened, `span` at most. With `only_talk` a receive may be the wait: whatever else is waited for
     /// may then be late by 10 ms.
     pub fn wait(&mut self, lane: &mut Lane, span: Option<Duration>, only_talk: bool) -> io::Result<()> {
         let is_long = span.is_none_or(|span| span > TALK_PAUSE);
-        let may_receive = only_talk && self.is_talking && is_long && !self.is_blocked && self.further.is_empty();
-        let Some(link) = self.link.as_ref().filter(|_| may_receive) else {
+        let may_receive =
+            only_talk && self.is_talking && is_long && !self.is_first_blocked() && self.further.is_empty();
+        let Some(strand) = self.first.as_ref().filter(|_| may_receive) else {
             return self.all.wait(if self.has_received() { Some(Duration::ZERO) } else { span });
         };
-        match link.receive(lane.receive_space()) {
+        match strand.link.receive(lane.receive_space()) {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 self.is_talking = false;
             }
             received => {
                 if let Ok(count) = received {
                     lane.handle_received(count);
+                    strand.counts.note_received(count);
                 }
                 self.early = Some(received);
             }
@@ -169,16 +223,10 @@ impl Cable {
     /// Takes in what is there, without waiting: how many bytes, 0 at the link's end, none if nothing is. As much as one receive brings:
     /// what comes out of it is used while it is at hand.
     pub fn receive(&mut self, lane: &mut Lane) -> io::Result<Option<usize>> {
-        let Some(link) = &self.link else { return Ok(None) };
+        let Some(strand) = &self.first else { return Ok(None) };
         let received = match self.early.take() {
             Some(early) => early.map(Some),
-            None => {
-                let received = link.try_receive(lane.receive_space());
-                if let Ok(Some(count)) = received {
-                    lane.handle_received(count);
-                }
-                received
-            }
+            None => strand.receive(lane),
         };
         self.is_talking = matches!(received, Ok(Some(1..)));
         received
@@ -186,49 +234,18 @@ impl Cable {
 
     /// The same on the link of a further lane.
     pub fn receive_further(&mut self, number: u16, lane: &mut Lane) -> io::Result<Option<usize>> {
-        let Some(strand) = self.further.iter().find(|strand| strand.number == number) else { return Ok(None) };
-        let received = strand.link.try_receive(lane.receive_space());
-        if let Ok(Some(count)) = received {
-            lane.handle_received(count);
-        }
-        received
+        let strand = self.further.iter().find(|strand| strand.number == number);
+        strand.map_or(Ok(None), |strand| strand.receive(lane))
     }
 
     /// Sends what can be sent on the link of a further lane.
     pub fn send_further(&mut self, number: u16, lane: &mut Lane, clock: Clock) -> io::Result<()> {
-        let Some(strand) = self.further.iter_mut().find(|strand| strand.number == number) else { return Ok(()) };
-        let is_out = transmit(&strand.link, lane, clock)?;
-        match std::mem::replace(&mut strand.is_blocked, !is_out) == is_out {
-            true => self.all.watch(strand.link.as_fd(), !is_out),
-            false => Ok(()),
-        }
+        let strand = self.further.iter_mut().find(|strand| strand.number == number);
+        strand.map_or(Ok(()), |strand| strand.send(lane, clock, &self.all))
     }
 
     /// Sends what can be sent.
     pub fn send(&mut self, lane: &mut Lane, clock: Clock) -> io::Result<()> {
-        let Some(link) = &self.link else { return Ok(()) };
-        let is_out = transmit(link, lane, clock)?;
-        self.set_blocked(!is_out)
+        self.first.as_mut().map_or(Ok(()), |strand| strand.send(lane, clock, &self.all))
     }
-
-    fn set_blocked(&mut self, is_blocked: bool) -> io::Result<()> {
-        match &self.link {
-            Some(link) if std::mem::replace(&mut self.is_blocked, is_blocked) != is_blocked => {
-                self.all.watch(link.as_fd(), is_blocked)
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Says whether the link took all of it.
-fn transmit(link: &Link, lane: &mut Lane, clock: Clock) -> io::Result<bool> {
-    while lane.has_transmit() {
-        let sent = link.try_send(&lane.poll_transmit(clock.now()))?;
-        match sent {
-            Some(count) => lane.handle_transmitted(count),
-            None => return Ok(false),
-        }
-    }
-    link.try_flush()
 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farbus_io::link::{Interest, wait};
 use farbus_io::sys::passing::{receive_on_stream, send_on_stream};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -281,6 +282,10 @@ fn serve(listener: &UnixListener, talk: &Talk, answer: &dyn Fn(Question) -> Answ
 fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> Answer) -> io::Result<()> {
     let mut fds = Vec::new();
     let heard = read_question(&stream, &mut fds)?;
+    // Who waited too long for a turn has told somebody that nothing was done.
+    if has_hung_up(&stream)? {
+        return Ok(());
+    }
     talk.set(true);
     let answer = match heard {
         Heard::Line(line) => match serde_json::from_slice(&line) {
@@ -301,6 +306,13 @@ fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> A
     line.push(b'\n');
     stream.set_write_timeout(Some(TALK_TIME_MAX))?;
     stream.write_all(&line)
+}
+
+/// Whether nobody is there any more to hear an answer: one who has only said his last still is.
+fn has_hung_up(stream: &UnixStream) -> io::Result<bool> {
+    let mut interests = [Interest::end(stream.as_fd())];
+    wait(&mut interests, Some(Duration::ZERO))?;
+    Ok(interests[0].readable)
 }
 
 /// What came in before the line ended, or the time, or the patience.
@@ -352,31 +364,79 @@ fn find_folder() -> PathBuf {
     std::env::temp_dir().join(format!("farbus-{}", user.as_raw()))
 }
 
+/// The sockets of running processes with their process ids, in that order.
+fn doors() -> io::Result<Vec<(u32, PathBuf)>> {
+    let entries = match fs::read_dir(folder()) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let pid_of = |path: &Path| path.file_stem().and_then(|stem| stem.to_str()?.parse().ok());
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut doors: Vec<(u32, PathBuf)> = paths.filter_map(|path| Some((pid_of(&path)?, path))).collect();
+    doors.sort_by_key(|(pid, _)| *pid);
+    Ok(doors)
+}
+
 /// Asks every running process; the answers with their process ids, in that order. A socket whose
 /// process is gone is removed.
 ///
 /// # Errors
 /// If the folder cannot be read.
 pub fn ask_all(question: &Question) -> io::Result<Vec<(u32, Answer)>> {
-    let entries = match fs::read_dir(folder()) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
-    let mut answers = Vec::new();
-    for entry in entries.flatten() {
-        let path = entry.path();
-        let Some(pid) = path.file_stem().and_then(|stem| stem.to_str()?.parse::<u32>().ok()) else { continue };
-        match ask(&path, question) {
-            Ok(answer) => answers.push((pid, answer)),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                let _ = fs::remove_file(&path);
-            }
-            Err(error) => answers.push((pid, Answer::Refused(format!("process {pid} does not answer: {error}")))),
+    let doors = doors()?.into_iter();
+    Ok(doors
+        .filter_map(|(pid, path)| Some((pid, ask_at((pid, &path), question)?.unwrap_or_else(Silence::answer))))
+        .collect())
+}
+
+/// Asks one running process after the other, until one has an answer: what the first does no other is to do once more. One that ends
+/// while it is asked is passed over for who goes on in its place, as far as somebody does.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn ask_in_turn(question: &Question) -> io::Result<Answer> {
+    let mut ended = None;
+    for (pid, path) in doors()? {
+        match ask_at((pid, &path), question) {
+            None | Some(Ok(Answer::Unknown)) => {}
+            Some(Ok(answer)) => return Ok(answer),
+            Some(Err(silence)) if silence.has_ended() => ended = ended.or(Some(silence)),
+            Some(Err(silence)) => return Ok(silence.answer()),
         }
     }
-    answers.sort_by_key(|(pid, _)| *pid);
-    Ok(answers)
+    Ok(ended.map_or(Answer::Unknown, Silence::answer))
+}
+
+/// A process that did not answer.
+struct Silence {
+    pid: u32,
+    source: io::Error,
+}
+
+impl Silence {
+    /// Whether it ended before it could.
+    fn has_ended(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        matches!(self.source.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+    }
+
+    fn answer(self) -> Answer {
+        Answer::Refused(format!("process {} does not answer: {}", self.pid, self.source))
+    }
+}
+
+/// Asks one process at its socket; none if it is not there any more.
+fn ask_at((pid, path): (u32, &Path), question: &Question) -> Option<Result<Answer, Silence>> {
+    match ask_with(path, question, &[]) {
+        Ok(answer) => Some(Ok(answer)),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            let _ = fs::remove_file(path);
+            None
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(source) => Some(Err(Silence { pid, source })),
+    }
 }
 
 /// Asks one running process; descriptors go with the question.
@@ -385,10 +445,6 @@ pub fn ask_all(question: &Question) -> io::Result<Vec<(u32, Answer)>> {
 /// If it is not there any more, or does not answer.
 pub fn ask_one(pid: u32, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
     ask_with(&folder().join(format!("{pid}.sock")), question, fds)
-}
-
-fn ask(path: &Path, question: &Question) -> io::Result<Answer> {
-    ask_with(path, question, &[])
 }
 
 fn ask_with(path: &Path, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
@@ -400,7 +456,9 @@ fn ask_with(path: &Path, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Res
     let sent = send_on_stream(stream.as_fd(), line.as_bytes(), fds)?;
     stream.write_all(&line.as_bytes()[sent..])?;
     let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer)?;
+    if BufReader::new(stream).read_line(&mut answer)? == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended before it did"));
+    }
     serde_json::from_str(&answer).map_err(io::Error::other)
 }
 
@@ -442,5 +500,28 @@ mod tests {
         let mut heard = [0; 64];
         let count = asker.read(&mut heard).unwrap();
         assert_eq!(heard[..count], *b"{\"ok\":null}\n");
+    }
+    #[test]
+    fn what_nobody_waits_for_any_more_is_not_done() {
+        let path = std::env::temp_dir().join(format!("farbus-control-late-{}.sock", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut gone = UnixStream::connect(&path).unwrap();
+        gone.write_all(b"{\"ask\":\"type\",\"device\":\"keyboard\",\"text\":\"late\"}\n").unwrap();
+        drop(gone);
+        let mut patient = UnixStream::connect(&path).unwrap();
+        patient.write_all(b"{\"ask\":\"type\",\"device\":\"keyboard\",\"text\":\"now\"}\n").unwrap();
+        patient.shutdown(std::net::Shutdown::Write).unwrap();
+        let door = Door { path, talk: Arc::default() };
+        let (heard, typed) = std::sync::mpsc::channel();
+        let answer = move |question| {
+            heard.send(question).unwrap();
+            Answer::Ok(Value::Null)
+        };
+        door.open(listener, answer).unwrap();
+        let mut told = String::new();
+        patient.read_to_string(&mut told).unwrap();
+        assert_eq!(told, "{\"ok\":null}\n", "one who has said his last is answered");
+        let Question::Type { text, .. } = typed.recv().unwrap() else { panic!("another question") };
+        assert_eq!((text.as_str(), typed.try_recv().is_err()), ("now", true));
     }
 }

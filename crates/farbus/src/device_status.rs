@@ -8,6 +8,7 @@ use farbus_session::claims::{Claims, Holder, Past, Waiting};
 use farbus_session::registry::Entry;
 use serde::{Deserialize, Serialize};
 
+use crate::links::LinksStatus;
 use crate::meters::Readings;
 use crate::session_record::classes;
 
@@ -59,9 +60,21 @@ pub struct DeviceStatus {
     /// What it counts of itself since it was shared, by name: the frames that a sound card was sent.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<String, u64>,
+    /// The links of its user's session, if it is used in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub links: Option<LinksStatus>,
     /// What passed through since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
+}
+
+/// What the connection of a device's user counts.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    /// What passed through.
+    pub meters: Option<Readings>,
+    /// Its session's links.
+    pub links: Option<LinksStatus>,
 }
 
 /// What holds a block device's blocks: all of it, of which the device may be a part.
@@ -126,8 +139,8 @@ pub struct PastStatus {
 }
 
 impl DeviceStatus {
-    /// What is known of `entry` now; `meters` are its user's.
-    pub fn of(entry: &Entry<'_>, meters: Option<Readings>, now: Instant) -> Self {
+    /// What is known of `entry` now, and what its user's connection counts.
+    pub fn of(entry: &Entry<'_>, Counted { meters, links }: Counted, now: Instant) -> Self {
         Self {
             name: entry.name.to_owned(),
             bus_id: entry.record.bus_id.clone(),
@@ -146,6 +159,7 @@ impl DeviceStatus {
             waiting: waiting_of(entry.claims, now),
             history: history_of(entry.claims, now),
             counts: entry.tally.into_iter().flat_map(Tally::read).map(|(name, n)| (name.to_owned(), n)).collect(),
+            links,
             meters,
         }
     }

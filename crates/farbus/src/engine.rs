@@ -4,8 +4,9 @@
 //! the link alone, and then it simply blocks there: two system calls a request, receive and send.
 
 use std::io;
-use std::sync::Mutex;
-use std::sync::mpsc::SyncSender;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,11 +21,13 @@ use crate::meters::{Calls, Meters};
 #[derive(Debug)]
 pub struct Mailbox {
     orders: Mutex<Vec<Order>>,
+    numbers: AtomicU64,
     wake: Wake,
 }
 
 #[derive(Debug)]
 struct Order {
+    number: u64,
     command: Command,
     answer: SyncSender<Result<(), CommandError>>,
 }
@@ -32,13 +35,25 @@ struct Order {
 impl Mailbox {
     /// An empty one.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { orders: Mutex::default(), wake: Wake::new()? })
+        Ok(Self { orders: Mutex::default(), numbers: AtomicU64::new(0), wake: Wake::new()? })
     }
 
-    /// Leaves a command; the answer comes to `answer`.
-    pub fn leave(&self, command: Command, answer: SyncSender<Result<(), CommandError>>) {
-        self.orders.lock().expect("nobody panics with the mailbox open").push(Order { command, answer });
+    /// Leaves a command and waits for its answer, so long at most; none: it was not carried out and will not be. One that is being carried
+    /// out then is waited for as long once more.
+    pub fn ask(&self, command: Command, time_max: Duration) -> Option<Result<(), CommandError>> {
+        let (answer, answered) = mpsc::sync_channel(1);
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        self.orders().push(Order { number, command, answer });
         self.wake.wake();
+        answered.recv_timeout(time_max).ok().or_else(|| {
+            // Whoever is told that it failed asks for it once more.
+            let is_withdrawn = self.orders().extract_if(.., |order| order.number == number).count() > 0;
+            if is_withdrawn { None } else { answered.recv_timeout(time_max).ok() }
+        })
+    }
+
+    fn orders(&self) -> MutexGuard<'_, Vec<Order>> {
+        self.orders.lock().expect("nobody panics with the mailbox open")
     }
 
     /// Wakes whoever waits on it.
@@ -62,7 +77,7 @@ impl Mailbox {
 
     fn take(&self) -> Vec<Order> {
         self.wake.clear();
-        std::mem::take(&mut *self.orders.lock().expect("nobody panics with the mailbox open"))
+        std::mem::take(&mut *self.orders())
     }
 }
 
@@ -213,4 +228,28 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
 /// The span from `now` to `at`, at least zero.
 pub fn span_until(at: Instant, now: Instant) -> Duration {
     at - now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn a_command_that_nobody_took_in_time_is_never_carried_out() {
+        let mailbox = Mailbox::new().unwrap();
+        assert_eq!(mailbox.ask(Command::Eject, Duration::from_millis(1)), None);
+        mailbox.carry_out(|command| panic!("{command:?} was withdrawn"));
+        let answer = thread::scope(|scope| {
+            let asked = scope.spawn(|| mailbox.ask(Command::Insert, Duration::from_secs(60)));
+            while !asked.is_finished() {
+                mailbox.carry_out(|command| match command {
+                    Command::Insert => Ok(()),
+                    other => panic!("{other:?}"),
+                });
+            }
+            asked.join().unwrap()
+        });
+        assert_eq!(answer, Some(Ok(())));
+    }
 }

@@ -47,6 +47,7 @@ mod known_host;
 pub mod latency;
 mod legacies;
 pub mod linked;
+pub mod links;
 pub mod listed;
 pub mod listening;
 pub mod meters;

@@ -138,7 +138,7 @@ impl<A: Attached> Linked<A> {
         cable.watch(&*dialer.wake)?;
         let readiness = cable.readiness();
         let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
-        let standing = Standing::waking(Arc::clone(&dialer.wake));
+        let standing = Standing::waking(Arc::clone(&dialer.wake), cable.shown().clone());
         standing.note_expected(remote.is_expected());
         if remote.goes_through("pause") {
             standing.note_pausable();
@@ -347,7 +347,7 @@ impl<A: Attached> Linked<A> {
             return Err(wrong(reject));
         }
         let (relinks, is_bequeathed, is_new_here) = (0, false, true);
-        let standing = Standing::waking(Arc::clone(&dialer.wake));
+        let standing = Standing::waking(Arc::clone(&dialer.wake), cable.shown().clone());
         standing.note_link(false);
         if remote.goes_through("pause") {
             standing.note_pausable();
@@ -435,6 +435,7 @@ impl<A: Attached> Linked<A> {
     fn dial_further(&mut self, pause: Duration) {
         let wanting: Vec<u16> = self.session.wanting_links().filter(|number| !self.dialling.contains(number)).collect();
         for number in wanting {
+            self.cable.shown().note_down(number);
             self.dialling.push(number);
             self.dialer.dial(self.session.hello_further(number), pause);
         }

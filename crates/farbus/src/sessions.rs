@@ -29,6 +29,7 @@ use crate::crowd::Visitor;
 use crate::engine::{Mailbox, span_until};
 use crate::greeting;
 use crate::legacies::{self, Owner};
+use crate::links::Links;
 use crate::parting::{Asked, Asker, Parter, Verdict};
 
 /// How long a greeting may take.
@@ -48,6 +49,9 @@ const GLANCE: Duration = Duration::from_millis(20);
 pub trait Tenant: Send + Sync {
     /// Where its owner's orders are left; woken when [`Tenant::end`] has something to say.
     fn mailbox(&self) -> &Mailbox;
+
+    /// Where the links of its session are shown.
+    fn links(&self) -> &Links;
 
     /// Why it is to end, if it is.
     fn end(&self) -> Option<End>;
@@ -431,7 +435,7 @@ impl<'a, H: House> Engine<'a, H> {
         inbox: &'a Inbox,
     ) -> io::Result<Self> {
         let clock = house.clock();
-        let mut cable = Cable::new()?;
+        let mut cable = Cable::shown_by(caller.links().clone())?;
         if let Some(link) = link {
             cable.put(link)?;
         }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,11 +20,12 @@ use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, 
 use tracing::{error, info, warn};
 
 use crate::crowd::{self, Complaint, Place, Visitor};
-use crate::device_status::DeviceStatus;
+use crate::device_status::{Counted, DeviceStatus};
 use crate::door::Household;
 use crate::engine::{End, Engine, Mailbox};
 use crate::greeting;
 use crate::guest::Guest;
+use crate::links::Links;
 use crate::listening::{Addresses, Listening};
 use crate::meters::{Calls, Meters};
 use crate::place::Origin;
@@ -123,6 +124,8 @@ pub struct Session {
     place: Place,
     mailbox: Mailbox,
     meters: Meters,
+    /// Those of the session that it is, or belongs to.
+    pub links: Links,
     pub bus_id: Mutex<Option<String>>,
     /// The device that it looks on at.
     pub observes: OnceLock<String>,
@@ -188,6 +191,10 @@ impl Session {
 impl Tenant for Session {
     fn mailbox(&self) -> &Mailbox {
         &self.mailbox
+    }
+
+    fn links(&self) -> &Links {
+        &self.links
     }
 
     fn end(&self) -> Option<native::End> {
@@ -325,6 +332,18 @@ impl Shared {
         guest: Option<Guest>,
         visitor: Visitor,
     ) -> io::Result<(u64, Arc<Session>)> {
+        self.enter_linked(link, peer, guest, visitor, Links::default())
+    }
+
+    /// The same for what belongs to a session with these links.
+    pub fn enter_linked(
+        &self,
+        link: Option<Link>,
+        peer: String,
+        guest: Option<Guest>,
+        visitor: Visitor,
+        links: Links,
+    ) -> io::Result<(u64, Arc<Session>)> {
         let mut sessions = self.sessions();
         let present = sessions.values().map(|session| (session.visitor, session.place));
         let place = crowd::place(visitor, present).map_err(io::Error::other)?;
@@ -338,6 +357,7 @@ impl Shared {
             place,
             mailbox: Mailbox::new()?,
             meters: Meters::default(),
+            links,
             bus_id: Mutex::default(),
             observes: OnceLock::new(),
             is_taken_back: AtomicBool::new(false),
@@ -468,6 +488,8 @@ impl Shared {
                     let allowed = guest.allowed();
                     let mut devices = self.status();
                     devices.retain(|device| allowed.allows(&device.name));
+                    // Whose links they are is nobody else's business.
+                    devices.iter_mut().for_each(|device| device.links = None);
                     Answer::Devices(devices)
                 }
                 Ok(Question::Explain { device, reason }) => match self.explain(guest, &device, &reason) {
@@ -523,15 +545,18 @@ impl Shared {
 
     pub fn status(&self) -> Vec<DeviceStatus> {
         let sessions = self.sessions();
-        let meters_of = |bus_id: &str| {
+        let counted_of = |bus_id: &str| {
             let mut holders = sessions.values();
             let holder = holders.find(|s| s.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(bus_id)));
-            holder.map(|session| session.meters.read())
+            holder.map_or_else(Counted::default, |session| Counted {
+                meters: Some(session.meters.read()),
+                links: session.links.status(),
+            })
         };
         let now = self.clock.now();
         let registry = self.registry();
         let entries = registry.entries();
-        entries.map(|entry| DeviceStatus::of(&entry, meters_of(&entry.record.bus_id), now)).collect()
+        entries.map(|entry| DeviceStatus::of(&entry, counted_of(&entry.record.bus_id), now)).collect()
     }
 
     pub fn bus_id_of(&self, device: &str) -> Result<String, ShareError> {
@@ -607,10 +632,8 @@ impl Shared {
             bus_id
         };
         let holder = self.holders_of(&bus_id).pop().ok_or(ShareError::Silent)?;
-        let (answer, answered) = mpsc::sync_channel(1);
-        holder.mailbox.leave(command, answer);
-        let result = answered.recv_timeout(COMMAND_TIME_MAX).map_err(|_| ShareError::Silent)?;
-        result.map_err(ShareError::Command)
+        let result = holder.mailbox.ask(command, COMMAND_TIME_MAX);
+        result.ok_or(ShareError::Silent)?.map_err(ShareError::Command)
     }
 
     pub fn stop(&self, is_replaced: bool) -> bool {

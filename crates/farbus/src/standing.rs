@@ -10,6 +10,7 @@ use farbus_session::native::control::End;
 
 use crate::distance::Distance;
 use crate::latency::{Latency, Samples};
+use crate::links::{Links, LinksStatus};
 
 /// What a session's owner can see of it, and wish of it, from any thread.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +27,7 @@ struct Inner {
     is_expected: AtomicBool,
     /// Wakes whoever has the session.
     wake: Option<Arc<Wake>>,
+    links: Links,
 }
 
 #[derive(Debug, Default)]
@@ -49,9 +51,14 @@ impl Standing {
         look(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// That of a session whose thread `wake` wakes.
-    pub(crate) fn waking(wake: Arc<Wake>) -> Self {
-        Self(Arc::new(Inner { wake: Some(wake), ..Inner::default() }))
+    /// That of a session whose thread `wake` wakes, and whose links `links` shows.
+    pub(crate) fn waking(wake: Arc<Wake>, links: Links) -> Self {
+        Self(Arc::new(Inner { wake: Some(wake), links, ..Inner::default() }))
+    }
+
+    /// Its links.
+    pub fn links(&self) -> Option<LinksStatus> {
+        self.0.links.status()
     }
 
     /// Its device goes to the host with this key as soon as nothing is under way.

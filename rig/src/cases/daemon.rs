@@ -41,28 +41,43 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
+/// Two daemons of paired hosts.
+macro_rules! before {
+    () => {
+        concat!(include_str!("../../guest/daemon-hosts.sh"), include_str!("../../guest/daemon-before.sh"))
+    };
+}
+
+/// A daemon that has what the rig's host shares.
+macro_rules! desk {
+    () => {
+        concat!(include_str!("../../guest/daemon-hosts.sh"), include_str!("../../guest/daemon-desk.sh"))
+    };
+}
+
 /// Two daemons of paired hosts, and words for what happens to them.
 macro_rules! paired {
     () => {
-        concat!(include_str!("../../guest/daemon-before.sh"), include_str!("../../guest/daemon-load.sh"))
+        concat!(before!(), include_str!("../../guest/daemon-load.sh"))
     };
 }
 
 /// The same of hosts that do not know each other.
 macro_rules! plain {
     () => {
-        concat!(include_str!("../../guest/daemon-plain.sh"), include_str!("../../guest/daemon-load.sh"))
+        concat!(
+            include_str!("../../guest/daemon-hosts.sh"),
+            include_str!("../../guest/daemon-plain.sh"),
+            include_str!("../../guest/daemon-load.sh")
+        )
     };
 }
 
 fn paired(lab: &Lab) -> Result<String> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;
-    let script = concat!(
-        include_str!("../../guest/daemon-before.sh"),
-        include_str!("../../guest/storage.sh"),
-        include_str!("../../guest/daemon-after.sh")
-    );
+    let script =
+        concat!(before!(), include_str!("../../guest/storage.sh"), include_str!("../../guest/daemon-after.sh"));
     let hardware = [usbfs::xhci(&[usbfs::STICK]), usbfs::medium(&image).into()].concat();
     let modules = [storage::MODULES, &["xhci_pci"]].concat();
     let boot = Boot {
@@ -70,7 +85,8 @@ fn paired(lab: &Lab) -> Result<String> {
         modules: &modules,
         client: Client::Farbus,
         hardware,
-        variables: &[("KEEPS_MEDIUM", "yes".into())],
+        // Its importer waits as long for an exporter that was killed.
+        variables: &[("KEEPS_MEDIUM", "yes".into()), ("GRACE", "5".into())],
         ..Boot::default()
     };
     let report = lab.boot(&boot)?.finish()?;
@@ -96,7 +112,7 @@ fn upgrade_uas(lab: &Lab) -> Result<String> {
     let variables = [storage::owned(TOLD), vec![("TIMES", lab.times().to_string())]].concat();
     let boot = Boot {
         script: concat!(
-            include_str!("../../guest/daemon-desk.sh"),
+            desk!(),
             include_str!("../../guest/daemon-load.sh"),
             include_str!("../../guest/daemon-upgrade.sh")
         ),
@@ -123,7 +139,7 @@ fn sleep(lab: &Lab) -> Result<String> {
             "cat >/run/farbus-sleep <<'END'\n",
             include_str!("../../../packaging/systemd/farbus-sleep"),
             "END\n",
-            include_str!("../../guest/daemon-desk.sh"),
+            desk!(),
             include_str!("../../guest/sleep.sh")
         ),
         modules: &modules,

@@ -136,11 +136,10 @@ fn migrate(lab: &Lab) -> Result<String> {
     let incoming = format!("unix:{}", lab.scratch("incoming").display());
     let boot = |role: &str, incoming: Option<&str>| {
         let arguments = incoming.map(|at| ["-incoming".to_owned(), at.to_owned()]);
-        let variables = &[("UNTIL", (40 + 10 * moves).to_string())];
         let script = include_str!("../../guest/redir-migrate.sh");
         let hardware = arguments.into_iter().flatten().collect();
         let patience = Duration::from_secs(180 + 30 * u64::from(moves));
-        let boot = Boot { script, modules: DISK_MODULES, variables, role, hardware, patience, ..Boot::default() };
+        let boot = Boot { script, modules: DISK_MODULES, role, hardware, patience, ..Boot::default() };
         plug_into(lab, &socket, &boot)
     };
     let mut guest = boot("0", None)?;
@@ -158,6 +157,7 @@ fn migrate(lab: &Lab) -> Result<String> {
         held_ms.push(start.elapsed().as_millis().to_string());
         guest = next;
     }
+    guest.tell_wherever("enough")?;
     let passes = guest.await_word("done")?;
     guest.await_word("detach")?;
     attached.detach()?;

@@ -148,7 +148,6 @@ impl<'l> Cluster<'l> {
                 "snd_usb_audio",
             ],
             client: Client::Redir,
-            variables: &[("UNTIL", (40 + 15 * self.moves).to_string())],
             patience: Duration::from_secs(240 + 40 * u64::from(self.moves)),
             role: &number.to_string(),
             hardware,
@@ -201,6 +200,7 @@ impl<'l> Cluster<'l> {
 
     /// The load ends well, and so does all else.
     fn judge(mut self, mut placed: Placed) -> Result<String> {
+        placed.guest.tell_wherever("enough")?;
         let passes = placed.guest.await_word("done")?;
         placed.guest.await_word("detach")?;
         let typed = {

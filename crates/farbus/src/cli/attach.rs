@@ -14,7 +14,7 @@ use super::Failure;
 use super::confined::{give_rights_away, start_broker};
 use super::listen::place_told;
 use super::output::say;
-use super::owner::{ProcessStatus, ask_owner, format_bytes};
+use super::owner::{ProcessStatus, ask_owner, format_bytes, heard};
 use super::served::{Served, say_served};
 use crate::ahead::Ahead;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
@@ -666,6 +666,7 @@ impl Shown {
             latency: None,
             counts: BTreeMap::new(),
             drift_us: None,
+            links: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
         let device = device.with_standing(state.standing.as_ref());
@@ -721,7 +722,9 @@ pub fn resume(args: MovingArgs) -> Result<(), Failure> {
 
 pub fn detach(args: DetachArgs) -> Result<(), Failure> {
     let name = args.device.map_or_else(only_one_attached, Ok)?;
-    ask_owner(&name, Question::Detach { device: Some(name.clone()) })
+    // Whoever has it under that name: they may be several.
+    let answers = ask_all(&Question::Detach { device: Some(name.clone()) }).map_err(Failure::local)?;
+    heard(&name, answers.into_iter().map(|(_, answer)| answer)).map(drop)
 }
 
 /// What is meant when nothing is named.

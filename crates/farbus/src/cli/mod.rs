@@ -1,6 +1,7 @@
 //! The `farbus` command, verb by verb.
 
 mod attach;
+pub mod bench;
 mod confined;
 mod daemon;
 mod demo;
@@ -76,6 +77,7 @@ enum Verb {
     Insert(owner::DeviceArgs),
     Demo(demo::Args),
     Plan(plan::Args),
+    Bench(bench::Args),
     Id(trust::IdArgs),
     Pair(trust::PairArgs),
     Peers(trust::PeersArgs),
@@ -160,6 +162,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Insert(args) => owner::insert(args),
         Verb::Demo(args) => demo::run(&args),
         Verb::Plan(args) => plan::run(&args),
+        Verb::Bench(args) => bench::run(args),
         Verb::Id(args) => trust::id(&args),
         Verb::Pair(args) => trust::pair(&args),
         Verb::Peers(args) => trust::peers(&args),

@@ -192,6 +192,7 @@ impl Shown {
                 latency: None,
                 counts: BTreeMap::new(),
                 drift_us: None,
+                links: None,
                 // They are counted together.
                 meters: (at == 0).then(|| self.meters.read()),
             },

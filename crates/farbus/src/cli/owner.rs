@@ -8,13 +8,14 @@ use serde_json::Value;
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
 use crate::client::Attribute;
-use crate::control::{Answer, Question, ask_all};
+use crate::control::{Answer, Question, ask_all, ask_in_turn};
 
 /// Show every running share and attach of this user.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  farbus status\n  farbus status --history            who had what, and how it ended\n  \
     farbus status --latency            where the time of requests goes: device, bus, network\n  \
+    farbus status --links              each session's links: which are up, what passed, the round trip\n  \
     farbus status --json | jq '.[].devices[] | {name, state, user, since: .used_s, waiting, history}'"
 )]
 pub struct StatusArgs {
@@ -27,6 +28,9 @@ pub struct StatusArgs {
     /// Show where the time of requests goes on what is attached here in sessions.
     #[arg(long, conflicts_with_all = ["json", "history"])]
     latency: bool,
+    /// Show the links of the sessions in which devices are used here or from here.
+    #[arg(long, conflicts_with_all = ["json", "history", "latency"])]
+    links: bool,
 }
 
 /// Type text on a shared keyboard.
@@ -73,6 +77,10 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
         print_latency(&running);
         return Ok(());
     }
+    if args.links {
+        print_links(&running);
+        return Ok(());
+    }
     let mut table = table(&["NAME", "BUS", "WHAT", "STATE", "PEER", "SINCE", "WAIT", "URBS", "IN", "OUT", "PID"]);
     for process in &running {
         for device in devices_of(process) {
@@ -102,6 +110,11 @@ fn say_more(device: &Value) {
     }
     if let Some(drift) = device["drift_us"].as_i64() {
         say(format!("{name}: clock moved by {drift} us"));
+    }
+    if let (Some(up), Some(all)) = (device["links"]["up"].as_u64(), device["links"]["each"].as_array().map(Vec::len))
+        && all > 1
+    {
+        say(format!("{name}: {up} of {all} links are up (farbus status --links)"));
     }
     if let Some(reason) = device["reason"].as_str() {
         say(format!("{name}: used for: {reason}"));
@@ -150,6 +163,32 @@ fn print_latency(running: &[Value]) {
     }
     match is_empty {
         true => println!("Nothing is attached here in a session, or it was not used yet."),
+        false => print_table(&table),
+    }
+}
+
+fn print_links(running: &[Value]) {
+    let mut table = table(&["NAME", "LINK", "STATE", "SINCE", "PEER", "IN", "OUT", "ROUND TRIP"]);
+    let mut is_empty = true;
+    for device in running.iter().flat_map(devices_of) {
+        for link in device["links"]["each"].as_array().into_iter().flatten() {
+            let since = link["since_s"].as_f64().map(|s| format_span(Duration::from_secs_f64(s)));
+            let bytes = |name: &str| link[name].as_u64().map(format_bytes).unwrap_or_default();
+            table.add_row([
+                text(&device["name"]),
+                link["lane"].to_string(),
+                if link["is_up"] == true { "up" } else { "lost" }.to_owned(),
+                since.unwrap_or_default(),
+                text(&link["peer"]),
+                bytes("bytes_in"),
+                bytes("bytes_out"),
+                link["round_trip_ms"].as_f64().map(|ms| format!("{ms:.2} ms")).unwrap_or_default(),
+            ]);
+            is_empty = false;
+        }
+    }
+    match is_empty {
+        true => println!("Nothing is used in a session, here or from here."),
         false => print_table(&table),
     }
 }
@@ -209,7 +248,12 @@ pub fn ask_owner(device: &str, question: Question) -> Result<(), Failure> {
 
 /// The same, for what is answered.
 pub fn hear_owner(device: &str, question: Question) -> Result<Value, Failure> {
-    for (_, answer) in ask_all(&question).map_err(Failure::local)? {
+    heard(device, [ask_in_turn(&question).map_err(Failure::local)?])
+}
+
+/// The first answer that is one.
+pub fn heard(device: &str, answers: impl IntoIterator<Item = Answer>) -> Result<Value, Failure> {
+    for answer in answers {
         match answer {
             Answer::Ok(value) => return Ok(value),
             Answer::Unknown => {}

@@ -500,6 +500,48 @@ fn a_status_says_that_the_link_is_lost_and_since_when() {
 }
 
 #[test]
+fn a_status_shows_each_link_of_a_session_at_both_ends() {
+    let house = House::new();
+    let what = format!("block:{}", house.image("cut.img", 1 << 20).display());
+    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
+    let socket = house.path("far.sock");
+    let arguments = ["--via", "nbd", "--socket", socket.to_str().unwrap(), "--links", "3"];
+    let mut attach = attach_through(&desk, "block", &cutter, &arguments, "60");
+    let links = |host: &Host<'_>| host.json(&["status", "--json"])[0]["devices"][0]["links"].clone();
+    let both_have = |count: u64| [&lab3, &desk].into_iter().all(|host| links(host)["up"] == count);
+    wait_until(PATIENCE, "three links", || both_have(3));
+    for host in [&lab3, &desk] {
+        let all = links(host);
+        let each = all["each"].as_array().unwrap();
+        assert_eq!(each.iter().map(|link| link["lane"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2], "{all}");
+        for link in each {
+            assert!(link["is_up"] == true && link["round_trip_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{all}");
+            assert!(link["peer"].as_str().is_some_and(|peer| peer.contains("127.0.0.1:")), "{all}");
+        }
+        let [bytes_in, bytes_out] = ["bytes_in", "bytes_out"].map(|name| each[0][name].as_u64().unwrap());
+        assert!(bytes_in > 0 && bytes_out > 0, "the device was opened: {all}");
+    }
+    let told = desk.ok(&["status", "--links"]);
+    assert!(told.matches(" up ").count() == 3 && told.contains(&cutter.address.to_string()), "{told}");
+    assert!(desk.ok(&["status"]).contains("3 of 3 links are up"));
+
+    let before = links(&desk);
+    cutter.inside.is_down.store(true, Ordering::Release);
+    cutter.cut();
+    wait_until(PATIENCE, "all are lost", || both_have(0));
+    let lost = links(&desk);
+    assert!(lost["each"].as_array().unwrap().iter().all(|link| link["round_trip_ms"].is_null()), "{lost}");
+    assert!(lost["each"][0]["bytes_in"].as_u64() >= before["each"][0]["bytes_in"].as_u64(), "{lost} after {before}");
+    let told = desk.ok(&["status", "--links"]);
+    assert_eq!(told.matches(" lost ").count(), 3, "{told}");
+
+    cutter.inside.is_down.store(false, Ordering::Release);
+    wait_until(PATIENCE, "three links, again", || both_have(3));
+    desk.ok(&["detach"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+}
+
+#[test]
 fn a_link_that_stays_away_ends_the_device_with_the_attribute_network() {
     if !has_fuse() {
         return;

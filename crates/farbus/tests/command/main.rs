@@ -5,6 +5,7 @@
 //! such a test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
 
 mod audio;
+mod bench;
 mod block;
 mod claims;
 mod cluster;

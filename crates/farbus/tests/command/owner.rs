@@ -72,6 +72,26 @@ fn what_is_typed_arrives_at_the_host() {
 }
 
 #[test]
+fn what_one_process_has_typed_no_other_types_as_well() {
+    let house = House::new();
+    let mut shares = vec![house.share(&["keyboard"]), house.share(&["keyboard"])];
+    let first = house.json(&["status", "--json"])[0]["address"].clone();
+    shares.sort_by_key(|share| share.address.as_str() != first);
+    let [mut asked_first, mut other] = [0, 1].map(|at| client::open(&shares[at].library_target("keyboard")).unwrap());
+    let pressed = |report: Vec<u8>| report[2];
+    for (text, usage) in [("a", 4), ("b", 5)] {
+        assert_eq!(house.run(&["type", text]).code, Some(0));
+        let mut read = || asked_first.data_in(EpAddr::from_byte(0x81), 8).unwrap().into_vec();
+        assert_eq!([pressed(read()), pressed(read())], [usage, 0]);
+    }
+    drop(asked_first);
+    drop(shares.remove(0));
+    assert_eq!(house.run(&["type", "c"]).code, Some(0));
+    let next = other.data_in(EpAddr::from_byte(0x81), 8).unwrap().into_vec();
+    assert_eq!(pressed(next), 6, "nothing was typed here before");
+}
+
+#[test]
 fn an_ejected_disk_comes_back_when_it_is_put_in() {
     let house = House::new();
     let image = house.image("image", 1 << 20);

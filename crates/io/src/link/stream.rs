@@ -5,7 +5,6 @@ use std::io::{self, IoSlice};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::net::{self, RecvFlags, sockopt};
@@ -13,7 +12,7 @@ use rustls::Connection;
 
 use super::socket::{receive_from, send_to};
 use super::tls::{HandshakeFailure, HandshakeLimits, Tls};
-use crate::sys::tcp::set_retransmission_min;
+use crate::sys::tcp::{round_trip, set_retransmission_min};
 
 /// How long a peer may leave sent bytes unacknowledged before the link counts as lost (RFC 5482): longer than a
 /// retransmission after 2 s of silence, short enough that a dead peer's device is free within 5 s (U11).
@@ -35,8 +34,17 @@ pub struct Link {
     fd: OwnedFd,
     peer: String,
     tls: Option<Arc<Tls>>,
-    /// Of a link that a thread bridges to what really carries it: set once that was lost without a farewell.
-    is_lost: Option<Arc<AtomicBool>>,
+    /// What really carries it, if a thread bridges it to that.
+    carrier: Option<Arc<dyn Carrier>>,
+}
+
+/// What carries a link's bytes beyond the socket that it is here.
+pub trait Carrier: fmt::Debug + Send + Sync {
+    /// Whether it was lost without a farewell.
+    fn is_lost(&self) -> bool;
+
+    /// The round trip to the peer, smoothed.
+    fn round_trip(&self) -> Duration;
 }
 
 /// Why there is no link.
@@ -103,12 +111,12 @@ impl Link {
             // A system may not let everybody choose; then it is slower.
             let _ = sockopt::set_tcp_congestion(&fd, LOOPBACK_CONGESTION);
         }
-        Ok(Self { fd, peer: peer.to_string(), tls: None, is_lost: None })
+        Ok(Self { fd, peer: peer.to_string(), tls: None, carrier: None })
     }
 
     /// A connected Unix socket, whoever connected it.
     pub fn over_local(fd: OwnedFd, peer: &str) -> Self {
-        Self { fd, peer: peer.to_owned(), tls: None, is_lost: None }
+        Self { fd, peer: peer.to_owned(), tls: None, carrier: None }
     }
 
     /// A pair of connected Unix sockets: a link, and the other end for somebody else.
@@ -118,13 +126,13 @@ impl Link {
     pub fn pair(peer: &str) -> io::Result<(Self, OwnedFd)> {
         let flags = net::SocketFlags::CLOEXEC;
         let (ours, theirs) = net::socketpair(net::AddressFamily::UNIX, net::SocketType::STREAM, flags, None)?;
-        Ok((Self { fd: ours, peer: peer.to_owned(), tls: None, is_lost: None }, theirs))
+        Ok((Self { fd: ours, peer: peer.to_owned(), tls: None, carrier: None }, theirs))
     }
 
-    /// One end of a pair, whose other end a thread carries to an encrypted peer and back. It sets `is_lost` before it closes its end if
-    /// the peer did not end it.
-    pub fn bridged(fd: OwnedFd, peer: String, is_lost: Arc<AtomicBool>) -> Self {
-        Self { fd, peer, tls: None, is_lost: Some(is_lost) }
+    /// One end of a pair, whose other end a thread carries to an encrypted peer and back. It is lost before that closes its end if the peer
+    /// did not end it.
+    pub fn bridged(fd: OwnedFd, peer: String, carrier: Arc<dyn Carrier>) -> Self {
+        Self { fd, peer, tls: None, carrier: Some(carrier) }
     }
 
     /// The same link encrypted, once the handshake that `connection` begins has come to its end.
@@ -154,7 +162,7 @@ impl Link {
 
     /// Whether what is said on it can be read by others.
     pub fn is_encrypted(&self) -> bool {
-        self.tls.is_some() || self.is_lost.is_some()
+        self.tls.is_some() || self.carrier.is_some()
     }
 
     /// Gives the peer another name: who it is, once that is known.
@@ -167,6 +175,14 @@ impl Link {
         &self.peer
     }
 
+    /// The round trip to the peer, as far as the system has measured it; within one machine's sockets there is none.
+    pub fn round_trip(&self) -> Option<Duration> {
+        match &self.carrier {
+            Some(carrier) => Some(carrier.round_trip()),
+            None => round_trip(&self.fd),
+        }
+    }
+
     /// A second handle on the same link, for a thread that may end it.
     ///
     /// # Errors
@@ -176,7 +192,7 @@ impl Link {
             fd: self.fd.try_clone()?,
             peer: self.peer.clone(),
             tls: self.tls.clone(),
-            is_lost: self.is_lost.clone(),
+            carrier: self.carrier.clone(),
         })
     }
 
@@ -209,8 +225,8 @@ impl Link {
 
     /// An end that the peer did not mean is none.
     fn held_to_its_end(&self, received: io::Result<usize>) -> io::Result<usize> {
-        match (&received, &self.is_lost) {
-            (Ok(0), Some(is_lost)) if is_lost.load(Ordering::Acquire) => Err(io::ErrorKind::TimedOut.into()),
+        match (&received, &self.carrier) {
+            (Ok(0), Some(carrier)) if carrier.is_lost() => Err(io::ErrorKind::TimedOut.into()),
             _ => received,
         }
     }
@@ -324,7 +340,7 @@ mod tests {
         let (ours, theirs) = Link::pair("test").unwrap();
         let mut space = [0; 8];
         assert_eq!(ours.try_receive(&mut space).unwrap(), None);
-        let other = Link { fd: theirs, peer: String::new(), tls: None, is_lost: None };
+        let other = Link { fd: theirs, peer: String::new(), tls: None, carrier: None };
         assert_eq!(other.try_send(&[IoSlice::new(b"ab"), IoSlice::new(b"c")]).unwrap(), Some(3));
         assert_eq!(ours.receive(&mut space).unwrap(), 3);
         other.shut_down();

@@ -1,6 +1,6 @@
-//! How soon TCP takes what was not acknowledged for lost.
+//! How soon TCP takes what was not acknowledged for lost, and how far away it has found its peer.
 
-#![allow(unsafe_code, reason = "one option that the standard library and rustix have no name for")]
+#![allow(unsafe_code, reason = "two options that the standard library and rustix have no name for")]
 
 use std::ffi::c_int;
 use std::io;
@@ -24,6 +24,19 @@ pub fn set_retransmission_min(socket: impl AsFd, span: Duration) -> io::Result<(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The round trip to the peer as the kernel has measured and smoothed it; none of what is no TCP connection, or was not measured yet.
+pub fn round_trip(socket: impl AsFd) -> Option<Duration> {
+    // SAFETY: a struct of integers, of which all zeroes is one.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the kernel writes `length` bytes at most, of a struct that lives as long as the call (getsockopt(2)).
+    let result = unsafe {
+        let to = (&raw mut info).cast();
+        libc::getsockopt(socket.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, to, &raw mut length)
+    };
+    (result == 0 && info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,5 +52,14 @@ mod tests {
         assert!(set_retransmission_min(&stream, Duration::MAX).is_err());
         let (unix, _) = std::os::unix::net::UnixStream::pair().unwrap();
         assert!(set_retransmission_min(&unix, Duration::from_millis(50)).is_err());
+    }
+    #[test]
+    fn a_connection_knows_its_round_trip_and_a_local_socket_has_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let span = round_trip(&stream).expect("the handshake was one");
+        assert!(span > Duration::ZERO && span < Duration::from_secs(60), "{span:?}");
+        let (unix, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(round_trip(&unix), None);
     }
 }

@@ -31,7 +31,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::tls::{Gate, HandshakeError, NO_NAME, Protocol, Secured, Terms};
-use crate::link::Link;
+use crate::link::{Carrier, Link};
 
 /// A peer that is silent for so long is lost, as over TCP: a session tries for another link then.
 const IDLE_MAX: Duration = Duration::from_secs(4);
@@ -229,7 +229,24 @@ struct Bridge {
     /// None until the peer, who opens it, says something.
     stream: Option<(SendStream, RecvStream)>,
     end: UnixStream,
-    is_lost: Arc<AtomicBool>,
+    road: Arc<Road>,
+}
+
+/// The connection, for whoever has the link.
+#[derive(Debug)]
+struct Road {
+    connection: Connection,
+    is_lost: AtomicBool,
+}
+
+impl Carrier for Road {
+    fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire)
+    }
+
+    fn round_trip(&self) -> Duration {
+        self.connection.rtt()
+    }
 }
 
 impl Bridge {
@@ -248,14 +265,15 @@ impl Bridge {
             Ok((ours.into(), UnixStream::from_std(theirs)?))
         };
         let (ours, end) = paired().map_err(HandshakeError::Lost)?;
-        let is_lost = Arc::<AtomicBool>::default();
-        let link = Link::bridged(ours, connection.remote_address().to_string(), Arc::clone(&is_lost));
-        Ok((Secured { link, peer, protocol }, Self { connection, stream, end, is_lost }))
+        let road = Arc::new(Road { connection: connection.clone(), is_lost: AtomicBool::new(false) });
+        let carrier: Arc<dyn Carrier> = Arc::<Road>::clone(&road);
+        let link = Link::bridged(ours, connection.remote_address().to_string(), carrier);
+        Ok((Secured { link, peer, protocol }, Self { connection, stream, end, road }))
     }
 
     /// Until both ends have said their last, or the way is lost.
     async fn carry(self) {
-        let Self { connection, stream, mut end, is_lost } = self;
+        let Self { connection, stream, mut end, road } = self;
         let stream = match stream {
             Some(stream) => Ok(stream),
             None => connection.accept_bi().await,
@@ -271,7 +289,7 @@ impl Bridge {
         }
         // A peer that has closed meant it.
         let was_closed = matches!(connection.close_reason(), None | Some(ConnectionError::ApplicationClosed(_)));
-        is_lost.store(!was_closed, Ordering::Release);
+        road.is_lost.store(!was_closed, Ordering::Release);
         connection.close(VarInt::from_u32(0), b"");
     }
 }

@@ -4,6 +4,7 @@
 //! are the same on a busy machine. `--times` above 1 makes them thorough: all distances, a minute of sound.
 
 mod attach;
+mod raw;
 mod storage;
 mod streams;
 mod way;
@@ -11,5 +12,5 @@ mod way;
 use super::case::Case;
 
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
-    [attach::CASES, storage::CASES, streams::CASES].into_iter().flatten()
+    [attach::CASES, raw::CASES, storage::CASES, streams::CASES].into_iter().flatten()
 }

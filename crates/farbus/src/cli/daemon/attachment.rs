@@ -274,6 +274,7 @@ impl Kept {
             latency: None,
             counts: BTreeMap::new(),
             drift_us: None,
+            links: None,
             meters: state.meters.as_ref().map(|meters| meters.read()),
         };
         let status = status.with_standing(state.standing.as_ref());

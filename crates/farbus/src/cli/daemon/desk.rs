@@ -344,6 +344,10 @@ impl Desk {
 
     /// Answers its owner.
     pub fn answer(&self, question: Question) -> Answer {
+        if self.is_handed_over() {
+            // Who goes on in this one's place is asked as well.
+            return Answer::Unknown;
+        }
         match question {
             Question::Status => self.status(),
             Question::Reload => match self.reload() {

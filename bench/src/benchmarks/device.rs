@@ -1,0 +1,246 @@
+//! A raw device, as the 2008 paper measured one (Table 2): 20 MB in requests of 4 KB, one after the other, read and written, no file system. A row for
+//! each path to a disk in memory, from a gadget in this process to hosts 1 ms and 10 ms away; the paper's controllers beside.
+//!
+//! Nothing is kept here or asked ahead: every request goes the whole way. What an unmodified kernel gets through vhci is the rig's case
+//! `device-raw`, because few machines that measure have that driver.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use farbus::{
+    client::{Client, Target as FarbusTarget},
+    host::{LocalPort, Options, Port, RemoteDevice, RemoteDisk},
+    model::{BlockStore, Speed},
+};
+
+use super::storage::Image;
+use crate::{
+    lab::{Lab, Subject},
+    late::late,
+    load::Tally,
+    peers::{
+        Kind, Server,
+        nbdkit::Verb,
+        session::{DISK, DRIVEN, Disk, full_medium, usb_disk},
+    },
+    report::{Finding, Quantity},
+    stats::{Spread, Target},
+};
+
+pub const NAME: &str = "device";
+
+/// Table 2 of Y. Hu, "Real Embedded USB Host Performance" (2008): host controller, raw reading and raw writing, KB/s. A flash stick of its time, a
+/// Celeron of 300 MHz; the first and the last are high speed, the others full speed.
+const PAPER: [(&str, u32, u32); 6] = [
+    ("EHCI (NEC)", 12_684, 8_320),
+    ("OHCI (NEC)", 891, 832),
+    ("UHCI (VIA)", 639, 611),
+    ("ISP116x (NXP/Philips)", 352, 334),
+    ("ISP1362 (NXP/Philips)", 621, 493),
+    ("ISP176x (NXP/Philips)", 7_425, 3_214),
+];
+/// What the paper moves, and how much at a time.
+const TOTAL_BYTES: u64 = 20 << 20;
+const QUICK_BYTES: u64 = 2 << 20;
+const REQUEST_BYTES: usize = 4096;
+const ROUND_TRIPS_MS: [u64; 3] = [0, 1, 10];
+/// Near, a pass takes a moment: the median of so many.
+const NEAR_PASSES: usize = 5;
+/// How long a session waits for its next link: here none comes.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A raw disk, whatever the way to it.
+trait Raw {
+    fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<()>;
+    fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()>;
+    fn flush(&mut self) -> Result<()>;
+}
+
+impl<P: Port + Send> Raw for RemoteDisk<P> {
+    fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<()> {
+        BlockStore::read_at(self, offset, to).map_err(|error| anyhow!("{error:?}"))
+    }
+
+    fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()> {
+        BlockStore::write_at(self, offset, from).map_err(|error| anyhow!("{error:?}"))
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        BlockStore::flush(self).map_err(|error| anyhow!("{error:?}"))
+    }
+}
+
+impl Raw for Disk {
+    fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<()> {
+        Disk::read_at(self, offset, to)
+    }
+
+    fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()> {
+        Disk::write_at(self, offset, from)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        Disk::flush(self)
+    }
+}
+
+/// The ways over a network.
+const WAYS: [(&str, Way); 4] = [
+    ("USB disk by USB/IP", Way::UsbIp),
+    ("USB disk in a session", Way::Session),
+    ("USB disk, driven by its exporter", Way::Driven),
+    ("block device in a session", Way::Block),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    UsbIp,
+    Session,
+    Driven,
+    Block,
+}
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    if lab.subject != Subject::Farbus {
+        bail!("only farbus has all these ways to a disk");
+    }
+    let total = if lab.quick { QUICK_BYTES } else { TOTAL_BYTES };
+    let mut findings = measured("USB gadget in this process", &mut local()?, total, NEAR_PASSES)?;
+    let image = Image::create()?;
+    let exporter = lab.farbus(&format!("disk:{}", image.0.display()))?;
+    let sessions = lab.peer(Kind::Session)?;
+    for ms in ROUND_TRIPS_MS {
+        for (name, way) in WAYS {
+            let what = if ms == 0 { format!("{name}, loopback") } else { format!("{name}, {ms} ms away") };
+            let mut disk = way.open(&exporter, &sessions, ms).with_context(|| what.clone())?;
+            let passes = if ms == 0 { NEAR_PASSES } else { 1 };
+            let rows = measured(&what, &mut *disk, total, passes).with_context(|| what.clone())?;
+            findings.extend(rows);
+        }
+    }
+    findings.extend(PAPER.into_iter().flat_map(paper));
+    Ok(findings)
+}
+
+/// No network, no protocol: a driver of farbus over a disk of farbus.
+fn local() -> Result<RemoteDisk<impl Port + Send>> {
+    let device = usb_disk(&full_medium()?).map_err(|error| anyhow!(error))?;
+    let device = RemoteDevice::open(LocalPort::new(device), Speed::High).map_err(|error| anyhow!("{error:?}"))?;
+    device.into_disk(Options::default()).map_err(|error| anyhow!("{error:?}"))
+}
+
+impl Way {
+    fn open(self, exporter: &Server, sessions: &Server, ms: u64) -> Result<Box<dyn Raw>> {
+        let far = |address: SocketAddr| match ms {
+            0 => Ok(address),
+            _ => late(address, Duration::from_micros(ms * 500)),
+        };
+        Ok(match self {
+            Self::UsbIp => Box::new(usb(far(exporter.address)?, Duration::ZERO)?),
+            Self::Session => Box::new(usb(far(exporter.address)?, GRACE)?),
+            Self::Driven => Box::new(Disk::open_over(far(sessions.address)?, DRIVEN, 1)?),
+            Self::Block => Box::new(Disk::open_over(far(sessions.address)?, DISK, 1)?),
+        })
+    }
+}
+
+/// By farbus's own host, in a session or without.
+fn usb(address: SocketAddr, grace: Duration) -> Result<RemoteDisk<impl Port + Send>> {
+    let target: FarbusTarget = format!("{address}/1-1").parse().map_err(|error: String| anyhow!(error))?;
+    let mut client = Client::default();
+    client.outlive(grace);
+    // Whoever had it last has just gone: that takes its exporter a moment.
+    let until = Instant::now() + GRACE;
+    loop {
+        match client.open_disk(&target) {
+            Ok(disk) => return Ok(disk),
+            Err(error) if Instant::now() >= until => return Err(error.into()),
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+/// Both rows of one path.
+fn measured(what: &str, disk: &mut (impl Raw + ?Sized), total: u64, passes: usize) -> Result<Vec<Finding>> {
+    let mut rows = Vec::new();
+    for verb in [Verb::Read, Verb::Write] {
+        let mut rates = Vec::new();
+        let mut all = Tally::nothing();
+        for _ in 0..passes {
+            let tally = pass(disk, verb, total)?;
+            rates.push(tally.bytes_per_second() / 1e3);
+            all.add(&tally);
+        }
+        let detail = format!("p50 {:.1} µs, p99 {:.1} µs", all.latency_us(50.0), all.latency_us(99.0));
+        let rate = Quantity::new(Spread::new(rates), "KB/s");
+        let what = format!("{what}: raw {}", verb.name());
+        rows.push(Finding::absolute(NAME, what, rate, Target::Context).with_detail(detail));
+    }
+    Ok(rows)
+}
+
+/// All of it once, from the first request to the last answer; what was written is durable then.
+fn pass(disk: &mut (impl Raw + ?Sized), verb: Verb, total: u64) -> Result<Tally> {
+    let mut tally = Tally::nothing();
+    let mut block = vec![0; REQUEST_BYTES];
+    let began = Instant::now();
+    for offset in (0..total).step_by(REQUEST_BYTES) {
+        let asked = Instant::now();
+        match verb {
+            Verb::Read => disk.read_at(offset, &mut block)?,
+            Verb::Write => {
+                // Where it belongs, so that a read can tell whether it is there.
+                block[..8].copy_from_slice(&offset.to_le_bytes());
+                disk.write_at(offset, &block)?;
+            }
+        }
+        tally.latency_ns.saturating_record(asked.elapsed().as_nanos() as u64);
+        tally.urbs += 1;
+        tally.bytes += REQUEST_BYTES as u64;
+    }
+    if verb == Verb::Write {
+        disk.flush()?;
+    }
+    tally.seconds = began.elapsed().as_secs_f64();
+    if verb == Verb::Write {
+        for offset in [0, total / 2, total - REQUEST_BYTES as u64] {
+            disk.read_at(offset, &mut block)?;
+            ensure!(block[..8] == offset.to_le_bytes(), "at {offset} the disk does not have what was written");
+        }
+    }
+    Ok(tally)
+}
+
+/// Both rows of one of the paper's controllers.
+fn paper((controller, read, write): (&str, u32, u32)) -> [Finding; 2] {
+    [(Verb::Read, read), (Verb::Write, write)].map(|(verb, rate)| {
+        let what = format!("2008 paper, Table 2, {controller}: raw {}", verb.name());
+        Finding::absolute(NAME, what, Quantity::new(Spread::once(f64::from(rate)), "KB/s"), Target::Context)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_moves_all_of_it_and_finds_what_it_wrote() {
+        let mut disk = local().unwrap();
+        for verb in [Verb::Write, Verb::Read] {
+            let tally = pass(&mut disk, verb, 64 << 10).unwrap();
+            assert_eq!((tally.urbs, tally.bytes), (16, 64 << 10));
+        }
+        let mut block = [0; REQUEST_BYTES];
+        Raw::read_at(&mut disk, 8192, &mut block).unwrap();
+        assert_eq!(block[..8], 8192_u64.to_le_bytes());
+    }
+
+    #[test]
+    fn the_paper_s_rows_stand_beside() {
+        let rows: Vec<Finding> = PAPER.into_iter().flat_map(paper).collect();
+        assert_eq!((rows.len(), rows[1].ours.spread.median()), (12, 8320.0));
+    }
+}

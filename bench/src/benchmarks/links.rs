@@ -1,0 +1,114 @@
+//! What several links bring on a path that is long and loses something: a block disk over 1, 2, 4 and 8 TCP links of one session, 50 ms away, at
+//! no loss, 0.1 % and 1 %, from the kernel's own emulation of such a network (netem), between two namespaces.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::{
+    lab::{Lab, Subject},
+    load::Tally,
+    net::{LossyNet, THERE},
+    peers::{Server, nbdkit::Verb, session::Disk},
+    report::{Finding, Quantity},
+    stats::{Spread, Target},
+    svg::{Chart, Line, Panel},
+};
+
+pub const NAME: &str = "links";
+const ROUND_TRIP_MS: u32 = 50;
+/// In thousandths.
+const LOSSES: [u32; 3] = [0, 1, 10];
+const LINKS: [u16; 4] = [1, 2, 4, 8];
+const BYTES: usize = 64 * 1024;
+/// Enough under way to fill a gigabit over such a distance, and what an importer of a disk keeps.
+const DEPTH: usize = 64;
+const VERBS: [Verb; 2] = [Verb::Read, Verb::Write];
+
+/// What was seen at one loss, with one verb: for each number of links, its rounds.
+struct Seen {
+    loss: u32,
+    verb: Verb,
+    rounds: Vec<Vec<Tally>>,
+}
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    if lab.subject != Subject::Farbus {
+        bail!("only farbus has sessions");
+    }
+    let (span, rounds) = if lab.quick { (Duration::from_secs(3), 1) } else { (Duration::from_secs(10), 5) };
+    let mut seen = Vec::new();
+    for loss in LOSSES {
+        let net = LossyNet::create(ROUND_TRIP_MS, loss)?;
+        let server = Server::farbus_in(&net, lab.farbus_program()?, "memory:256M", THERE.into(), lab.placement)?;
+        for verb in VERBS {
+            let mut tallies: Vec<Vec<Tally>> = LINKS.iter().map(|_| Vec::new()).collect();
+            // In turns: what else the machine does falls on all alike.
+            for _ in 0..rounds {
+                for (links, tallies) in LINKS.into_iter().zip(&mut tallies) {
+                    let mut disk = Disk::open_over(server.address, "memory", links)?;
+                    // Windows open first.
+                    disk.run(verb, BYTES, DEPTH, false, span / 4)?;
+                    tallies.push(disk.run(verb, BYTES, DEPTH, false, span)?);
+                }
+            }
+            seen.push(Seen { loss, verb, rounds: tallies });
+        }
+    }
+    lab.plot(NAME, &chart(&seen).render())?;
+    Ok(seen.iter().flat_map(findings).collect())
+}
+
+fn percent(loss: u32) -> String {
+    format!("{} %", f64::from(loss) / 10.0)
+}
+
+fn rates(tallies: &[Tally]) -> Spread {
+    Spread::new(tallies.iter().map(|tally| tally.bytes_per_second() / 1e6).collect())
+}
+
+fn findings(seen: &Seen) -> Vec<Finding> {
+    let one = rates(&seen.rounds[0]);
+    let all = LINKS.into_iter().zip(&seen.rounds);
+    all.map(|(links, tallies)| {
+        let what = format!(
+            "{} 64 KiB × {DEPTH}, {ROUND_TRIP_MS} ms, {} lost, {links} links",
+            seen.verb.name(),
+            percent(seen.loss)
+        );
+        let mut all = Tally::nothing();
+        tallies.iter().for_each(|tally| all.add(tally));
+        let detail = format!("p50 {:.0} ms, p99 {:.0} ms", all.latency_us(50.0) / 1e3, all.latency_us(99.0) / 1e3);
+        let quantity = |spread: &Spread| Quantity::new(spread.clone(), "MB/s");
+        let (ours, other) = (quantity(&rates(tallies)), ("1 link", quantity(&one)));
+        Finding::ratio(NAME, what, ours, other, Target::Context).with_detail(detail)
+    })
+    .collect()
+}
+
+fn chart(seen: &[Seen]) -> Chart {
+    let line = |seen: &Seen| Line {
+        name: format!("{}, {} lost", seen.verb.name(), percent(seen.loss)),
+        points: LINKS.iter().zip(&seen.rounds).map(|(&links, all)| (f64::from(links), rates(all).median())).collect(),
+    };
+    Chart {
+        title: format!("A disk {ROUND_TRIP_MS} ms away over several links of one session"),
+        across: "links".into(),
+        panels: vec![Panel { up: "MB/s".into(), is_logarithmic: true, lines: seen.iter().map(line).collect() }],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_links_is_held_against_one() {
+        let tally = |bytes| Tally { bytes, seconds: 1.0, ..Tally::nothing() };
+        let rounds = LINKS.iter().map(|&links| vec![tally(u64::from(links) * 1_000_000)]).collect();
+        let found = findings(&Seen { loss: 1, verb: Verb::Read, rounds });
+        let ratios: Vec<f64> = found.iter().map(|finding| finding.judged.median()).collect();
+        assert_eq!(ratios, [1.0, 2.0, 4.0, 8.0]);
+        assert!(found[3].what.contains("0.1 % lost, 8 links"), "{}", found[3].what);
+    }
+}

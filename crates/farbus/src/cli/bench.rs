@@ -1,0 +1,121 @@
+//! `farbus bench`: the measurements are a program of their own, `farbus-bench`, found as `git` finds its further commands.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::builder::{OsStringValueParser, PossibleValue, TypedValueParser};
+
+use super::Failure;
+
+/// The program.
+pub const PROGRAM: &str = "farbus-bench";
+/// What it measures, by name: a test of its own holds it to this list.
+pub const NAMES: [&str; 25] = [
+    "round-trip",
+    "syscalls",
+    "deep",
+    "throughput",
+    "encrypted",
+    "cpu",
+    "memory",
+    "distance",
+    "storage",
+    "nbd",
+    "block",
+    "block-proxy",
+    "block-parallel",
+    "native",
+    "overhead",
+    "stages",
+    "congestion",
+    "timeline",
+    "journey",
+    "modules",
+    "realtime",
+    "line",
+    "device",
+    "links",
+    "survey",
+];
+
+/// Measure farbus on this machine, against its peers and the papers' figures.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "It is the program farbus-bench, beside this one or in PATH, which is told all that stands here.\n\n\
+    Examples:\n  farbus bench list                            what there is, and the target of each\n  \
+    farbus bench device                          a raw device in 4 KiB requests, over every path\n  \
+    farbus bench modules --plots .               what a pair of modules costs; ten minutes\n  \
+    farbus bench realtime --plots .              the real-time paper's experiments, in simulation\n  \
+    farbus bench round-trip deep --quick         two of them, shortly\n  \
+    farbus bench -- --help                       all its options\n\n\
+    Exit codes: 0 all targets met, 1 one was missed, 2 something could not be measured."
+)]
+pub struct Args {
+    /// Names, and options of farbus-bench; none: all that have a target
+    #[arg(value_name = "NAME", trailing_var_arg = true, allow_hyphen_values = true, value_parser = Named)]
+    words: Vec<OsString>,
+}
+
+/// Anything is passed on; a shell completes the names.
+#[derive(Clone)]
+struct Named;
+
+impl TypedValueParser for Named {
+    type Value = OsString;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<OsString, clap::Error> {
+        OsStringValueParser::new().parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(["list"].into_iter().chain(NAMES).map(PossibleValue::new)))
+    }
+}
+
+/// Becomes that program.
+pub fn run(args: Args) -> Result<(), Failure> {
+    let ours = std::env::current_exe().map_err(Failure::local)?;
+    let program = beside(&ours).unwrap_or_else(|| PROGRAM.into());
+    let mut command = Command::new(&program);
+    if !says_which(&args.words) {
+        // What was called is what is measured.
+        command.arg("--farbus").arg(&ours);
+    }
+    // It comes back only if it could not.
+    let error = command.args(args.words).exec();
+    Err(Failure::local(match error.kind() {
+        std::io::ErrorKind::NotFound => format!(
+            "{PROGRAM} is neither beside {} nor in PATH\n  build it from farbus's sources: cargo install --path bench",
+            ours.display()
+        ),
+        _ => format!("{}: {error}", program.display()),
+    }))
+}
+
+fn beside(ours: &Path) -> Option<PathBuf> {
+    Some(ours.with_file_name(PROGRAM)).filter(|path| path.is_file())
+}
+
+fn says_which(words: &[OsString]) -> bool {
+    words.iter().filter_map(|word| word.to_str()).any(|word| word == "--farbus" || word.starts_with("--farbus="))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_farbus_that_is_measured_is_this_one_unless_another_is_named() {
+        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+        assert!(!says_which(&words("modules --plots .")));
+        assert!(says_which(&words("modules --farbus /usr/bin/farbus")) && says_which(&words("--farbus=./farbus deep")));
+        assert_eq!(beside(Path::new("/nowhere/at/all/farbus")), None);
+    }
+}

@@ -1,0 +1,153 @@
+//! The links below one end of a session, for whoever shows them: they are owned by another thread, which counts what passes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+use farbus_io::link::Link;
+use serde::{Deserialize, Serialize};
+
+/// All links of one session's end, by lane.
+#[derive(Clone, Debug, Default)]
+pub struct Links(Arc<Mutex<Vec<Entry>>>);
+
+#[derive(Debug)]
+struct Entry {
+    lane: u16,
+    /// The last one's peer; empty before there was one.
+    peer: String,
+    since: Instant,
+    link: Weak<Link>,
+    counts: Arc<Counts>,
+}
+
+/// Bytes of one lane, over all its links.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    received: AtomicU64,
+    sent: AtomicU64,
+}
+
+impl Counts {
+    pub fn note_received(&self, bytes: usize) {
+        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub fn note_sent(&self, bytes: usize) {
+        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// A session's links, as `farbus status` shows them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinksStatus {
+    /// How many it has now.
+    pub up: usize,
+    /// One for each lane that it has, or wants a link for.
+    pub each: Vec<LinkStatus>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinkStatus {
+    /// The lane that it carries; the first is 0.
+    pub lane: u16,
+    /// Whether there is one now.
+    pub is_up: bool,
+    /// For how long that has been so, seconds.
+    pub since_s: f64,
+    /// Its other end, or that of the last one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub peer: String,
+    /// Bytes received on this lane, those of links before among them.
+    pub bytes_in: u64,
+    /// Bytes sent.
+    pub bytes_out: u64,
+    /// The round trip that the system measured, milliseconds; none within one machine's sockets, and while there is no link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_trip_ms: Option<f64>,
+}
+
+impl Links {
+    fn with<T>(&self, lane: u16, change: impl FnOnce(&mut Entry) -> T) -> T {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = all.iter().position(|entry| entry.lane == lane).unwrap_or_else(|| {
+            let at = all.partition_point(|entry| entry.lane < lane);
+            let (peer, counts) = (String::new(), Arc::default());
+            all.insert(at, Entry { lane, peer, since: Instant::now(), link: Weak::new(), counts });
+            at
+        });
+        change(&mut all[at])
+    }
+
+    /// This lane has a link now, which is up as long as its owner keeps it.
+    pub(crate) fn note_up(&self, lane: u16, link: &Arc<Link>) -> Arc<Counts> {
+        self.with(lane, |entry| {
+            (entry.peer, entry.since, entry.link) = (link.peer().to_owned(), Instant::now(), Arc::downgrade(link));
+            Arc::clone(&entry.counts)
+        })
+    }
+
+    /// This lane has none any more, or none yet.
+    pub(crate) fn note_down(&self, lane: u16) {
+        self.with(lane, |entry| {
+            if std::mem::take(&mut entry.link).strong_count() > 0 {
+                entry.since = Instant::now();
+            }
+        });
+    }
+
+    /// How they are now; none of a session that never had one.
+    pub fn status(&self) -> Option<LinksStatus> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let each: Vec<LinkStatus> = all.iter().map(Entry::status).collect();
+        let up = each.iter().filter(|link| link.is_up).count();
+        (!each.is_empty()).then_some(LinksStatus { up, each })
+    }
+}
+
+impl Entry {
+    fn status(&self) -> LinkStatus {
+        let link = self.link.upgrade();
+        LinkStatus {
+            lane: self.lane,
+            is_up: link.is_some(),
+            since_s: self.since.elapsed().as_secs_f64(),
+            peer: self.peer.clone(),
+            bytes_in: self.counts.received.load(Ordering::Relaxed),
+            bytes_out: self.counts.sent.load(Ordering::Relaxed),
+            round_trip_ms: link.and_then(|link| link.round_trip()).map(|span| span.as_secs_f64() * 1000.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_up_as_long_as_its_owner_has_it_and_its_lane_is_remembered() {
+        let links = Links::default();
+        assert_eq!(links.status(), None);
+        let (link, _other) = Link::pair("lab3").unwrap();
+        let link = Arc::new(link);
+        links.note_down(1);
+        let counts = links.note_up(0, &link);
+        counts.note_received(5);
+        counts.note_sent(7);
+        let status = links.status().unwrap();
+        assert_eq!((status.up, status.each.len()), (1, 2));
+        let [first, second] = &status.each[..] else { panic!("{status:?}") };
+        assert_eq!((first.lane, first.is_up, first.peer.as_str(), first.round_trip_ms), (0, true, "lab3", None));
+        assert_eq!((first.bytes_in, first.bytes_out), (5, 7));
+        assert_eq!((second.lane, second.is_up, second.bytes_in), (1, false, 0));
+        links.note_down(0);
+        drop(link);
+        assert_eq!(links.status().unwrap().up, 0);
+        let (next, _other) = Link::pair("lab3, again").unwrap();
+        let next = Arc::new(next);
+        links.note_up(0, &next).note_sent(1);
+        let again = &links.status().unwrap().each[0];
+        assert_eq!((again.bytes_out, again.peer.as_str(), again.is_up), (8, "lab3, again", true));
+    }
+}

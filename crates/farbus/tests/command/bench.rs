@@ -1,0 +1,50 @@
+//! `farbus bench` is another program, found beside this one or in PATH.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use super::harness::House;
+
+/// A `farbus-bench` that says what it is told.
+fn tells_what_it_is_told(folder: &Path) {
+    let path = folder.join("farbus-bench");
+    fs::write(&path, "#!/bin/sh\necho \"told: $*\"\nexit 7\n").unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn it_is_found_beside_or_in_path_and_is_told_all_and_answers_for_itself() {
+    let house = House::new();
+    let [here, elsewhere] = ["here", "elsewhere"].map(|name| {
+        let folder = house.path(name);
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    });
+    let farbus = here.join("farbus");
+    fs::copy(env!("CARGO_BIN_EXE_farbus"), &farbus).unwrap();
+    let run = |words: &[&str]| {
+        let output = house.command_of(&farbus, words).env("PATH", &elsewhere).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (code, _, said) = run(&["bench", "device"]);
+    assert!(code == Some(1) && said.contains("cargo install --path bench"), "{code:?} {said}");
+
+    tells_what_it_is_told(&elsewhere);
+    let told = format!("told: --farbus {} device links --quick --plots .\n", farbus.display());
+    assert_eq!(run(&["bench", "device", "links", "--quick", "--plots", "."]), (Some(7), told, String::new()));
+    let (code, told, _) = run(&["bench", "--quick", "--farbus=/usr/bin/farbus", "deep"]);
+    assert_eq!((code, told.as_str()), (Some(7), "told: --quick --farbus=/usr/bin/farbus deep\n"));
+    fs::remove_file(elsewhere.join("farbus-bench")).unwrap();
+    tells_what_it_is_told(&here);
+    assert_eq!(run(&["bench", "list"]).0, Some(7));
+
+    let (code, help, _) = run(&["bench", "--help"]);
+    assert!(code == Some(0) && help.contains("farbus bench list") && help.contains("realtime"), "{help}");
+    // What clap writes for fish completes no words but options.
+    for shell in ["bash", "zsh"] {
+        let (_, script, _) = run(&["completions", shell]);
+        assert!(["round-trip", "block-proxy", "survey"].iter().all(|name| script.contains(name)), "{shell}");
+    }
+}

@@ -1,0 +1,50 @@
+# A raw disk in requests of 4 KiB, one after the other, past the page cache: the guest's own, and through vhci by each importer. RTTS, and how
+# much is moved, come from the case.
+MIB=$((1 << 20))
+measure fill /tmp/disk $((DISK_MIB * MIB)) || fail "no disk"
+
+# measured WAY RTT MIB: the disk that is there, read and written.
+measured() {
+  wait_for 60 has_disk || fail "no disk appeared"
+  dev=/dev/$(disk)
+  # What the kernel asks of a new disk is over.
+  sleep $((1 + $2 / 50))
+  read4k=$(measure read "$dev" 4096 $(($3 * MIB))) || fail "$read4k"
+  write4k=$(measure write "$dev" 4096 $(($3 * MIB))) || fail "$write4k"
+  echo "far: row $1 $2 $read4k $write4k"
+}
+
+mount -t configfs none /sys/kernel/config
+insmod /modules/dummy_hcd.ko is_super_speed=0 || fail "dummy_hcd"
+gadget=/sys/kernel/config/usb_gadget/stick
+mkdir $gadget $gadget/configs/c.1 $gadget/strings/0x409 $gadget/functions/mass_storage.0 || fail "no gadget"
+echo 0x1d6b >$gadget/idVendor
+echo 0x0104 >$gadget/idProduct
+echo /tmp/disk >$gadget/functions/mass_storage.0/lun.0/file
+ln -s $gadget/functions/mass_storage.0 $gadget/configs/c.1
+echo dummy_udc.0 >$gadget/UDC || fail "the gadget does not bind"
+measured local 0 "$DISK_MIB"
+echo >$gadget/UDC
+wait_for 10 no_disk || fail "the stick stayed"
+
+share disk:/tmp/disk
+# through WAY CLIENT DEVICE OPTIONS: at every distance.
+through() {
+  for rtt in $RTTS; do
+    distance "$rtt"
+    CLIENT=$2
+    ATTACH_OPTIONS=$4
+    attach "$3"
+    if [ "$rtt" = 0 ]; then mib=$DISK_MIB; else mib=$FAR_MIB; fi
+    measured "$1" "$rtt" "$mib"
+    detach
+    wait_for 10 no_disk || fail "the disk stayed after detach"
+    # The exporter resets it and has it again.
+    sleep 1
+  done
+  distance 0
+}
+through usbip stock 1-1
+through session farbus 1-1 "--via kernel --grace 20"
+through uas farbus disk "--via uas --cache none --grace 20"
+unshare
