@@ -14,6 +14,7 @@
 //! asked for data when the host wants some, and says so when it has none.
 
 pub mod audio;
+pub mod bridge;
 pub mod can;
 pub mod emulated;
 pub mod keyboard;
