@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use farbus_gadgets::Emulated;
-use farbus_gadgets::bridge::{self, Bell, End, Settings};
+use farbus_gadgets::bridge::{self, End, Settings};
+use farbus_gadgets::{Bell, Emulated};
 use farbus_io::discovery::own_name;
 use farbus_io::link::{Wake, Watched};
 

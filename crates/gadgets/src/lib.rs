@@ -16,8 +16,10 @@
 pub mod audio;
 pub mod bridge;
 pub mod can;
+pub mod debug_port;
 pub mod emulated;
 pub mod keyboard;
+mod lane;
 pub mod picture;
 mod saved;
 pub mod serial;
@@ -25,3 +27,4 @@ pub mod storage;
 pub mod zero;
 
 pub use emulated::{Context, Control, Emulated, Function, Received, Sent};
+pub use lane::Bell;

@@ -13,8 +13,8 @@
 //! | has no such function on | is lost and counted, as on a cable without an end | waits |
 //! | turns its function off, or leaves | what waited for it is lost | what waited for it is lost |
 
-mod cable;
 mod ntb;
+mod side;
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ use farbus_model::usb::{Recipient, RequestKind};
 use farbus_model::{Definition, Direction, EpAddr, Payload, Readiness, Setup, Speed, Tally};
 
 use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
-pub use cable::Bell;
-use cable::{Reader, Side, Writer, lane};
+use crate::lane::{Bell, Reader, Writer, lane};
 pub use ntb::{FRAME_BYTES_MAX, FRAMES_MAX, NTB_BYTES_MAX, NTB_BYTES_MIN};
+use side::Side;
 
 /// Frames on their way to one end: 16 of the longest blocks. A host that takes 100 MB/s is 3 ms behind.
 const FRAMES_BYTES_MAX: usize = 16 * NTB_BYTES_MAX;
@@ -272,25 +272,25 @@ impl End {
 
     fn put(&mut self, writer: ntb::Writer) {
         let count = writer.len() as u64;
-        let is_put = self.ways.frames.put(writer.finish(self.sequence), &self.far);
+        let is_put = self.ways.frames.put(writer.finish(self.sequence), self.far.bell());
         self.sequence = self.sequence.wrapping_add(1);
         self.tally.count(if is_put { SENT } else { LOST }, count);
     }
 
     fn forget_frames(&mut self) {
         self.rest = Payload::Empty;
-        self.ways.frames_in.clear(&self.far);
+        self.ways.frames_in.clear(self.far.bell());
     }
 
     fn forget_raw(&mut self) {
         self.raw_rest = Payload::Empty;
-        self.ways.raw_in.clear(&self.far);
+        self.ways.raw_in.clear(self.far.bell());
     }
 
     /// Shows the other end what is on here.
     fn show(&mut self, has_network: bool, is_configured: bool) {
         if self.near.set(has_network, is_configured) {
-            self.far.ring();
+            (self.far.bell().ring)();
         }
     }
 }
@@ -308,7 +308,7 @@ fn piece(rest: &mut Payload, room: usize, next: impl FnOnce() -> Option<Vec<u8>>
 
 impl Function for End {
     fn send(&mut self, endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
-        let (ways, far) = (&self.ways, &*self.far);
+        let (ways, far) = (&self.ways, self.far.bell());
         match endpoint.number() {
             FRAMES => piece(&mut self.rest, room, || ways.frames_in.take(far)),
             RAW => piece(&mut self.raw_rest, room, || ways.raw_in.take(far)),
@@ -335,7 +335,7 @@ impl Function for End {
         let bytes = payload.contiguous().into_owned();
         self.tally.count(RAW_TRANSFERS, 1);
         self.tally.count(RAW_BYTES, bytes.len() as u64);
-        let is_put = self.ways.raw.put(bytes, &self.far);
+        let is_put = self.ways.raw.put(bytes, self.far.bell());
         assert!(is_put, "a lane that is not full has a place");
         Received::Accepted
     }
@@ -393,11 +393,11 @@ impl Function for End {
     }
 
     fn readiness(&self) -> Option<&Readiness> {
-        Some(self.near.readiness())
+        Some(&self.near.bell().readiness)
     }
 
     fn handle_ready(&mut self, _cx: &mut Context<'_>) {
-        self.near.hush();
+        (self.near.bell().hush)();
     }
 
     fn tally(&self) -> Option<Tally> {

@@ -1,4 +1,4 @@
-//! What joins the two ends, which are served by different threads: a bounded lane each way for each kind of traffic, and a bell at each.
+//! What joins two ends of a device that different threads serve: a bounded lane each way, and a bell at each end.
 //!
 //! | who | does | and then |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use farbus_model::Readiness;
@@ -29,64 +29,6 @@ pub struct Bell {
 impl fmt::Debug for Bell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Bell")
-    }
-}
-
-/// What an end shows to the other.
-#[derive(Debug)]
-pub struct Side {
-    bell: Bell,
-    /// Its host has the network interface on.
-    has_network: AtomicBool,
-    /// Its host has the device configured.
-    is_configured: AtomicBool,
-    /// The longest block that its host takes.
-    block_bytes_max: AtomicU32,
-}
-
-impl Side {
-    pub fn new(bell: Bell, block_bytes_max: u32) -> Self {
-        Self {
-            bell,
-            has_network: AtomicBool::new(false),
-            is_configured: AtomicBool::new(false),
-            block_bytes_max: AtomicU32::new(block_bytes_max),
-        }
-    }
-
-    pub fn readiness(&self) -> &Readiness {
-        &self.bell.readiness
-    }
-
-    pub fn ring(&self) {
-        (self.bell.ring)();
-    }
-
-    pub fn hush(&self) {
-        (self.bell.hush)();
-    }
-
-    pub fn has_network(&self) -> bool {
-        self.has_network.load(Ordering::SeqCst)
-    }
-
-    pub fn is_configured(&self) -> bool {
-        self.is_configured.load(Ordering::SeqCst)
-    }
-
-    /// Says whether either changed.
-    pub fn set(&self, has_network: bool, is_configured: bool) -> bool {
-        let before = self.has_network.swap(has_network, Ordering::SeqCst);
-        let was_configured = self.is_configured.swap(is_configured, Ordering::SeqCst);
-        (before, was_configured) != (has_network, is_configured)
-    }
-
-    pub fn block_bytes_max(&self) -> u32 {
-        self.block_bytes_max.load(Ordering::Relaxed)
-    }
-
-    pub fn set_block_bytes_max(&self, bytes: u32) {
-        self.block_bytes_max.store(bytes, Ordering::Relaxed);
     }
 }
 
@@ -140,14 +82,14 @@ impl Writer {
     }
 
     /// Puts a transfer on the lane that leads to `far`. Says whether there was a place.
-    pub fn put(&self, transfer: Vec<u8>, far: &Side) -> bool {
+    pub fn put(&self, transfer: Vec<u8>, far: &Bell) -> bool {
         let bytes = transfer.len() + OVERHEAD_BYTES;
         self.gauge.bytes.fetch_add(bytes, Ordering::SeqCst);
         let is_put = self.lane.try_send(transfer).is_ok();
         if !is_put {
             self.gauge.bytes.fetch_sub(bytes, Ordering::SeqCst);
         } else if self.gauge.reader_waits.swap(false, Ordering::SeqCst) {
-            far.ring();
+            (far.ring)();
         }
         is_put
     }
@@ -155,20 +97,20 @@ impl Writer {
 
 impl Reader {
     /// Takes the next transfer off the lane that comes from `far`; without one, the reader's bell rings when there is.
-    pub fn take(&self, far: &Side) -> Option<Vec<u8>> {
+    pub fn take(&self, far: &Bell) -> Option<Vec<u8>> {
         let transfer = self.lane.try_recv().ok().or_else(|| {
             self.gauge.reader_waits.store(true, Ordering::SeqCst);
             self.lane.try_recv().ok()
         })?;
         self.gauge.bytes.fetch_sub(transfer.len() + OVERHEAD_BYTES, Ordering::SeqCst);
         if self.gauge.writer_waits.swap(false, Ordering::SeqCst) {
-            far.ring();
+            (far.ring)();
         }
         Some(transfer)
     }
 
     /// Throws away what is on the lane.
-    pub fn clear(&self, far: &Side) {
+    pub fn clear(&self, far: &Bell) {
         while self.take(far).is_some() {}
     }
 }
