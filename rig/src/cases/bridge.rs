@@ -34,7 +34,8 @@ fn two_hosts(lab: &Lab) -> Result<String> {
     let address_of_stock = word_after(&stock.take_heard(), "address ");
     let address_of_ours = word_after(&ours.take_heard(), "address ");
     // Its owner's to give (bit 1 of the first byte), and not the same at both ends.
-    let is_own = |address: &str| u8::from_str_radix(address.get(..2).unwrap_or_default(), 16).is_ok_and(|byte| byte & 3 == 2);
+    let is_own =
+        |address: &str| u8::from_str_radix(address.get(..2).unwrap_or_default(), 16).is_ok_and(|byte| byte & 3 == 2);
     expect(is_own(&address_of_stock) && is_own(&address_of_ours) && address_of_stock != address_of_ours, || {
         format!("the adapters have the addresses {address_of_stock} and {address_of_ours}")
     })?;

@@ -6,6 +6,7 @@
 
 mod audio;
 mod block;
+mod bridge;
 mod claims;
 mod cluster;
 mod congestion;
