@@ -83,6 +83,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("redir-migrate-fails", FARBUS_REDIR, SHARE),
     ("usbfs-lsusb", STOCK, SHARE_USB),
     ("usbfs-killed", STOCK, SHARE_USB),
+    ("bridge-hosts", Peer("Linux `usbip` + `vhci_hcd` at one end, `farbus attach --via kernel` at the other"), SHARE),
     ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),
 ];
 

@@ -25,6 +25,7 @@ const NEEDS: &[Need] = &[
     need("alsa-utils", "aplay, amixer", || on_path("aplay") && on_path("amixer")),
     need("can-utils", "candump, cangen", || on_path("candump") && on_path("cangen")),
     need("iproute2", "ip", || on_path("ip")),
+    need("iperf3", "iperf3", || on_path("iperf3")),
     need("libasound2-data", "/usr/share/alsa/alsa.conf", || exists("/usr/share/alsa/alsa.conf")),
     need("pcscd", "pcscd", || on_path("pcscd")),
     need("libccid", CARD_READER_DRIVER, || exists(CARD_READER_DRIVER)),

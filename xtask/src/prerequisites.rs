@@ -47,6 +47,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "usbutils", steps: &["rig"] },
     Package { name: "alsa-utils", steps: &["rig"] },
     Package { name: "can-utils", steps: &["rig"] },
+    Package { name: "iperf3", steps: &["rig"] },
     Package { name: "nbd-client", steps: &["rig"] },
     Package { name: "genisoimage", steps: &["rig"] },
     Package { name: "mtp-tools", steps: &["rig"] },

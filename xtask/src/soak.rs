@@ -32,6 +32,8 @@ const WORLDS: [(&str, &str, &str); 6] = [
 const WORLDS_VARIABLE: &str = "FARBUS_SEEDS";
 /// Cuts of one disk's link in one round.
 const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
+/// How often hosts that are joined by debug ports are brought up in one round, a ring and a cube each.
+const BRING_UPS: (&str, &str) = ("FARBUS_BRING_UPS", "100");
 /// How long a stream is carried over a long way, in real time.
 const STREAMED: (&str, &str) = ("FARBUS_SECONDS", "60");
 /// Passes of the repeating rig cases in one round.
@@ -55,6 +57,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 fn one_round(arguments: &Arguments) -> Result<(), String> {
     fuzz::explore(arguments.fuzz_seconds)?;
     play_worlds()?;
+    bring_up()?;
     cut_links()?;
     carry_streams()?;
     test::run_machine_tests()?;
@@ -68,6 +71,12 @@ fn play_worlds() -> Result<(), String> {
         play.args(["--", "--nocapture"]).env(WORLDS_VARIABLE, count);
         cargo::run(play)
     })
+}
+
+fn bring_up() -> Result<(), String> {
+    let mut bring = cargo(&["test", "--package", "farbus-sim", "--test", "bring_up", "--", "--nocapture"]);
+    bring.env(BRING_UPS.0, BRING_UPS.1);
+    cargo::run(bring)
 }
 
 fn cut_links() -> Result<(), String> {

@@ -21,6 +21,7 @@ pub mod attach;
 mod attachments;
 pub mod bare;
 pub mod block;
+mod bridge;
 pub mod broker;
 mod cable;
 pub mod cache;

@@ -14,9 +14,12 @@
 //! asked for data when the host wants some, and says so when it has none.
 
 pub mod audio;
+pub mod bridge;
 pub mod can;
+pub mod debug_port;
 pub mod emulated;
 pub mod keyboard;
+mod lane;
 pub mod picture;
 mod saved;
 pub mod serial;
@@ -24,3 +27,4 @@ pub mod storage;
 pub mod zero;
 
 pub use emulated::{Context, Control, Emulated, Function, Received, Sent};
+pub use lane::Bell;

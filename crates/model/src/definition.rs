@@ -14,6 +14,7 @@ pub struct Definition {
     release_bcd: u16,
     class: [u8; 3],
     names: [String; 3],
+    texts: Vec<String>,
     interfaces: Vec<InterfaceDefinition>,
 }
 
@@ -23,6 +24,8 @@ pub struct InterfaceDefinition {
     class: [u8; 3],
     /// Set by [`InterfaceDefinition::alternate_of_previous`].
     alternate: bool,
+    /// How many interfaces from this one on are one function.
+    associated: u8,
     class_descriptors: Vec<u8>,
     endpoints: Vec<EndpointDefinition>,
 }
@@ -62,6 +65,7 @@ impl Definition {
             release_bcd: 0x0100,
             class: [0; 3],
             names: Default::default(),
+            texts: Vec::new(),
             interfaces: Vec::new(),
         }
     }
@@ -77,6 +81,13 @@ impl Definition {
     #[must_use]
     pub fn names(mut self, manufacturer: &str, product: &str, serial: &str) -> Self {
         self.names = [manufacturer, product, serial].map(str::to_owned);
+        self
+    }
+
+    /// One more string, for class descriptors to name: the first is the one after those of [`Definition::names`].
+    #[must_use]
+    pub fn text(mut self, text: &str) -> Self {
+        self.texts.push(text.to_owned());
         self
     }
 
@@ -115,6 +126,9 @@ impl Definition {
             index
         };
         let [manufacturer, product, serial] = [0, 1, 2].map(|at: usize| index_of(&self.names[at]));
+        for text in &self.texts {
+            index_of(text);
+        }
         let is_super = self.speed >= Speed::Super;
         let device = DeviceDescriptor {
             usb_bcd: if is_super { 0x0300 } else { 0x0200 },
@@ -185,6 +199,14 @@ impl InterfaceDefinition {
         self
     }
 
+    /// Says that this interface and those after it, `count` in all, are one function of its class (interface association, USB 2.0
+    /// ECN): what a host needs to be told of a device that has another function besides.
+    #[must_use]
+    pub fn associated(mut self, count: u8) -> Self {
+        self.associated = count;
+        self
+    }
+
     /// Class-specific descriptors, placed between the interface and its endpoints.
     #[must_use]
     pub fn class_descriptors(mut self, bytes: &[u8]) -> Self {
@@ -248,6 +270,9 @@ impl InterfaceDefinition {
     fn write(&self, speed: Speed, number: u8, alternate: u8, bytes: &mut Vec<u8>) {
         let [class, subclass, protocol] = self.class;
         let endpoints = self.endpoints.len() as u8;
+        if self.associated > 0 {
+            bytes.extend([8, kind::INTERFACE_ASSOCIATION, number, self.associated, class, subclass, protocol, 0]);
+        }
         bytes.extend([9, kind::INTERFACE, number, alternate, endpoints, class, subclass, protocol, 0]);
         bytes.extend(&self.class_descriptors);
         for endpoint in &self.endpoints {
@@ -339,6 +364,19 @@ mod tests {
         assert_eq!(endpoints[0].packet_bytes_max, 512);
         assert_eq!(endpoints[2].service_interval(Speed::High), Duration::from_millis(8));
         assert_eq!(endpoints[3].service_interval(Speed::High), Duration::from_millis(1));
+    }
+
+    #[test]
+    fn a_function_of_two_interfaces_says_so_and_may_name_a_text() {
+        let all = Definition::new(1, 2)
+            .names("farbus", "sample", "")
+            .text("02A0")
+            .interface(InterfaceDefinition::new(2, 13, 0).associated(2))
+            .interface(InterfaceDefinition::new(10, 0, 1))
+            .build();
+        assert_eq!(all.string(3), Some("02A0"));
+        assert_eq!(all.configurations[0].bytes[9..17], [8, 11, 0, 2, 2, 13, 0, 0]);
+        assert_eq!(all.configurations[0].bytes[18], kind::INTERFACE);
     }
 
     #[test]

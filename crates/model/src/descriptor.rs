@@ -19,6 +19,7 @@ pub mod kind {
     pub const ENDPOINT: u8 = 5;
     pub const DEVICE_QUALIFIER: u8 = 6;
     pub const OTHER_SPEED: u8 = 7;
+    pub const INTERFACE_ASSOCIATION: u8 = 11;
     pub const BOS: u8 = 15;
     pub const SS_ENDPOINT_COMPANION: u8 = 48;
 }

@@ -6,5 +6,6 @@
 
 pub mod bring_up;
 mod links;
+pub mod party;
 
 pub use links::{CABLES_MAX, HOSTS_MAX, Link, Network, Topology, TopologyError, plan};

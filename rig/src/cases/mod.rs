@@ -4,6 +4,7 @@
 //! is a good exporter to anybody, `farbus attach --via kernel` that it is a good importer too.
 
 mod audio;
+mod bridge;
 mod can;
 mod capture;
 mod case;
@@ -36,6 +37,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         keyboard::CASES,
         audio::CASES,
         can::CASES,
+        bridge::CASES,
         testusb::CASES,
         redir::CASES,
         redir_hosts::CASES,
@@ -55,7 +57,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
 
 /// How the names begin of cases that have all processors to themselves: they boot two machines, or are held to a clock; or (usbfs) a guest
 /// was seen to stand still beside another one.
-pub const ALONE: [&str; 6] = ["pair-", "daemon-", "redir-migrate", "usbfs-", "lost-client-", "audio-"];
+pub const ALONE: [&str; 7] = ["pair-", "bridge-", "daemon-", "redir-migrate", "usbfs-", "lost-client-", "audio-"];
 
 /// Whether the case wants the processors to itself.
 pub fn runs_alone(case: &Case) -> bool {

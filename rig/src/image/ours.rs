@@ -6,9 +6,12 @@ use crate::{Error, Result, tool};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A user of isochronous endpoints, and one who measures what is far away.
-const PROGRAMS: [(&str, &str); 2] =
-    [("isostream", include_str!("../../guest/isostream.c")), ("measure", include_str!("../../guest/measure.c"))];
+/// A user of isochronous endpoints, one of a pair of bulk endpoints, and one who measures what is far away.
+const PROGRAMS: [(&str, &str); 3] = [
+    ("isostream", include_str!("../../guest/isostream.c")),
+    ("bulkpair", include_str!("../../guest/bulkpair.c")),
+    ("measure", include_str!("../../guest/measure.c")),
+];
 
 /// Compiles all of them into the folder.
 pub fn build(folder: &Path) -> Result<Vec<PathBuf>> {

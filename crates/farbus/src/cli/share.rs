@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_gadgets::audio::Audio;
+use farbus_gadgets::bridge;
 use farbus_gadgets::can::{self, Can};
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::serial::Serial;
@@ -57,6 +58,8 @@ use crate::usb;
     serial[,speed=SPEED]                  a serial line with a loopback plug: what is sent comes back\n  \
     can[,channels=N][,traffic=SHARES]     a USB-CAN adapter, a bus behind each channel; traffic=10/20x has a unit take 10 %\n  \
     \x20                                     of the first and 20 % of the second, with long identifiers\n  \
+    bridge[,speed=SPEED][,id=TEXT]        a cable between two hosts: each attaches one end, bridge-a or bridge-b, and has a network\n  \
+    \x20                                     adapter and a raw pair of endpoints; addresses follow from this host's name, or from TEXT\n  \
     audio[,speed=SPEED]                   a sound card: its microphone hears a tone, 'farbus status' counts what is played\n  \
     stream:pattern[,size=640x480][,format=rgb24][,rate=30]\n  \
     \x20                                     frames of a test picture; 'farbus stream read' reads them\n  \
@@ -129,6 +132,7 @@ pub enum What {
         speed: Speed,
     },
     Can(can::Settings),
+    Bridge(bridge::Settings),
     Stream(StreamSpec),
     Usb(Selector),
 }
@@ -153,6 +157,7 @@ impl FromStr for What {
         let mut words = text.split(',');
         match words.next() {
             Some("can") => text["can".len()..].trim_start_matches(',').parse().map(What::Can),
+            Some("bridge") => text["bridge".len()..].trim_start_matches(',').parse().map(What::Bridge),
             Some("zero") => zero_from(words),
             Some("keyboard") => match words.next() {
                 None => Ok(What::Keyboard),
@@ -161,7 +166,7 @@ impl FromStr for What {
             Some("audio") => Ok(What::Audio { speed: speed_from("audio", Speed::Full, words)? }),
             Some("serial") => Ok(What::Serial { speed: speed_from("serial", Speed::High, words)? }),
             _ => Err(format!(
-                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, can, audio, stream:pattern or usb:BUSID"
+                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, can, bridge, audio, stream:pattern or usb:BUSID"
             )),
         }
     }
@@ -371,13 +376,14 @@ impl What {
             What::Serial { .. } => "serial",
             What::Audio { .. } => "audio",
             What::Can(_) => "can",
+            What::Bridge(_) => "bridge",
             What::Stream(_) => "stream",
             What::Usb(_) => "usb",
         }
     }
 }
 
-/// Offers a device under a name that begins with `name`; real devices have names of their own, and may be several.
+/// Offers a device under a name that begins with `name`; real devices have names of their own, and may be several; a bridge is two.
 pub fn offer(
     share: &Share,
     real: &mut Option<usb::Shared>,
@@ -390,6 +396,7 @@ pub fn offer(
             let real = real.as_mut().expect("whoever offers real devices has somebody who opens them");
             return real.add(share, selector).map_err(|error| Failure::new(error.attribute(), error));
         }
+        What::Bridge(ref settings) => return offer_bridge(share, settings, name),
         What::Zero { speed, fill, verify } => share.add(name, SourceSink::device(speed, fill, verify)),
         What::Keyboard => share.add(name, Keyboard::device()),
         What::Serial { speed } => share.add(name, Serial::device(speed)),
@@ -409,6 +416,17 @@ pub fn offer(
         }
     };
     one.map(|record| vec![record]).map_err(Failure::local)
+}
+
+/// Both ends, under names that nothing here has: two bridges of one host differ in their names, and so in their addresses.
+fn offer_bridge(share: &Share, settings: &bridge::Settings, name: &str) -> Result<Vec<DeviceRecord>, Failure> {
+    let listed = share.status();
+    let is_free = |name: &String| listed.iter().all(|device| device.name != format!("{name}-a"));
+    let numbered = (2..).map(|number| format!("{name}{number}"));
+    let name = std::iter::once(name.to_owned()).chain(numbered).find(is_free).expect("numbers do not end");
+    let ends = crate::bridge::open(settings, &name).map_err(Failure::local)?;
+    let add = |(which, end)| share.add(&format!("{name}{which}"), end);
+    ends.into_iter().map(add).collect::<Result<_, _>>().map_err(Failure::local)
 }
 
 /// Makes a block device's face as a USB disk.
@@ -496,6 +514,7 @@ mod tests {
         assert_eq!(read("serial,speed=full"), Ok(What::Serial { speed: Speed::Full }));
         assert_eq!(read("audio"), Ok(What::Audio { speed: Speed::Full }));
         assert_eq!(read("audio,speed=high"), Ok(What::Audio { speed: Speed::High }));
+        assert_eq!(read("bridge"), Ok(What::Bridge(bridge::Settings::default())));
         assert_eq!(read("can,traffic=paper"), Ok(What::Can(can::Settings::paper())));
         let zero = What::Zero { speed: Speed::Super, fill: Fill::Mod63, verify: true };
         assert_eq!(read("zero,speed=super,fill=mod63,verify"), Ok(zero));
@@ -515,6 +534,7 @@ mod tests {
             "zero,speed=ultra",
             "keyboard,de",
             "audio,speed=super",
+            "bridge,tape",
             "stream:",
             "tape",
         ] {

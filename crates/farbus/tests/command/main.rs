@@ -7,6 +7,7 @@
 mod audio;
 mod bench;
 mod block;
+mod bridge;
 mod claims;
 mod cluster;
 mod congestion;

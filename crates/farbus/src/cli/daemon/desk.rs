@@ -102,8 +102,8 @@ pub struct Tools {
 /// A device of the configuration.
 struct Offered {
     shared: Shared,
-    /// Its name in the lists, or why it is not there.
-    result: Result<String, FailureReport>,
+    /// Its names in the lists, or why it is not there.
+    result: Result<Vec<String>, FailureReport>,
 }
 
 /// What a change came to.
@@ -286,10 +286,10 @@ impl Desk {
     fn offer_all(&self, has: &mut Has, shares: &[Shared], changes: &mut Changes) {
         let stays = |offered: &Offered| shares.contains(&offered.shared);
         for (name, offered) in has.shares.extract_if(.., |_, offered| !stays(offered)) {
-            if let Ok(listed) = &offered.result
-                && let Err(error) = self.share.remove(listed)
-            {
-                warn!(name, %error, "was not there to be removed");
+            for listed in offered.result.iter().flatten() {
+                if let Err(error) = self.share.remove(listed) {
+                    warn!(name, %error, "was not there to be removed");
+                }
             }
             changes.removed.push(name);
         }
@@ -305,10 +305,10 @@ impl Desk {
         }
     }
 
-    fn offer(&self, shared: &Shared) -> Result<String, FailureReport> {
+    fn offer(&self, shared: &Shared) -> Result<Vec<String>, FailureReport> {
         let offered = offer(&self.share, &mut None, &self.hands, &shared.name, &shared.what)
             .map_err(|failure| failure.report())?;
-        Ok(offered.first().map(|record| name_of(record).to_owned()).unwrap_or_default())
+        Ok(offered.iter().map(|record| name_of(record).to_owned()).collect())
     }
 
     /// What could not be had is tried again.

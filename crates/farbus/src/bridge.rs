@@ -1,0 +1,30 @@
+//! A bridge as it is shared: what its two ends, each served by a thread of its own, wake each other by.
+
+use std::io;
+use std::sync::Arc;
+
+use farbus_gadgets::bridge::{self, End, Settings};
+use farbus_gadgets::{Bell, Emulated};
+use farbus_io::discovery::own_name;
+use farbus_io::link::{Wake, Watched};
+
+/// Both ends of a bridge that is shared under `name`, and what is behind it in the names of its ends.
+///
+/// # Errors
+/// If the system has no more descriptors.
+pub fn open(settings: &Settings, name: &str) -> io::Result<[(&'static str, Emulated<End>); 2]> {
+    let of_this_host = || format!("{}/{name}", own_name());
+    let identity = settings.identity.clone().unwrap_or_else(of_this_host);
+    let [a, b] = bridge::pair(settings.speed, &identity, [hang()?, hang()?]);
+    Ok([("-a", a), ("-b", b)])
+}
+
+fn hang() -> io::Result<Bell> {
+    let wake = Arc::new(Wake::new()?);
+    let (ring, hush) = (Arc::clone(&wake), Arc::clone(&wake));
+    Ok(Bell {
+        readiness: Watched::woken(wake),
+        ring: Box::new(move || ring.wake()),
+        hush: Box::new(move || hush.clear()),
+    })
+}

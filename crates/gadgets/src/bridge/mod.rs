@@ -1,0 +1,437 @@
+//! A bridge between two hosts: a device with two ends, each a USB device of its own, each attached by another host. R3.
+//!
+//! An end is two functions. One is a network adapter: what one host sends, the other receives, and its cable is plugged in while the
+//! other has its adapter on. It is of the Network Control Model (NCM 1.0) and not of the older Ethernet one, which Linux drives as well:
+//! Windows has a driver for NCM alone, and many frames go in one transfer, which is what counts when each costs a round trip. The other
+//! function is a pair of bulk endpoints of no class, for tuned pipes and whoever wants no network stack: a transfer that one
+//! host sends is one that the other receives, in as many pieces as he asks for.
+//!
+//! | the other host | a frame | a raw transfer |
+//! |---|---|---|
+//! | takes what comes | goes over | goes over |
+//! | takes nothing, and the lane is full | waits | waits |
+//! | has no such function on | is lost and counted, as on a cable without an end | waits |
+//! | turns its function off, or leaves | what waited for it is lost | what waited for it is lost |
+
+mod ntb;
+mod side;
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_model::definition::InterfaceDefinition;
+use farbus_model::descriptor::Selection;
+use farbus_model::usb::{Recipient, RequestKind};
+use farbus_model::{Definition, Direction, EpAddr, Payload, Readiness, Setup, Speed, Tally};
+
+use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
+use crate::lane::{Bell, Reader, Writer, lane};
+pub use ntb::{FRAME_BYTES_MAX, FRAMES_MAX, NTB_BYTES_MAX, NTB_BYTES_MIN};
+use side::Side;
+
+/// Frames on their way to one end: 16 of the longest blocks. A host that takes 100 MB/s is 3 ms behind.
+const FRAMES_BYTES_MAX: usize = 16 * NTB_BYTES_MAX;
+/// Raw bytes on their way to one end beyond which no more are taken; a transfer that was begun is taken whole.
+const RAW_BYTES_MAX: usize = 256 << 10;
+
+/// Interfaces: the network's control and data, and the raw pair.
+const CONTROL: u8 = 0;
+const DATA: u8 = 1;
+/// The raw pair's interface, and the number of its endpoints.
+pub const RAW_INTERFACE: u8 = 2;
+/// Endpoint numbers.
+const NOTIFICATION: u8 = 1;
+const FRAMES: u8 = 2;
+/// The raw pair: IN and OUT of this number.
+pub const RAW: u8 = 3;
+
+/// The string with the host's address, behind manufacturer, product and serial number.
+const ADDRESS_STRING: u8 = 4;
+
+/// NCM 1.0 table 6-2, CDC 1.2 table 19.
+const SET_PACKET_FILTER: u8 = 0x43;
+const GET_NTB_PARAMETERS: u8 = 0x80;
+const GET_NTB_INPUT_SIZE: u8 = 0x85;
+const SET_NTB_INPUT_SIZE: u8 = 0x86;
+/// Notifications (CDC 1.2 table 20).
+const NETWORK_CONNECTION: u8 = 0x00;
+const SPEED_CHANGE: u8 = 0x2a;
+
+/// What an end counts, of what its host sent.
+const COUNTED: [&str; 6] = ["frames", "frames_lost", "blocks_refused", "raw_transfers", "raw_bytes", "link_changes"];
+const SENT: usize = 0;
+const LOST: usize = 1;
+const REFUSED: usize = 2;
+const RAW_TRANSFERS: usize = 3;
+const RAW_BYTES: usize = 4;
+const LINK_CHANGES: usize = 5;
+
+/// What a bridge is told when it is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The speed of both ends.
+    pub speed: Speed,
+    /// What addresses and serial numbers are derived from; without it, whoever shares the bridge says what it is.
+    pub identity: Option<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { speed: Speed::High, identity: None }
+    }
+}
+
+/// `speed=super`, `id=TEXT`.
+impl FromStr for Settings {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut settings = Self::default();
+        for word in text.split(',').filter(|word| !word.is_empty()) {
+            match word.split_once('=') {
+                Some(("speed", "full")) => settings.speed = Speed::Full,
+                Some(("speed", "high")) => settings.speed = Speed::High,
+                Some(("speed", "super")) => settings.speed = Speed::Super,
+                Some(("id", id)) if !id.is_empty() => settings.identity = Some(id.to_owned()),
+                _ => {
+                    return Err(format!(
+                        "bridge has no option '{word}': there are speed=full, high or super, and id=TEXT"
+                    ));
+                }
+            }
+        }
+        Ok(settings)
+    }
+}
+
+/// The address of the adapter that an end is, 0 or 1: its owner's to give (IEEE 802 §8.4: bit 1 of the first byte), one host's (bit 0
+/// is not set), and the same whenever a bridge has this identity.
+pub fn address_of(identity: &str, end: u8) -> [u8; 6] {
+    let [_, first, rest @ .., last] = digest(identity).to_be_bytes();
+    let [b, c, d, e, _] = [rest[0], rest[1], rest[2], rest[3], rest[4]];
+    [first & !0b11 | 0b10, b, c, d, e, last & !1 | end & 1]
+}
+
+/// FNV-1a, 64 bits: who chooses identities chooses addresses anyhow.
+fn digest(identity: &str) -> u64 {
+    identity.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Both ends of a bridge of this `identity`, each with the bell of whoever will serve it.
+pub fn pair(speed: Speed, identity: &str, bells: [Bell; 2]) -> [Emulated<End>; 2] {
+    let [a, b] = bells.map(|bell| Arc::new(Side::new(bell, NTB_BYTES_MAX as u32)));
+    let (frames_to_b, frames_of_a) = lane(FRAMES_BYTES_MAX, FRAMES_MAX);
+    let (frames_to_a, frames_of_b) = lane(FRAMES_BYTES_MAX, FRAMES_MAX);
+    let (raw_to_b, raw_of_a) = lane(RAW_BYTES_MAX, 1);
+    let (raw_to_a, raw_of_b) = lane(RAW_BYTES_MAX, 1);
+    let ways_of_a = Ways { frames: frames_to_b, frames_in: frames_of_b, raw: raw_to_b, raw_in: raw_of_b };
+    let ways_of_b = Ways { frames: frames_to_a, frames_in: frames_of_a, raw: raw_to_a, raw_in: raw_of_a };
+    [
+        Emulated::new(&definition(speed, identity, 0), End::new(speed, Arc::clone(&a), Arc::clone(&b), ways_of_a)),
+        Emulated::new(&definition(speed, identity, 1), End::new(speed, b, a, ways_of_b)),
+    ]
+}
+
+fn definition(speed: Speed, identity: &str, end: u8) -> Definition {
+    let address = address_of(identity, end).map(|byte| format!("{byte:02X}")).concat();
+    let (product, letter) = if end == 0 { ("bridge, end A", 'A') } else { ("bridge, end B", 'B') };
+    let [low, high] = (FRAME_BYTES_MAX as u16).to_le_bytes();
+    // CDC 1.2 §5.2.3: header, union of interfaces 0 and 1, Ethernet (no statistics, filters or wake-up), NCM 1.0 (packet filter).
+    let functional = [
+        &[5, 0x24, 0, 0x20, 1][..],
+        &[5, 0x24, 6, CONTROL, DATA],
+        &[13, 0x24, 0x0f, ADDRESS_STRING, 0, 0, 0, 0, low, high, 0, 0, 0],
+        &[6, 0x24, 0x1a, 0, 1, 1],
+    ];
+    let control = InterfaceDefinition::new(2, 0x0d, 0).associated(2).class_descriptors(&functional.concat()).interrupt(
+        NOTIFICATION,
+        Direction::In,
+        NOTIFICATION_BYTES_MAX as u16,
+        Duration::from_millis(32),
+    );
+    Definition::new(0x0525, 0xa4a1)
+        .speed(speed)
+        // Several functions, associated (interface association, USB 2.0 ECN).
+        .class(0xef, 2, 1)
+        .names("farbus", product, &format!("{:016X}{letter}", digest(identity)))
+        .text(&address)
+        .interface(control)
+        // Data flows in the second setting (NCM 1.0 §5.3).
+        .interface(InterfaceDefinition::new(10, 0, 1))
+        .interface(InterfaceDefinition::new(10, 0, 1).alternate_of_previous().bulk_pair(FRAMES))
+        .interface(InterfaceDefinition::vendor().bulk_pair(RAW))
+}
+
+/// The lanes from one end's point of view.
+#[derive(Debug)]
+struct Ways {
+    frames: Writer,
+    frames_in: Reader,
+    raw: Writer,
+    raw_in: Reader,
+}
+
+/// One end.
+#[derive(Debug)]
+pub struct End {
+    speed: Speed,
+    near: Arc<Side>,
+    far: Arc<Side>,
+    ways: Ways,
+    /// What is left of a block, or of a raw transfer, that its host asked for in pieces.
+    rest: Payload,
+    raw_rest: Payload,
+    /// What the host was told of its cable, and what it is told next.
+    told: Told,
+    /// The next block's number.
+    sequence: u16,
+    places: Vec<ntb::Place>,
+    tally: Tally,
+}
+
+/// How far the host is told of its cable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Unplugged,
+    /// The speed, which comes before the connection (as Linux's own gadget has it).
+    Speed,
+    Plugged,
+}
+
+const NOTIFICATION_BYTES_MAX: usize = 16;
+
+impl End {
+    fn new(speed: Speed, near: Arc<Side>, far: Arc<Side>, ways: Ways) -> Self {
+        Self {
+            speed,
+            near,
+            far,
+            ways,
+            rest: Payload::Empty,
+            raw_rest: Payload::Empty,
+            told: Told::Unplugged,
+            sequence: 0,
+            places: Vec::with_capacity(FRAMES_MAX),
+            tally: Tally::new(&COUNTED),
+        }
+    }
+
+    /// What its host is to be told next of its cable, if it does not know.
+    fn news(&mut self) -> Option<[u8; NOTIFICATION_BYTES_MAX]> {
+        let is_plugged = self.far.has_network();
+        let head = |code, value, length| [0xa1, code, value, 0, CONTROL, 0, length, 0];
+        let (head, body) = match (self.told, is_plugged) {
+            (Told::Unplugged, true) => {
+                self.told = Told::Speed;
+                let [a, b, c, d] = bits_per_s(self.speed).to_le_bytes();
+                (head(SPEED_CHANGE, 0, 8), [a, b, c, d, a, b, c, d])
+            }
+            (Told::Speed, true) => {
+                self.told = Told::Plugged;
+                self.tally.count(LINK_CHANGES, 1);
+                (head(NETWORK_CONNECTION, 1, 0), [0; 8])
+            }
+            (Told::Speed | Told::Plugged, false) => {
+                self.told = Told::Unplugged;
+                self.tally.count(LINK_CHANGES, 1);
+                (head(NETWORK_CONNECTION, 0, 0), [0; 8])
+            }
+            (Told::Unplugged, false) | (Told::Plugged, true) => return None,
+        };
+        let mut notification = [0; NOTIFICATION_BYTES_MAX];
+        notification[..8].copy_from_slice(&head);
+        notification[8..].copy_from_slice(&body);
+        Some(notification)
+    }
+
+    /// The frames of a block go over, in blocks that the other host takes.
+    fn send_frames(&mut self, block: &[u8]) {
+        if ntb::read(block, &mut self.places).is_err() {
+            self.tally.count(REFUSED, 1);
+            return;
+        }
+        if !self.far.has_network() {
+            self.tally.count(LOST, self.places.len() as u64);
+            return;
+        }
+        let bytes_max = self.far.block_bytes_max() as usize;
+        let mut writer = ntb::Writer::new(bytes_max);
+        for at in 0..self.places.len() {
+            let frame = self.places[at].of(block);
+            if !writer.push(frame) {
+                let full = std::mem::replace(&mut writer, ntb::Writer::new(bytes_max));
+                self.put(full);
+                assert!(writer.push(frame), "the shortest block has room for the longest frame");
+            }
+        }
+        if !writer.is_empty() {
+            self.put(writer);
+        }
+    }
+
+    fn put(&mut self, writer: ntb::Writer) {
+        let count = writer.len() as u64;
+        let is_put = self.ways.frames.put(writer.finish(self.sequence), self.far.bell());
+        self.sequence = self.sequence.wrapping_add(1);
+        self.tally.count(if is_put { SENT } else { LOST }, count);
+    }
+
+    fn forget_frames(&mut self) {
+        self.rest = Payload::Empty;
+        self.ways.frames_in.clear(self.far.bell());
+    }
+
+    fn forget_raw(&mut self) {
+        self.raw_rest = Payload::Empty;
+        self.ways.raw_in.clear(self.far.bell());
+    }
+
+    /// Shows the other end what is on here.
+    fn show(&mut self, has_network: bool, is_configured: bool) {
+        if self.near.set(has_network, is_configured) {
+            (self.far.bell().ring)();
+        }
+    }
+}
+
+/// As many bytes of `rest`, or of what comes next, as there is room for.
+fn piece(rest: &mut Payload, room: usize, next: impl FnOnce() -> Option<Vec<u8>>) -> Sent {
+    if rest.is_empty() {
+        match next() {
+            Some(transfer) => *rest = transfer.into(),
+            None => return Sent::Nak,
+        }
+    }
+    Sent::Data(rest.split_front(room))
+}
+
+impl Function for End {
+    fn send(&mut self, endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
+        let (ways, far) = (&self.ways, self.far.bell());
+        match endpoint.number() {
+            FRAMES => piece(&mut self.rest, room, || ways.frames_in.take(far)),
+            RAW => piece(&mut self.raw_rest, room, || ways.raw_in.take(far)),
+            _ => match self.news() {
+                // Only a change of speed has a body; eight bytes of a head say how long theirs is.
+                Some(news) => Sent::Data(news[..room.min(8 + usize::from(news[6]))].into()),
+                None => Sent::Nak,
+            },
+        }
+    }
+
+    fn receive(&mut self, endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+        if endpoint.number() == FRAMES {
+            // With nobody at the other end the lane does not empty, and frames are lost there anyhow.
+            if self.far.has_network() && self.ways.frames.is_full() {
+                return Received::Nak;
+            }
+            self.send_frames(&payload.contiguous());
+            return Received::Accepted;
+        }
+        if !self.far.is_configured() || self.ways.raw.is_full() {
+            return Received::Nak;
+        }
+        let bytes = payload.contiguous().into_owned();
+        self.tally.count(RAW_TRANSFERS, 1);
+        self.tally.count(RAW_BYTES, bytes.len() as u64);
+        let is_put = self.ways.raw.put(bytes, self.far.bell());
+        assert!(is_put, "a lane that is not full has a place");
+        Received::Accepted
+    }
+
+    fn control(&mut self, setup: Setup, data: &[u8], _cx: &mut Context<'_>) -> Control {
+        let to = (setup.kind(), setup.recipient(), setup.index);
+        if to != (RequestKind::Class, Recipient::Interface, u16::from(CONTROL)) {
+            return Control::Stall;
+        }
+        match (setup.request, setup.direction()) {
+            (GET_NTB_PARAMETERS, Direction::In) => Control::Data(parameters().into()),
+            (GET_NTB_INPUT_SIZE, Direction::In) => {
+                Control::Data(self.near.block_bytes_max().to_le_bytes().as_slice().into())
+            }
+            (SET_NTB_INPUT_SIZE, Direction::Out) => {
+                // A host that read our parameters says four bytes; eight are for those who may say how many frames, too (§6.2.7).
+                let Some(bytes) = data.try_into().ok().map(u32::from_le_bytes) else { return Control::Stall };
+                if !(NTB_BYTES_MIN as u32..=NTB_BYTES_MAX as u32).contains(&bytes) {
+                    return Control::Stall;
+                }
+                self.near.set_block_bytes_max(bytes);
+                Control::Ack
+            }
+            // What a host does not want it sorts out itself: a cable brings it nothing that is not meant for somebody there.
+            (SET_PACKET_FILTER, Direction::Out) => Control::Ack,
+            _ => Control::Stall,
+        }
+    }
+
+    fn selected(&mut self, selection: &Selection, _cx: &mut Context<'_>) {
+        let is_configured = selection.configuration() != 0;
+        let has_network = is_configured && selection.alternate(DATA) == 1;
+        // A driver begins anew with its adapter's data off, and is told of the cable anew (NCM 1.0 §7.2).
+        if has_network != self.near.has_network() || !has_network {
+            self.told = Told::Unplugged;
+            self.sequence = 0;
+            self.forget_frames();
+        }
+        if !has_network {
+            self.near.set_block_bytes_max(NTB_BYTES_MAX as u32);
+        }
+        if is_configured != self.near.is_configured() {
+            self.forget_raw();
+        }
+        self.show(has_network, is_configured);
+    }
+
+    fn reset(&mut self, _cx: &mut Context<'_>) {
+        self.show(false, false);
+        self.told = Told::Unplugged;
+        self.sequence = 0;
+        self.near.set_block_bytes_max(NTB_BYTES_MAX as u32);
+        self.forget_frames();
+        self.forget_raw();
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        Some(&self.near.bell().readiness)
+    }
+
+    fn handle_ready(&mut self, _cx: &mut Context<'_>) {
+        (self.near.bell().hush)();
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        Some(self.tally.clone())
+    }
+}
+
+/// NCM 1.0 table 6-3.
+fn parameters() -> Vec<u8> {
+    let align = ntb::ALIGNMENT as u16;
+    let longest = (NTB_BYTES_MAX as u32).to_le_bytes();
+    let words = |words: &[u16]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+    [
+        // Its own length; blocks of 16 bits.
+        words(&[28, 1]),
+        longest.to_vec(),
+        // Of what comes in: what follows an Ethernet header of 14 bytes is 2 above a multiple of 4; tables are aligned to 4. Reserved.
+        words(&[align, 2, align, 0]),
+        longest.to_vec(),
+        // Of what goes out the same is wished for, and no more frames in a block than these.
+        words(&[align, 2, align, FRAMES_MAX as u16]),
+    ]
+    .concat()
+}
+
+/// What a bus of that speed carries in bulk packets (USB 2.0 tables 5-9 and 5-10; USB 3.2: 5 GT/s less its line code): no promise, but
+/// hosts like to show a number.
+fn bits_per_s(speed: Speed) -> u32 {
+    match speed {
+        Speed::Low | Speed::Full => 19 * 64 * 8 * 1000,
+        Speed::High => 13 * 512 * 8 * 8000,
+        Speed::Super | Speed::SuperPlus => 4_000_000_000,
+    }
+}
+
+#[cfg(test)]
+mod tests;

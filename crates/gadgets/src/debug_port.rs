@@ -1,0 +1,262 @@
+//! The debug capability of a USB 3 host controller (xHCI 1.2 §7.6), by which a host is a device of another: a link without a bridge. R3.
+//!
+//! | rule | here |
+//! |---|---|
+//! | a controller has one | [`DebugPort::enable`] a second time is refused |
+//! | it is there for others once it is enabled, not before | [`Cable::is_attached`], [`Cable::enumerate`] |
+//! | whoever of its neighbours enumerates first has it, wanted or not | all others find nothing |
+//! | it offers a bulk endpoint each way and no periodic one | what the target writes the host reads, and the other way round |
+//! | it is gone when its host resets it, and enabled anew | [`DebugPort::disable`] |
+//!
+//! Cables are passive and know no names: what is attached says by its serial number whose port it is.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use farbus_model::definition::InterfaceDefinition;
+use farbus_model::{Definition, EpAddr, Payload, Readiness, Speed};
+
+use crate::emulated::{Context, Emulated, Function, Received, Sent};
+use crate::lane::{Bell, Reader, Writer, lane};
+
+/// Bytes on their way to one end beyond which no more are taken; a transfer that was begun is taken whole.
+const BYTES_MAX: usize = 256 << 10;
+/// The only endpoint number, IN and OUT.
+pub const DATA: u8 = 1;
+
+/// Why a port was not enabled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Enabled;
+
+impl fmt::Display for Enabled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a controller has one debug capability, and this one's is enabled")
+    }
+}
+
+impl std::error::Error for Enabled {}
+
+/// A host's debug port, as the host itself has it: the debug target.
+#[derive(Debug)]
+pub struct DebugPort {
+    socket: Arc<Socket>,
+    target: Option<Target>,
+}
+
+/// What lies behind a port that is enabled: the target's ends.
+#[derive(Debug)]
+struct Target {
+    out: Writer,
+    back: Reader,
+    near: Arc<Bell>,
+    far: Arc<Bell>,
+    is_on: Arc<AtomicBool>,
+}
+
+/// Where the port can be got, by whoever is wired to it.
+#[derive(Debug)]
+struct Socket {
+    serial: String,
+    /// The device, until somebody has it.
+    waiting: Mutex<Option<Emulated<Debug>>>,
+}
+
+/// The other end of a cable to somebody's debug port.
+#[derive(Clone, Debug)]
+pub struct Cable(Arc<Socket>);
+
+impl DebugPort {
+    /// Not enabled; `serial` is what it says of itself.
+    pub fn new(serial: &str) -> Self {
+        Self { socket: Arc::new(Socket { serial: serial.to_owned(), waiting: Mutex::new(None) }), target: None }
+    }
+
+    /// A cable to it. There may be as many as the controller has ports; one of them will have it.
+    pub fn cable(&self) -> Cable {
+        Cable(Arc::clone(&self.socket))
+    }
+
+    /// It is there to be enumerated from now on. `near` wakes who writes and reads here, `far` who serves the device there.
+    ///
+    /// # Errors
+    /// [`Enabled`].
+    pub fn enable(&mut self, near: Bell, far: Bell) -> Result<(), Enabled> {
+        if self.target.is_some() {
+            return Err(Enabled);
+        }
+        let (near, far) = (Arc::new(near), Arc::new(far));
+        let (out, to_host) = lane(BYTES_MAX, 1);
+        let (of_host, back) = lane(BYTES_MAX, 1);
+        let is_on = Arc::new(AtomicBool::new(true));
+        let function = Debug {
+            to_host,
+            of_host,
+            rest: Payload::Empty,
+            near: Arc::clone(&far),
+            target: Arc::clone(&near),
+            is_on: Arc::clone(&is_on),
+        };
+        self.target = Some(Target { out, back, near, far, is_on });
+        *self.socket.waiting() = Some(Emulated::new(&definition(&self.socket.serial), function));
+        Ok(())
+    }
+
+    /// Whoever has it sees it go; it may be enabled anew.
+    pub fn disable(&mut self) {
+        *self.socket.waiting() = None;
+        if let Some(target) = self.target.take() {
+            target.is_on.store(false, Ordering::SeqCst);
+            (target.far.ring)();
+        }
+    }
+
+    /// Whether it was enabled, and whether somebody has it since.
+    pub fn is_taken(&self) -> bool {
+        self.target.is_some() && self.socket.waiting().is_none()
+    }
+
+    /// Sends a transfer to who has it; `None` if there is no room, or it is not enabled.
+    pub fn write(&mut self, transfer: Vec<u8>) -> Option<()> {
+        let target = self.target.as_ref().filter(|target| !target.out.is_full())?;
+        target.out.put(transfer, &target.far).then_some(())
+    }
+
+    /// What who has it sent.
+    pub fn read(&mut self) -> Option<Vec<u8>> {
+        let target = self.target.as_ref()?;
+        (target.near.hush)();
+        target.back.take(&target.far)
+    }
+}
+
+impl Drop for DebugPort {
+    fn drop(&mut self) {
+        self.disable();
+    }
+}
+
+impl Socket {
+    fn waiting(&self) -> std::sync::MutexGuard<'_, Option<Emulated<Debug>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Cable {
+    /// Whether something is at the other end: enabled, and in nobody's hands.
+    pub fn is_attached(&self) -> bool {
+        self.0.waiting().is_some()
+    }
+
+    /// Takes what is there: the first who asks has it.
+    pub fn enumerate(&self) -> Option<Emulated<Debug>> {
+        self.0.waiting().take()
+    }
+}
+
+/// What whoever enumerated it drives.
+#[derive(Debug)]
+pub struct Debug {
+    to_host: Reader,
+    of_host: Writer,
+    rest: Payload,
+    near: Arc<Bell>,
+    target: Arc<Bell>,
+    is_on: Arc<AtomicBool>,
+}
+
+impl Function for Debug {
+    fn send(&mut self, _endpoint: EpAddr, room: usize, _cx: &mut Context<'_>) -> Sent {
+        if self.rest.is_empty() {
+            match self.to_host.take(&self.target) {
+                Some(transfer) => self.rest = transfer.into(),
+                None => return Sent::Nak,
+            }
+        }
+        Sent::Data(self.rest.split_front(room))
+    }
+
+    fn receive(&mut self, _endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
+        if self.of_host.is_full() {
+            return Received::Nak;
+        }
+        self.of_host.put(payload.contiguous().into_owned(), &self.target);
+        Received::Accepted
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        Some(&self.near.readiness)
+    }
+
+    fn handle_ready(&mut self, _cx: &mut Context<'_>) {
+        (self.near.hush)();
+    }
+
+    fn is_gone(&self) -> bool {
+        !self.is_on.load(Ordering::SeqCst)
+    }
+}
+
+/// As Linux's own debug capability shows itself (1d6b:0010, class "diagnostic"), at SuperSpeed, which it always has.
+fn definition(serial: &str) -> Definition {
+    Definition::new(0x1d6b, 0x0010)
+        .speed(Speed::Super)
+        .class(0, 0, 0)
+        .names("farbus", "debug port", serial)
+        .interface(InterfaceDefinition::new(0xdc, 2, 0).bulk_pair(DATA))
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_model::{BufferPool, Completions, Device, Instant, Setup, Status, Urb, UrbId};
+
+    use super::*;
+
+    fn bell() -> Bell {
+        Bell { readiness: Readiness::new(()), ring: Box::new(|| {}), hush: Box::new(|| {}) }
+    }
+
+    #[test]
+    fn the_first_who_enumerates_after_it_is_enabled_has_it() {
+        let mut port = DebugPort::new("host2");
+        let (one, other) = (port.cable(), port.cable());
+        assert!(!one.is_attached() && one.enumerate().is_none(), "enable before enumerate");
+        port.enable(bell(), bell()).unwrap();
+        assert_eq!(port.enable(bell(), bell()), Err(Enabled), "one a host");
+        assert!(one.is_attached() && other.is_attached() && !port.is_taken());
+        let device = other.enumerate().unwrap();
+        assert!(port.is_taken() && !one.is_attached() && one.enumerate().is_none());
+        assert_eq!(device.descriptors().string(3), Some("host2"));
+        assert_eq!(device.descriptors().configurations[0].settings[0].endpoints.len(), 2);
+    }
+
+    #[test]
+    fn a_link_carries_both_ways_until_it_is_disabled() {
+        let mut port = DebugPort::new("host1");
+        port.enable(bell(), bell()).unwrap();
+        let mut device = port.cable().enumerate().unwrap();
+        let mut done = Completions::new(BufferPool::new(0));
+        let now = Instant::ZERO;
+        device.submit(now, Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty).launch(), &mut done);
+        port.write(vec![7; 2000]).unwrap();
+        for (id, room) in [(1, 1024), (2, 1024)] {
+            device.submit(now, Urb::data_in(UrbId(id), EpAddr::from_byte(0x81), room).launch(), &mut done);
+        }
+        device.submit(now, Urb::data_out(UrbId(3), EpAddr::from_byte(1), vec![8; 3].into()).launch(), &mut done);
+        let lengths: Vec<_> = std::iter::from_fn(|| done.pop()).map(|done| done.actual).collect();
+        assert_eq!(lengths, [0, 1024, 976, 3]);
+        assert_eq!((port.read(), port.read()), (Some(vec![8; 3]), None));
+
+        while port.write(vec![0; 100_000]).is_some() {}
+        device.submit(now, Urb::data_in(UrbId(4), EpAddr::from_byte(0x81), 1 << 20).launch(), &mut done);
+        assert!(port.write(vec![]).is_some(), "there is room again");
+        done.pop().unwrap();
+        port.disable();
+        device.handle_ready(now, &mut done);
+        device.submit(now, Urb::data_in(UrbId(5), EpAddr::from_byte(0x81), 8).launch(), &mut done);
+        assert_eq!(done.pop().unwrap().status, Status::Gone);
+        assert!(device.is_gone() && port.write(vec![1]).is_none());
+        port.enable(bell(), bell()).unwrap();
+        assert!(port.cable().is_attached(), "it began anew");
+    }
+}

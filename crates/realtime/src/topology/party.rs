@@ -1,0 +1,401 @@
+//! The bring-up as a protocol between hosts: each says to those that it is wired to how far it is, and does its [`BringUp`]. R3.
+//!
+//! A cable tells nobody whose port is at its other end, so hosts tell each other over whatever else joins them. There is one message:
+//! all that a host has to say. It goes out on a new link and whenever something in it has changed; the last one counts, so a link may be
+//! lost, and made again, at any time. Nothing is begun before every neighbour was heard and has the same plan: one with another
+//! might enumerate what it senses at any moment.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0 to 3 | `fbup` |
+//! | 4 | the version, 1 |
+//! | 5 | 1: my port is enabled; 2: I have yours |
+//! | 6, 7 | zero |
+//! | 8 to 11 | who I am in the plan, little-endian |
+//! | 12 to 19 | a digest of the plan, little-endian |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::bring_up::{Act, BringUp};
+use super::links::{Link, Topology};
+
+/// Bytes of a message.
+pub const MESSAGE_BYTES: usize = 20;
+const MAGIC: [u8; 4] = *b"fbup";
+const VERSION: u8 = 1;
+const IS_ENABLED: u8 = 1;
+const HAS_YOURS: u8 = 2;
+
+/// Why a neighbour's message is none; the link that it came on is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartyError {
+    /// It begins otherwise, is of another version, or says what there is no word for.
+    Tongue {
+        /// The first byte that is wrong.
+        at: usize,
+    },
+    /// It comes from somebody else than the link leads to, or from nobody's neighbour.
+    Stranger {
+        /// Who was expected.
+        expected: u32,
+        /// Who it says that it is.
+        said: u32,
+    },
+    /// It was planned otherwise there.
+    Plan {
+        /// Whose plan is another.
+        host: u32,
+    },
+}
+
+impl fmt::Display for PartyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tongue { at } => write!(f, "byte {at} is none of this protocol's version {VERSION}"),
+            Self::Stranger { expected, said } => write!(f, "host {said} speaks where host {expected} is expected"),
+            Self::Plan { host } => {
+                write!(f, "host {host} follows another plan: give both the same file, see 'farbus plan topology'")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PartyError {}
+
+/// One host's side of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Party {
+    host: u32,
+    plan: u64,
+    part: BringUp,
+    /// Who should have this host's port, and who says that he has.
+    debug_host: Option<u32>,
+    holder: Option<u32>,
+    is_enabled: bool,
+    taken: BTreeSet<u32>,
+    neighbours: BTreeMap<u32, Neighbour>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Neighbour {
+    was_heard: bool,
+    /// There is something to say to it, and a link.
+    is_owed: bool,
+    is_linked: bool,
+}
+
+impl Party {
+    /// `host`'s side.
+    pub fn new(topology: &Topology, host: u32) -> Self {
+        let wired = topology.debug_links().flat_map(|(a, b)| [(a, b), (b, a)]);
+        Self {
+            host,
+            plan: digest(topology),
+            part: BringUp::of(topology, host),
+            debug_host: topology.debug_host(host),
+            holder: None,
+            is_enabled: false,
+            taken: BTreeSet::new(),
+            neighbours: wired.filter(|(end, _)| *end == host).map(|(_, other)| (other, Neighbour::default())).collect(),
+        }
+    }
+
+    /// Whom it is wired to, debug port to debug port: it wants a link to each.
+    pub fn neighbours(&self) -> impl Iterator<Item = u32> {
+        self.neighbours.keys().copied()
+    }
+
+    /// There is a new link to `neighbour`.
+    pub fn handle_linked(&mut self, neighbour: u32) {
+        if let Some(known) = self.neighbours.get_mut(&neighbour) {
+            (known.is_linked, known.is_owed) = (true, true);
+        }
+    }
+
+    /// There is none any more; what was said on it still holds.
+    pub fn handle_link_lost(&mut self, neighbour: u32) {
+        if let Some(known) = self.neighbours.get_mut(&neighbour) {
+            (known.is_linked, known.is_owed) = (false, false);
+        }
+    }
+
+    /// What came on the link to `neighbour`.
+    ///
+    /// # Errors
+    /// [`PartyError`]; nothing was taken of it.
+    pub fn handle_received(&mut self, neighbour: u32, message: &[u8; MESSAGE_BYTES]) -> Result<(), PartyError> {
+        let frame = [MAGIC.as_slice(), &[VERSION, message[5] & (IS_ENABLED | HAS_YOURS), 0, 0]].concat();
+        if let Some(at) = (0..frame.len()).find(|&at| message[at] != frame[at]) {
+            return Err(PartyError::Tongue { at });
+        }
+        let said = u32::from_le_bytes([message[8], message[9], message[10], message[11]]);
+        let known = self.neighbours.get_mut(&neighbour).filter(|_| said == neighbour);
+        let known = known.ok_or(PartyError::Stranger { expected: neighbour, said })?;
+        if message[12..] != self.plan.to_le_bytes() {
+            return Err(PartyError::Plan { host: neighbour });
+        }
+        known.was_heard = true;
+        if message[5] & IS_ENABLED != 0 {
+            self.part.handle_attached(neighbour);
+        } else {
+            self.part.handle_detached(neighbour);
+        }
+        if message[5] & HAS_YOURS != 0 {
+            self.holder = Some(neighbour);
+        } else if self.holder == Some(neighbour) {
+            self.holder = None;
+        }
+        Ok(())
+    }
+
+    /// The next thing to say, and to whom.
+    pub fn poll_transmit(&mut self) -> Option<(u32, [u8; MESSAGE_BYTES])> {
+        let (to, known) = self.neighbours.iter_mut().find(|(_, known)| known.is_owed)?;
+        known.is_owed = false;
+        let enabled = if self.is_enabled { IS_ENABLED } else { 0 };
+        let has_yours = if self.taken.contains(to) { HAS_YOURS } else { 0 };
+        let mut message = [0; MESSAGE_BYTES];
+        message[..4].copy_from_slice(&MAGIC);
+        (message[4], message[5]) = (VERSION, enabled | has_yours);
+        message[8..12].copy_from_slice(&self.host.to_le_bytes());
+        message[12..].copy_from_slice(&self.plan.to_le_bytes());
+        Some((*to, message))
+    }
+
+    /// What is to be done now; `None` is to wait, or the end.
+    pub fn poll(&self) -> Option<Act> {
+        let is_known = self.neighbours.values().all(|known| known.was_heard);
+        self.part.poll().filter(|_| is_known)
+    }
+
+    /// What [`Party::poll`] asked for is done; an enumeration found the ports of these.
+    pub fn handle_done(&mut self, act: Act, found: impl IntoIterator<Item = u32>) {
+        self.part.handle_done();
+        match act {
+            Act::Enable => self.is_enabled = true,
+            Act::Enumerate => self.taken.extend(found),
+        }
+        for known in self.neighbours.values_mut() {
+            known.is_owed = known.is_linked;
+        }
+    }
+
+    /// Whether its part is done, and who should have its port says that he has.
+    pub fn is_complete(&self) -> bool {
+        self.part.is_complete() && self.holder == self.debug_host
+    }
+
+    /// Who has its port and should not: never, unless somebody enumerated out of turn.
+    pub fn stray(&self) -> Option<u32> {
+        self.holder.filter(|holder| Some(*holder) != self.debug_host)
+    }
+
+    /// Whom it waits for: neighbours that were not heard yet, or else whose ports are not enabled.
+    pub fn waits_for(&self) -> Vec<u32> {
+        let unheard: Vec<_> = self.neighbours.iter().filter(|(_, known)| !known.was_heard).map(|it| *it.0).collect();
+        if unheard.is_empty() { self.part.waits_for().collect() } else { unheard }
+    }
+}
+
+/// FNV-1a, 64 bits, of who is joined with whom and how: plans that differ by accident differ in it.
+fn digest(topology: &Topology) -> u64 {
+    let words = topology.links().iter().flat_map(|link| match *link {
+        Link::Debug { target, host } => [1, target, host],
+        Link::Bridge { a, b } => [2, a, b],
+    });
+    let bytes = std::iter::once(topology.hosts()).chain(words).flat_map(u32::to_le_bytes);
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::super::links::{Network, plan};
+    use super::*;
+
+    fn planned(hosts: u32, cables: &[(u32, u32)]) -> Topology {
+        plan(hosts, cables, &BTreeSet::new()).unwrap()
+    }
+
+    /// All hosts, their debug ports, and the last message that each has not heard of each.
+    #[derive(Clone, PartialEq, Eq, Hash)]
+    struct World {
+        parties: Vec<Party>,
+        is_enabled: Vec<bool>,
+        owners: Vec<Option<u32>>,
+        unheard: BTreeMap<(u32, u32), [u8; MESSAGE_BYTES]>,
+    }
+
+    impl World {
+        /// Linked; nobody has heard anything, or everybody who is there.
+        fn new(topology: &Topology, is_heard: bool) -> Self {
+            let hosts = topology.hosts() as usize;
+            let parties = (0..topology.hosts()).map(|host| Party::new(topology, host)).collect();
+            let mut world =
+                Self { parties, is_enabled: vec![false; hosts], owners: vec![None; hosts], unheard: BTreeMap::new() };
+            for party in &mut world.parties {
+                let neighbours: Vec<_> = party.neighbours().collect();
+                neighbours.into_iter().for_each(|other| party.handle_linked(other));
+            }
+            world.post();
+            if is_heard {
+                world.unheard.keys().copied().collect::<Vec<_>>().into_iter().for_each(|way| world.deliver(way));
+            }
+            world
+        }
+
+        fn post(&mut self) {
+            for (from, party) in (0..).zip(&mut self.parties) {
+                while let Some((to, message)) = party.poll_transmit() {
+                    self.unheard.insert((from, to), message);
+                }
+            }
+        }
+
+        fn deliver(&mut self, (from, to): (u32, u32)) {
+            let message = self.unheard.remove(&(from, to)).unwrap();
+            self.parties[to as usize].handle_received(from, &message).unwrap();
+        }
+
+        /// An enumeration takes whatever is there, wanted or not, heard of or not.
+        fn act(&mut self, host: u32, act: Act) {
+            let at = host as usize;
+            let mut found = Vec::new();
+            match act {
+                Act::Enable => self.is_enabled[at] = true,
+                Act::Enumerate => {
+                    for other in self.parties[at].neighbours() {
+                        if self.is_enabled[other as usize] && self.owners[other as usize].is_none() {
+                            self.owners[other as usize] = Some(host);
+                            found.push(other);
+                        }
+                    }
+                }
+            }
+            self.parties[at].handle_done(act, found);
+            self.post();
+            // That a port was taken is waited for by nobody: it is heard at once, which leaves fewer worlds.
+            let is_for_nobody = |(from, to): &(u32, u32)| self.parties[*to as usize].debug_host == Some(*from);
+            let heard: Vec<_> = self.unheard.keys().copied().filter(is_for_nobody).collect();
+            heard.into_iter().for_each(|way| self.deliver(way));
+        }
+    }
+
+    /// Goes through every order in which hosts act and messages arrive; answers with every end.
+    fn ends(start: World) -> Vec<World> {
+        let (mut seen, mut open, mut ends) = (HashSet::from([start.clone()]), vec![start], Vec::new());
+        while let Some(world) = open.pop() {
+            let acts = (0..).zip(&world.parties).filter_map(|(host, party): (u32, _)| Some((host, party.poll()?)));
+            let mut nexts: Vec<World> = Vec::new();
+            for (host, act) in acts {
+                let mut next = world.clone();
+                next.act(host, act);
+                nexts.push(next);
+            }
+            for &way in world.unheard.keys() {
+                let mut next = world.clone();
+                next.deliver(way);
+                nexts.push(next);
+            }
+            if nexts.is_empty() {
+                ends.push(world);
+            }
+            open.extend(nexts.into_iter().filter(|next| seen.insert(next.clone())));
+        }
+        ends
+    }
+
+    fn assert_comes_up(topology: &Topology, is_heard: bool) {
+        let ends = ends(World::new(topology, is_heard));
+        assert!(!ends.is_empty());
+        for end in ends {
+            assert!(end.parties.iter().all(|party| party.is_complete() && party.stray().is_none()), "{topology:?}");
+            assert!((0..topology.hosts()).all(|host| end.owners[host as usize] == topology.debug_host(host)));
+        }
+    }
+
+    fn graphs(hosts: u32) -> impl Iterator<Item = Topology> {
+        let pairs: Vec<_> = (0..hosts).flat_map(|a| (a + 1..hosts).map(move |b| (a, b))).collect();
+        (0..1u32 << pairs.len()).map(move |graph| {
+            let cables: Vec<_> = (0..pairs.len()).filter(|i| graph >> i & 1 == 1).map(|i| pairs[i]).collect();
+            planned(hosts, &cables)
+        })
+    }
+
+    /// Every graph of up to five hosts, every order of acts and of messages on their way.
+    #[test]
+    fn however_late_a_message_is_every_link_comes_up_as_planned() {
+        let mut count = 0;
+        for hosts in 2..=5 {
+            graphs(hosts).for_each(|topology| {
+                assert_comes_up(&topology, true);
+                count += 1;
+            });
+        }
+        assert_eq!(count, 2 + 8 + 64 + 1024);
+    }
+
+    /// And with the first messages on their way, too: of up to four hosts.
+    #[test]
+    fn whoever_links_last_every_link_comes_up_as_planned() {
+        let mut count = 0;
+        (2..=3).flat_map(graphs).for_each(|topology| {
+            assert_comes_up(&topology, false);
+            count += 1;
+        });
+        assert_comes_up(&planned(4, &Network::Ring.cables(4).unwrap()), false);
+        assert_eq!(count, 2 + 8);
+    }
+
+    #[test]
+    fn a_link_may_be_lost_and_made_again() {
+        let topology = planned(2, &[(0, 1)]);
+        let [mut host, mut target] = [0, 1].map(|host| Party::new(&topology, host));
+        assert_eq!(target.waits_for(), [0]);
+        target.handle_linked(0);
+        let (_, lost) = target.poll_transmit().unwrap();
+        assert!(target.poll_transmit().is_none());
+        target.handle_link_lost(0);
+        host.handle_linked(1);
+        target.handle_linked(0);
+        assert_eq!(target.poll_transmit(), Some((0, lost)), "all there is to say, again");
+        let (_, message) = host.poll_transmit().unwrap();
+        target.handle_received(0, &message).unwrap();
+        assert_eq!(target.poll(), Some(Act::Enumerate));
+        target.handle_done(Act::Enumerate, []);
+        target.handle_done(Act::Enable, []);
+        let (_, message) = target.poll_transmit().unwrap();
+        host.handle_received(1, &message).unwrap();
+        assert_eq!(host.poll(), Some(Act::Enumerate));
+        host.handle_done(Act::Enumerate, [1]);
+        assert!(host.is_complete() && !target.is_complete(), "its port's new owner was not heard");
+        let (_, message) = host.poll_transmit().unwrap();
+        target.handle_received(0, &message).unwrap();
+        assert!(target.is_complete());
+    }
+
+    #[test]
+    fn who_speaks_otherwise_is_refused_and_nothing_begins() {
+        let topology = planned(3, &[(0, 1), (1, 2)]);
+        let mut party = Party::new(&topology, 1);
+        let mut other = Party::new(&topology, 0);
+        other.handle_linked(1);
+        let (_, right) = other.poll_transmit().unwrap();
+        for (at, wrong) in [(0, b'x'), (4, 2), (5, 4), (7, 1)] {
+            let mut message = right;
+            message[at] = wrong;
+            assert_eq!(party.handle_received(0, &message), Err(PartyError::Tongue { at }));
+        }
+        assert_eq!(party.handle_received(2, &right), Err(PartyError::Stranger { expected: 2, said: 0 }));
+        assert_eq!(party.handle_received(7, &right), Err(PartyError::Stranger { expected: 7, said: 0 }));
+        let mut message = right;
+        message[19] ^= 1;
+        let refusal = party.handle_received(0, &message).unwrap_err();
+        assert_eq!(refusal, PartyError::Plan { host: 0 });
+        assert!(refusal.to_string().contains("farbus plan topology"));
+        assert_eq!((party.poll(), party.waits_for()), (None, vec![0, 2]));
+        assert_ne!(digest(&topology), digest(&planned(3, &[(0, 1), (2, 0)])));
+    }
+}

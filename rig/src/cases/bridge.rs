@@ -1,0 +1,90 @@
+//! A bridge between two machines: each has one end, and its own kernel drives it.
+
+use super::case::{Case, expect};
+use crate::Result;
+use crate::lab::{Boot, Client, Lab};
+use crate::machine::Guest;
+
+pub(super) const CASES: &[Case] = &[Case {
+    name: "bridge-hosts",
+    purpose: "each of two machines has one end of a shared bridge: `cdc_ncm` drives both, the carrier follows the other end, `ping` and `iperf3` go over it, and raw transfers both ways",
+    run: two_hosts,
+}];
+
+/// One by the stock client, the other by ours.
+fn two_hosts(lab: &Lab) -> Result<String> {
+    let share = lab.share(&["bridge,id=rig".into()])?;
+    let boot = |role, client, device: &str, own: &str, other: &str| {
+        lab.boot(&Boot {
+            script: include_str!("../../guest/bridge.sh"),
+            modules: &["virtio_mmio", "virtio_net", "vhci_hcd", "cdc_ncm"],
+            programs: &["ip", "iperf3"],
+            client,
+            role,
+            port: Some(share.port()),
+            variables: &[("DEVICE", device.into()), ("OWN", own.into()), ("OTHER", other.into())],
+            ..Boot::default()
+        })
+    };
+    let (one, other) = ("10.9.0.1", "10.9.0.2");
+    let mut stock = boot("stock", Client::Stock, "1-1", one, other)?;
+    let mut ours = boot("farbus", Client::Farbus, "1-2", other, one)?;
+    stock.await_word("attached")?;
+    ours.await_word("attached")?;
+    let address_of_stock = word_after(&stock.take_heard(), "address ");
+    let address_of_ours = word_after(&ours.take_heard(), "address ");
+    // Its owner's to give (bit 1 of the first byte), and not the same at both ends.
+    let is_own =
+        |address: &str| u8::from_str_radix(address.get(..2).unwrap_or_default(), 16).is_ok_and(|byte| byte & 3 == 2);
+    expect(is_own(&address_of_stock) && is_own(&address_of_ours) && address_of_stock != address_of_ours, || {
+        format!("the adapters have the addresses {address_of_stock} and {address_of_ours}")
+    })?;
+    step(&mut stock, "plugged")?;
+    step(&mut ours, "plugged")?;
+    let ping = step(&mut ours, "ping")?;
+    expect(ping.contains("5 packets received"), || format!("pings were lost: {ping}"))?;
+    let mut figures = vec![ping.lines().find(|line| line.starts_with("round-trip")).unwrap_or_default().to_owned()];
+    for direction in ["there", "back"] {
+        step(&mut stock, "serve")?;
+        let said = step(&mut ours, direction)?;
+        let rate = word_after(&said, direction);
+        expect(rate.trim().parse::<f64>().is_ok_and(|rate| rate > 0.0), || format!("iperf3 moved nothing: {said}"))?;
+        figures.push(format!("iperf3 {direction} {rate} Mbit/s"));
+    }
+    figures.push(raw(&mut stock, &mut ours)?);
+    figures.push(raw(&mut ours, &mut stock)?);
+    let refused = share.count("bridge-a", "blocks_refused")? + share.count("bridge-b", "blocks_refused")?;
+    expect(refused == 0, || format!("{refused} blocks of the kernel's were refused"))?;
+    step(&mut stock, "leave")?;
+    step(&mut ours, "unplugged")?;
+    step(&mut ours, "leave")?;
+    for mut guest in [stock, ours] {
+        guest.tell("end")?;
+        guest.finish()?;
+    }
+    Ok(figures.join("; "))
+}
+
+/// The guest does this and says that it did; what it printed.
+fn step(guest: &mut Guest, word: &str) -> Result<String> {
+    guest.begin(word)?;
+    guest.await_word(word)?;
+    Ok(guest.take_heard())
+}
+
+/// What one gives the other takes, at the same time.
+fn raw(giver: &mut Guest, taker: &mut Guest) -> Result<String> {
+    taker.begin("take")?;
+    step(giver, "give")?;
+    taker.await_word("take")?;
+    let said = taker.take_heard();
+    let line = said.lines().find(|line| line.starts_with("raw received")).unwrap_or_default();
+    expect(!line.is_empty(), || format!("nothing was received: {said}"))?;
+    Ok(line.to_owned())
+}
+
+/// The word that follows on a line that begins so; the last such line.
+fn word_after(text: &str, start: &str) -> String {
+    let lines = text.lines().filter_map(|line| line.trim().strip_prefix(start.trim()));
+    lines.last().and_then(|rest| rest.split_whitespace().next()).unwrap_or_default().to_owned()
+}
