@@ -86,8 +86,8 @@ impl DebugPort {
             return Err(Enabled);
         }
         let (near, far) = (Arc::new(near), Arc::new(far));
-        let (out, to_host) = lane(BYTES_MAX, 1);
-        let (of_host, back) = lane(BYTES_MAX, 1);
+        let (out, to_host) = lane(BYTES_MAX);
+        let (of_host, back) = lane(BYTES_MAX);
         let is_on = Arc::new(AtomicBool::new(true));
         let function = Debug {
             to_host,
@@ -119,7 +119,7 @@ impl DebugPort {
     /// Sends a transfer to who has it; `None` if there is no room, or it is not enabled.
     pub fn write(&mut self, transfer: Vec<u8>) -> Option<()> {
         let target = self.target.as_ref().filter(|target| !target.out.is_full())?;
-        target.out.put(transfer, &target.far).then_some(())
+        target.out.put(transfer, &target.far).ok()
     }
 
     /// What who has it sent.
@@ -180,8 +180,10 @@ impl Function for Debug {
         if self.of_host.is_full() {
             return Received::Nak;
         }
-        self.of_host.put(payload.contiguous().into_owned(), &self.target);
-        Received::Accepted
+        match self.of_host.put(payload.contiguous().into_owned(), &self.target) {
+            Ok(()) => Received::Accepted,
+            Err(_) => Received::Nak,
+        }
     }
 
     fn readiness(&self) -> Option<&Readiness> {

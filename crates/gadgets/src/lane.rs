@@ -3,16 +3,16 @@
 //! | who | does | and then |
 //! |---|---|---|
 //! | a writer | puts something on the lane | rings if the reader said that it waits |
-//! | a reader that finds nothing | says that it waits, and looks once more | its request waits, until its bell |
+//! | a reader that finds nothing | says that it waits | its request waits, until its bell |
 //! | a reader | takes something off | rings if the writer said that it waits for room |
-//! | a writer that finds no room | says that it waits, and looks once more | its request waits, until its bell |
+//! | a writer that finds no room | says that it waits | its request waits, until its bell |
+//! | a reader that is written down for another process | lets nothing more onto the lane until it takes something again | the same |
 //!
-//! Who looks once more after saying so cannot be missed: the other looks for the word after it did its part.
+//! A lane is held for the moment in which something is put on it or taken off, and for nothing else: neither thread waits for the other.
 
+use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farbus_model::Readiness;
 
@@ -32,85 +32,105 @@ impl fmt::Debug for Bell {
     }
 }
 
-/// What both ends of a lane know.
-#[derive(Debug)]
-struct Gauge {
-    bytes: AtomicUsize,
-    reader_waits: AtomicBool,
-    writer_waits: AtomicBool,
+/// What both ends of a lane see.
+#[derive(Debug, Default)]
+struct Inside {
+    transfers: VecDeque<Vec<u8>>,
+    bytes: usize,
+    reader_waits: bool,
+    writer_waits: bool,
+    is_held: bool,
 }
 
 /// A lane's near end.
 #[derive(Debug)]
 pub struct Writer {
-    lane: SyncSender<Vec<u8>>,
-    gauge: Arc<Gauge>,
+    inside: Arc<Mutex<Inside>>,
     bytes_max: usize,
 }
 
 /// Its far end.
 #[derive(Debug)]
-pub struct Reader {
-    lane: Receiver<Vec<u8>>,
-    gauge: Arc<Gauge>,
-}
+pub struct Reader(Arc<Mutex<Inside>>);
 
 /// What a transfer counts besides its bytes, so that empty ones fill a lane too.
 const OVERHEAD_BYTES: usize = 256;
 
-/// A lane that is full with `bytes_max` bytes, and takes up to `burst` transfers that were begun before.
-pub fn lane(bytes_max: usize, burst: usize) -> (Writer, Reader) {
-    let (sender, receiver) = sync_channel(bytes_max / OVERHEAD_BYTES + burst);
-    let gauge = Gauge {
-        bytes: AtomicUsize::new(0),
-        reader_waits: AtomicBool::new(false),
-        writer_waits: AtomicBool::new(false),
-    };
-    let gauge = Arc::new(gauge);
-    (Writer { lane: sender, gauge: Arc::clone(&gauge), bytes_max }, Reader { lane: receiver, gauge })
+/// A lane that is full with `bytes_max` bytes; a transfer that was begun before is taken whole.
+pub fn lane(bytes_max: usize) -> (Writer, Reader) {
+    let inside = Arc::new(Mutex::new(Inside::default()));
+    (Writer { inside: Arc::clone(&inside), bytes_max }, Reader(inside))
+}
+
+/// Nothing is left half done that a panic could interrupt.
+fn look(inside: &Mutex<Inside>) -> MutexGuard<'_, Inside> {
+    inside.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Writer {
     /// Whether nothing more may be put on the lane; if so, the writer's bell rings when that changes.
     pub fn is_full(&self) -> bool {
-        let is_full = || self.gauge.bytes.load(Ordering::SeqCst) >= self.bytes_max;
-        if !is_full() {
-            return false;
-        }
-        self.gauge.writer_waits.store(true, Ordering::SeqCst);
-        is_full()
+        let mut inside = look(&self.inside);
+        let is_full = inside.bytes >= self.bytes_max || inside.is_held;
+        inside.writer_waits |= is_full;
+        is_full
     }
 
-    /// Puts a transfer on the lane that leads to `far`. Says whether there was a place.
-    pub fn put(&self, transfer: Vec<u8>, far: &Bell) -> bool {
-        let bytes = transfer.len() + OVERHEAD_BYTES;
-        self.gauge.bytes.fetch_add(bytes, Ordering::SeqCst);
-        let is_put = self.lane.try_send(transfer).is_ok();
-        if !is_put {
-            self.gauge.bytes.fetch_sub(bytes, Ordering::SeqCst);
-        } else if self.gauge.reader_waits.swap(false, Ordering::SeqCst) {
+    /// Puts a transfer on the lane, at whose far end `far` hangs.
+    ///
+    /// # Errors
+    /// The transfer, if the reader holds the lane; the writer's bell rings when he does so no more.
+    pub fn put(&self, transfer: Vec<u8>, far: &Bell) -> Result<(), Vec<u8>> {
+        let mut inside = look(&self.inside);
+        if inside.is_held {
+            inside.writer_waits = true;
+            return Err(transfer);
+        }
+        inside.bytes += transfer.len() + OVERHEAD_BYTES;
+        inside.transfers.push_back(transfer);
+        let reader_waits = std::mem::take(&mut inside.reader_waits);
+        drop(inside);
+        if reader_waits {
             (far.ring)();
         }
-        is_put
+        Ok(())
     }
 }
 
 impl Reader {
-    /// Takes the next transfer off the lane that comes from `far`; without one, the reader's bell rings when there is.
+    /// Takes the next transfer off the lane, at whose far end `far` hangs; without one, the reader's bell rings when there is.
     pub fn take(&self, far: &Bell) -> Option<Vec<u8>> {
-        let transfer = self.lane.try_recv().ok().or_else(|| {
-            self.gauge.reader_waits.store(true, Ordering::SeqCst);
-            self.lane.try_recv().ok()
-        })?;
-        self.gauge.bytes.fetch_sub(transfer.len() + OVERHEAD_BYTES, Ordering::SeqCst);
-        if self.gauge.writer_waits.swap(false, Ordering::SeqCst) {
+        let mut inside = look(&self.0);
+        let was_held = std::mem::take(&mut inside.is_held);
+        let transfer = inside.transfers.pop_front();
+        match &transfer {
+            Some(transfer) => inside.bytes -= transfer.len() + OVERHEAD_BYTES,
+            None => inside.reader_waits = true,
+        }
+        let writer_waits = (was_held || transfer.is_some()) && std::mem::take(&mut inside.writer_waits);
+        drop(inside);
+        if writer_waits {
             (far.ring)();
         }
-        Some(transfer)
+        transfer
     }
 
     /// Throws away what is on the lane.
     pub fn clear(&self, far: &Bell) {
         while self.take(far).is_some() {}
+    }
+
+    /// What is on the lane, which stays there; nothing comes behind it until something is taken.
+    pub fn hold(&self) -> Vec<Vec<u8>> {
+        let mut inside = look(&self.0);
+        inside.is_held = true;
+        inside.transfers.iter().cloned().collect()
+    }
+
+    /// Puts on the lane what another process held, before all else.
+    pub fn restore(&self, held: Vec<Vec<u8>>) {
+        let mut inside = look(&self.0);
+        inside.bytes += held.iter().map(|transfer| transfer.len() + OVERHEAD_BYTES).sum::<usize>();
+        held.into_iter().rev().for_each(|transfer| inside.transfers.push_front(transfer));
     }
 }

@@ -27,6 +27,7 @@ use farbus_model::{Definition, Direction, EpAddr, Payload, Readiness, Setup, Spe
 
 use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
 use crate::lane::{Bell, Reader, Writer, lane};
+use crate::saved::{Loader, Saver};
 pub use ntb::{FRAME_BYTES_MAX, FRAMES_MAX, NTB_BYTES_MAX, NTB_BYTES_MIN};
 use side::Side;
 
@@ -121,10 +122,10 @@ fn digest(identity: &str) -> u64 {
 /// Both ends of a bridge of this `identity`, each with the bell of whoever will serve it.
 pub fn pair(speed: Speed, identity: &str, bells: [Bell; 2]) -> [Emulated<End>; 2] {
     let [a, b] = bells.map(|bell| Arc::new(Side::new(bell, NTB_BYTES_MAX as u32)));
-    let (frames_to_b, frames_of_a) = lane(FRAMES_BYTES_MAX, FRAMES_MAX);
-    let (frames_to_a, frames_of_b) = lane(FRAMES_BYTES_MAX, FRAMES_MAX);
-    let (raw_to_b, raw_of_a) = lane(RAW_BYTES_MAX, 1);
-    let (raw_to_a, raw_of_b) = lane(RAW_BYTES_MAX, 1);
+    let (frames_to_b, frames_of_a) = lane(FRAMES_BYTES_MAX);
+    let (frames_to_a, frames_of_b) = lane(FRAMES_BYTES_MAX);
+    let (raw_to_b, raw_of_a) = lane(RAW_BYTES_MAX);
+    let (raw_to_a, raw_of_b) = lane(RAW_BYTES_MAX);
     let ways_of_a = Ways { frames: frames_to_b, frames_in: frames_of_b, raw: raw_to_b, raw_in: raw_of_b };
     let ways_of_b = Ways { frames: frames_to_a, frames_in: frames_of_a, raw: raw_to_a, raw_in: raw_of_a };
     [
@@ -272,7 +273,7 @@ impl End {
 
     fn put(&mut self, writer: ntb::Writer) {
         let count = writer.len() as u64;
-        let is_put = self.ways.frames.put(writer.finish(self.sequence), self.far.bell());
+        let is_put = self.ways.frames.put(writer.finish(self.sequence), self.far.bell()).is_ok();
         self.sequence = self.sequence.wrapping_add(1);
         self.tally.count(if is_put { SENT } else { LOST }, count);
     }
@@ -333,10 +334,12 @@ impl Function for End {
             return Received::Nak;
         }
         let bytes = payload.contiguous().into_owned();
+        let count = bytes.len() as u64;
+        if self.ways.raw.put(bytes, self.far.bell()).is_err() {
+            return Received::Nak;
+        }
         self.tally.count(RAW_TRANSFERS, 1);
-        self.tally.count(RAW_BYTES, bytes.len() as u64);
-        let is_put = self.ways.raw.put(bytes, self.far.bell());
-        assert!(is_put, "a lane that is not full has a place");
+        self.tally.count(RAW_BYTES, count);
         Received::Accepted
     }
 
@@ -402,6 +405,45 @@ impl Function for End {
 
     fn tally(&self) -> Option<Tally> {
         Some(self.tally.clone())
+    }
+
+    /// What waits for this end goes along; what the other end sends from now on waits there.
+    fn save(&self) -> Option<Vec<u8>> {
+        let mut to = Saver::default();
+        to.u8(self.told as u8);
+        to.u32(self.sequence.into());
+        to.u32(self.near.block_bytes_max());
+        for (rest, held) in [(&self.rest, self.ways.frames_in.hold()), (&self.raw_rest, self.ways.raw_in.hold())] {
+            to.bytes(&rest.contiguous());
+            to.u32(held.len() as u32);
+            held.iter().for_each(|transfer| to.bytes(transfer));
+        }
+        Some(to.into_bytes())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Option<()> {
+        let mut from = Loader(state);
+        let told = *[Told::Unplugged, Told::Speed, Told::Plugged].get(usize::from(from.u8()?))?;
+        let sequence = u16::try_from(from.u32()?).ok()?;
+        let block_bytes_max = from.u32()?;
+        let is_allowed = (NTB_BYTES_MIN as u32..=NTB_BYTES_MAX as u32).contains(&block_bytes_max);
+        let mut ways = [(); 2].map(|()| {
+            let rest = from.bytes()?.to_vec();
+            // Each is at least its length's four bytes of what is here.
+            let held = (0..from.u32()?).map(|_| from.bytes().map(<[u8]>::to_vec)).collect::<Option<Vec<_>>>()?;
+            Some((rest, held))
+        });
+        let [frames, raw] = [ways[0].take()?, ways[1].take()?];
+        from.end()?;
+        if !is_allowed {
+            return None;
+        }
+        (self.told, self.sequence) = (told, sequence);
+        self.near.set_block_bytes_max(block_bytes_max);
+        (self.rest, self.raw_rest) = (frames.0.into(), raw.0.into());
+        self.ways.frames_in.restore(frames.1);
+        self.ways.raw_in.restore(raw.1);
+        Some(())
     }
 }
 

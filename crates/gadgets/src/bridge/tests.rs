@@ -328,6 +328,43 @@ fn a_raw_transfer_goes_over_as_it_is_and_waits_for_its_reader() {
 }
 
 #[test]
+fn another_process_goes_on_with_what_waited_and_nothing_comes_too_late() {
+    let [mut a, mut b] = joined();
+    a.give(RAW, vec![1; 1000]);
+    b.ask(RAW, 600);
+    a.give(RAW, vec![2; 10]);
+    a.give(FRAMES, block(&[frame(1, 60)]));
+    b.ask(NOTIFICATION, 16);
+    assert_eq!(b.bytes().len(), 2);
+    a.answers();
+    let state = b.end.save().unwrap();
+    a.give(RAW, vec![3; 10]);
+    assert!(a.answers().is_empty(), "what is sent from now on waits");
+
+    let [mut a2, mut b2] = joined();
+    let selection = b.end.selection().clone();
+    assert!(b2.end.restore(&selection, &state));
+    b2.ask(NOTIFICATION, 16);
+    for _ in 0..2 {
+        b2.ask(RAW, 600);
+    }
+    b2.ask(FRAMES, 2048);
+    let came = b2.bytes();
+    let lengths: Vec<_> = came.iter().map(Vec::len).collect();
+    assert_eq!(lengths[1..3], [400, 10]);
+    assert_eq!((came[0][1], frames_of(&came[3])), (NETWORK_CONNECTION, vec![frame(1, 60)]), "the speed was told");
+    a2.give(RAW, vec![4; 10]);
+    assert_eq!(a2.answers().len(), 1);
+    assert!((4..state.len()).all(|end| !hosts()[1].end.restore(&selection, &state[..end])));
+
+    // Or it goes on here after all.
+    b.ask(RAW, 600);
+    assert_eq!(b.bytes()[0].len(), 400);
+    b.ask(RAW, 600);
+    assert_eq!((b.bytes()[0][0], a.answers().len()), (2, 1), "and what waited comes");
+}
+
+#[test]
 fn what_a_bridge_is_told_is_read() {
     let read = |text: &str| text.parse::<Settings>();
     assert_eq!(read(""), Ok(Settings::default()));
