@@ -45,8 +45,6 @@ over_distances() {
     measured "$1" "$rtt"
     detach
     wait_for 10 no_disk || fail "the disk stayed after detach"
-    # The exporter resets it and has it again.
-    sleep 2
   done
   distance 0
 }

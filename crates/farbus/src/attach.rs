@@ -18,6 +18,7 @@ use farbus_session::snapshot::{self, Reader, Writer};
 use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus, Reject, RemoteDevice};
 use tracing::{debug, warn};
 
+use crate::ahead::Ahead;
 use crate::broker::Hands;
 use crate::client::{Attribute, Client, ClientError, FailureReport, GRACE, Target, local, local_address};
 use crate::device_port::Cutter as DiskCutter;
@@ -151,6 +152,28 @@ impl KernelAttachment {
         Self::plugged(Between::Disk(Box::new(relay)), hands, port)
     }
 
+    /// The same if the kernel has more of `target` as one of ours, and else `target` as it is.
+    ///
+    /// | `target` is | the kernel has |
+    /// |---|---|
+    /// | a Bulk-Only disk and nothing else, of a host with sessions, whose host serves it as a block device | a disk of ours: by `uas` it is faster near, and many times so from far |
+    /// | anything else, or one whose distance is to be felt (`--ahead off`) | the device itself |
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn quickest(client: &Client, target: &Target) -> Result<Self, ClientError> {
+        if client.ahead() == Ahead::Auto && client.is_lone_disk(target)? {
+            match Self::disk(client, target, DiskMode::Exclusive) {
+                // No medium, several units, none of its host's business: whoever has the device itself sees what it is.
+                Err(error @ (ClientError::Device { .. } | ClientError::Untrusted { .. } | ClientError::Local(_))) => {
+                    debug!(%error, "not a disk of ours");
+                }
+                had => return had,
+            }
+        }
+        Self::new(client, target)
+    }
+
     fn plugged(relay: Between, hands: Hands, port: Port) -> Result<Self, ClientError> {
         let ender = Ender::new().map_err(local)?;
         let parter = Parter::new(Arc::clone(&ender.wake));
@@ -177,6 +200,22 @@ impl KernelAttachment {
             let relay = DiskRelay::restore(reader, socket, client.redial(target)?, target).map_err(local)?;
             Ok(Between::Disk(Box::new(relay)))
         })
+    }
+
+    /// The same of whichever of the two it was.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: no attachment can have stood so.
+    pub fn restore_quickest(
+        client: &Client,
+        target: &Target,
+        ports: &[u32],
+        saved: Saved,
+    ) -> Result<Self, ClientError> {
+        match snapshot::open(&saved.snapshot, DISK_SNAPSHOT_KIND).is_ok() {
+            true => Self::restore_disk(client, target, ports, saved),
+            false => Self::restore(client, target, ports, saved),
+        }
     }
 
     fn restore_with(

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farbus_host::storage::BULK_ONLY;
 use farbus_host::{DiskError, Enumerate, IdSource, Options, Port, PortError, RemoteDisk, RemoteError, run};
 use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::{HandshakeError, Protocol};
@@ -386,6 +387,18 @@ impl Client {
                 Err(ClientError::NoDevice { target: target.clone(), offered })
             }
         }
+    }
+
+    /// Whether this is a Bulk-Only disk and nothing else, of a host with which there are sessions.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub(crate) fn is_lone_disk(&self, target: &Target) -> Result<bool, ClientError> {
+        if self.grace_for(&target.address, GRACE_DISK)?.is_zero() {
+            return Ok(false);
+        }
+        // Of one that is not on the list the attempt says why.
+        Ok(self.resolve(target).is_ok_and(|record| record.interfaces == [BULK_ONLY]))
     }
 
     /// Why a link that carried a device ended, seen from here and now: its host is asked once more, briefly.

@@ -220,10 +220,11 @@ impl Relaying for DiskRelay {
         let now = self.side.clock.now();
         self.side.exporter.with_device(now, |disk, done| disk.reset(now, done));
         self.side.say_the_rest(now);
+        // Once all is durable its exporter is waited for, too: whoever attaches it next finds it given back.
         if !self.make_durable() {
             warn!("the last writes may not be durable");
+            self.cutter.cut();
         }
-        self.cutter.cut();
     }
 }
 

@@ -103,6 +103,8 @@ impl OpenedDisk {
                 None => return Ok(Self::block(linked).with(client.cache())),
                 // Silently: there are devices that are USB and nothing else.
                 Some(end) if end.cause == Cause::Class => {}
+                // What its exporter does not drive may be driven here: the first of several units, say.
+                Some(end) if end.cause == Cause::Device && mode == DiskMode::Exclusive => {}
                 Some(end) => return Err(client.refusal(target, end)),
             }
         }

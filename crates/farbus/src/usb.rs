@@ -219,8 +219,8 @@ impl Shared {
         self.wanted = wanted;
         self.follow_twins(share);
         let all = Inventory::default().devices()?;
-        let is_meant = |place: &Place| all.iter().any(|f| place_of(f) == *place && self.wanted.name_of(f).is_some());
-        let is_there = |place: &Place| all.iter().any(|found| place_of(found) == *place);
+        let is_meant = |place: &Place| all.iter().any(|f| is_at(f, place) && self.wanted.name_of(f).is_some());
+        let is_there = |place: &Place| all.iter().any(|found| is_at(found, place));
         let is_unmeant = |device: &mut Tracked| is_there(&device.place) && !device.is_twin && !is_meant(&device.place);
         for device in self.devices.extract_if(.., is_unmeant) {
             // A session that used it may have taken it off the lists already.
@@ -238,7 +238,7 @@ impl Shared {
             true => Vec::new(),
             false => Inventory::default().devices()?,
         };
-        let is_there = |place: &Place| all.iter().any(|found| place_of(found) == *place);
+        let is_there = |place: &Place| all.iter().any(|found| is_at(found, place));
         self.follow_twins(share);
         self.left.retain(is_there);
         self.devices.retain(|tracked| {
@@ -249,16 +249,18 @@ impl Shared {
             }
             stays
         });
-        let mut is_waiting = self.devices.iter().any(|tracked| !is_there(&tracked.place));
+        // One that is being reset is there, or another that is plugged in since: its number will say.
+        let mut is_waiting = self.devices.iter().any(|tracked| !is_there(&tracked.place))
+            || all.iter().any(|found| found.is_being_reset() && self.wanted.name_of(found).is_some());
         let mut troubles = BTreeMap::new();
         for found in &all {
             let Some(name) = self.wanted.name_of(found) else { continue };
             // One at the same place as another that is still being let go of waits for it.
-            let is_left = self.left.contains(&place_of(found));
+            let is_left = self.left.iter().any(|place| is_at(found, place));
             if is_left || self.devices.iter().any(|tracked| tracked.place.0 == found.bus_id) {
                 continue;
             }
-            if found.configuration == 0 {
+            if found.configuration == 0 || found.is_being_reset() {
                 // The kernel is about to choose one, and to look for drivers; what is taken before is taken from nobody.
                 is_waiting = true;
                 continue;
@@ -289,6 +291,11 @@ impl Shared {
 
 fn place_of(found: &Found) -> Place {
     (found.bus_id.clone(), found.number)
+}
+
+/// Whether it is the one at this place, as far as that is known: whoever gives a device back resets it, and it is not gone meanwhile.
+fn is_at(found: &Found, (bus_id, number): &Place) -> bool {
+    found.bus_id == *bus_id && (found.number == *number || found.is_being_reset())
 }
 
 /// Follows what is plugged in and pulled out, on a thread of its own, until it is dropped.
@@ -404,6 +411,7 @@ fn has_news(hotplug: Option<&Hotplug>, word: &Wake, pause: Option<Duration>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farbus_model::{Descriptors, Speed};
 
     #[test]
     fn what_stands_against_it_is_said_with_what_to_do() {
@@ -412,5 +420,25 @@ mod tests {
         assert!(said.starts_with("usb:1-1: no permission for /dev/bus/usb/001/002\n  run as root"), "{said}");
         let error = UsbError::NoneFound("046d:c52b".parse().unwrap());
         assert!(error.to_string().contains("usb:046d:c52b\n  'farbus share --list'"), "{error}");
+    }
+
+    #[test]
+    fn a_device_whose_port_is_reset_is_not_gone_and_no_other() {
+        let found = |bus_id: &str, number| Found {
+            bus_id: bus_id.to_owned(),
+            bus: 1,
+            number,
+            descriptors: Descriptors::default(),
+            serial: None,
+            speed: Speed::High,
+            configuration: 1,
+            interfaces: Vec::new(),
+            is_imported: false,
+            node: "/dev/bus/usb/001/002".into(),
+            obstacle: None,
+        };
+        let place = place_of(&found("1-1", 2));
+        assert!(is_at(&found("1-1", 2), &place) && is_at(&found("1-1", 0), &place));
+        assert!(!is_at(&found("1-1", 3), &place) && !is_at(&found("1-2", 0), &place));
     }
 }

@@ -49,6 +49,7 @@ const INFO: BlockInfo = BlockInfo {
     preferred_bytes: 4096,
     request_bytes_max: 64 << 10,
     is_read_only: false,
+    trims: true,
 };
 
 impl Slow {

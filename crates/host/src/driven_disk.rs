@@ -17,6 +17,9 @@ const REQUEST_BYTES_MAX: u32 = 1 << 20;
 /// What it serves best, whatever its sectors: flash has pages of this size or more, and so have those who ask.
 const PREFERRED_BYTES: u32 = 4096;
 
+/// A reader with several slots.
+const ONE_OF_SEVERAL: &str = "it has several units, of which one would be had; as a USB device (--via kernel) all of them are";
+
 /// A Bulk-Only disk and its driver, used as a block device (requirement U9: command, data and status do not cross the distance one by
 /// one; a request does, whole, and many may be on their way though the disk takes one command at a time).
 ///
@@ -28,6 +31,7 @@ const PREFERRED_BYTES: u32 = 4096;
 /// |---|---|
 /// | a sector cannot be read or written | that request fails, [`StoreError::Medium`] |
 /// | STALL, phase error, no answer in time | the transport is reset and the command repeated, see [`crate::storage::bulk_only`] |
+/// | it has several units (a card reader) | it does not become ready: one who asked for the device would miss the others |
 /// | the medium was taken out or exchanged | everything fails, and the disk is gone: nothing reaches another medium |
 /// | the device was unplugged | the same |
 /// | a write is to be durable | SYNCHRONIZE CACHE behind it |
@@ -94,7 +98,7 @@ impl<D: Device> DrivenDisk<D> {
             ids: IdSource::new(),
             target,
             driver: Stage::New { is_configured: false },
-            info: block_info(0, *BLOCK_BYTES.start(), true),
+            info: block_info(0, *BLOCK_BYTES.start(), true, false),
             is_ready: false,
             queue: VecDeque::new(),
             job: None,
@@ -213,7 +217,10 @@ impl<D: Device> DrivenDisk<D> {
     fn get_to_know(&mut self, done: &mut Completions<BlockDone>) {
         let Stage::Driving(disk) = &self.driver else { return };
         let known = disk.info();
-        let info = block_info(known.size_bytes(), known.block_bytes, known.read_only);
+        if known.luns > 1 {
+            return self.finish_all(&DiskError::Unsupported(ONE_OF_SEVERAL), done);
+        }
+        let info = block_info(known.size_bytes(), known.block_bytes, known.read_only, known.gives_back());
         if self.is_ready && info != self.info {
             return self.finish_all(&DiskError::MediumChanged, done);
         }
@@ -230,6 +237,7 @@ impl<D: Device> DrivenDisk<D> {
             BlockOp::Flush => disk.flush(now),
             BlockOp::Discard => disk.write_zeroes(now, offset, length.into(), true),
             BlockOp::WriteZeroes => disk.write_zeroes(now, offset, length.into(), false),
+            BlockOp::Trim => disk.discard(now, offset, length.into()),
         }
         self.job = Some(Job { request, is_flushing: false });
         true
@@ -292,9 +300,9 @@ impl Stage {
     }
 }
 
-fn block_info(size_bytes: u64, block_bytes: u32, is_read_only: bool) -> BlockInfo {
+fn block_info(size_bytes: u64, block_bytes: u32, is_read_only: bool, trims: bool) -> BlockInfo {
     let preferred_bytes = block_bytes.max(PREFERRED_BYTES);
-    BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max: REQUEST_BYTES_MAX, is_read_only }
+    BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max: REQUEST_BYTES_MAX, is_read_only, trims }
 }
 
 impl<D: Device> BlockDevice for DrivenDisk<D> {
@@ -376,14 +384,14 @@ impl<D: Device> BlockDevice for DrivenDisk<D> {
         let info = &self.info;
         let mut state = info.size_bytes.to_le_bytes().to_vec();
         state.extend(info.block_bytes.to_le_bytes());
-        state.push(info.is_read_only.into());
+        state.extend([info.is_read_only, info.trims].map(u8::from));
         state.extend(device);
         Some(state)
     }
 
     fn go_on_from(&mut self, state: &[u8]) -> bool {
         let Some((size, rest)) = state.split_first_chunk() else { return false };
-        let Some((block, [is_read_only, device @ ..])) = rest.split_first_chunk() else { return false };
+        let Some((block, [is_read_only, trims, device @ ..])) = rest.split_first_chunk() else { return false };
         let (size_bytes, block_bytes) = (u64::from_le_bytes(*size), u32::from_le_bytes(*block));
         let is_block = block_bytes.is_power_of_two() && BLOCK_BYTES.contains(&block_bytes);
         let target = self.target;
@@ -394,7 +402,7 @@ impl<D: Device> BlockDevice for DrivenDisk<D> {
         if !is_block || !size_bytes.is_multiple_of(block_bytes.into()) || !is_selected {
             return false;
         }
-        (self.info, self.is_ready) = (block_info(size_bytes, block_bytes, *is_read_only != 0), true);
+        (self.info, self.is_ready) = (block_info(size_bytes, block_bytes, *is_read_only != 0, *trims != 0), true);
         self.driver = Stage::New { is_configured: true };
         self.device.restore(&selection, device)
     }

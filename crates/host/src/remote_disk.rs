@@ -73,7 +73,7 @@ impl<P: Port> RemoteDisk<P> {
     }
 
     /// Tells the device that a range is not needed, see [`Disk::discard`]. What it reads as then is
-    /// the device's affair; [`BlockStore::discard`] promises zeros.
+    /// the device's affair; [`BlockStore::discard`] promises zeros. It is [`BlockStore::trim`].
     ///
     /// # Errors
     /// [`DiskError`] when it does not succeed.
@@ -173,5 +173,13 @@ impl<P: Port + Send> BlockStore for RemoteDisk<P> {
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         let result = self.operate(|disk, now| disk.write_zeroes(now, offset, len, false));
         result.map(|_| ()).map_err(|error| StoreError::from(&error))
+    }
+
+    fn trims(&self) -> bool {
+        self.disk.info().gives_back()
+    }
+
+    fn trim(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.release(offset, len).map_err(|error| StoreError::from(&error))
     }
 }

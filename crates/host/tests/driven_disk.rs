@@ -127,6 +127,24 @@ fn many_requests_wait_while_the_disk_takes_one_command_at_a_time() {
 }
 
 #[test]
+fn what_nobody_needs_is_given_back_or_stays_and_no_zeros_are_written() {
+    let mut user = User::new(Fake::small());
+    assert!(user.disk.info().trims);
+    user.write(0, &[7; 64 << 10]).unwrap();
+    user.device().commands.clear();
+    user.ask(|id| BlockRequest::zero(id, BlockOp::Trim, 4096, 8192)).unwrap();
+    assert!(user.device().commands.iter().all(|command| *command == 0x42) && !user.device().commands.is_empty());
+    assert_eq!(user.device().data.len(), 128 - 16);
+    let mut user = User::new(Fake::small().old());
+    assert!(!user.disk.info().trims);
+    user.write(0, &[7; 64 << 10]).unwrap();
+    user.device().commands.clear();
+    user.ask(|id| BlockRequest::zero(id, BlockOp::Trim, 4096, 8192)).unwrap();
+    assert!(user.device().commands.is_empty());
+    assert_eq!(user.read(4096, 8192), Ok(vec![7; 8192]));
+}
+
+#[test]
 fn durable_is_what_was_flushed() {
     let mut user = User::new(Fake::small());
     let commands = |user: &mut User<Fake>| std::mem::take(&mut user.device().commands);
@@ -184,6 +202,9 @@ fn what_a_disk_is_is_known_before_it_is_used() {
     let mut tape = Fake::small();
     tape.inquiry[0] = 1;
     assert!(refusal(tape).contains("it is no disk"));
+    let mut reader = Fake::small();
+    reader.max_lun = Some(3);
+    assert!(refusal(reader).contains("several units"));
     let mut shy = Fake::small();
     shy.refuses.push((9, Status::Stall));
     assert!(refusal(shy).contains("configuration"));

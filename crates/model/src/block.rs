@@ -41,6 +41,20 @@ pub trait BlockStore: Send {
     /// # Errors
     /// [`StoreError`] when the medium fails.
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError>;
+
+    /// Whether [`BlockStore::trim`] gives anything back.
+    fn trims(&self) -> bool {
+        true
+    }
+
+    /// Nobody needs what is in the range: its space is given back where that costs no writing, and what it reads as until it is written
+    /// again is the store's affair.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the medium fails.
+    fn trim(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.discard(offset, len)
+    }
 }
 
 impl<T: BlockStore + ?Sized> BlockStore for Box<T> {
@@ -70,6 +84,14 @@ impl<T: BlockStore + ?Sized> BlockStore for Box<T> {
 
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         (**self).write_zeroes(offset, len)
+    }
+
+    fn trims(&self) -> bool {
+        (**self).trims()
+    }
+
+    fn trim(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        (**self).trim(offset, len)
     }
 }
 

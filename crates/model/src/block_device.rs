@@ -193,6 +193,8 @@ pub struct BlockInfo {
     pub request_bytes_max: u32,
     /// Whether whatever changes it is refused.
     pub is_read_only: bool,
+    /// Whether it can make use of [`BlockOp::Trim`]: one that cannot ignores it.
+    pub trims: bool,
 }
 
 impl BlockInfo {
@@ -212,8 +214,7 @@ impl BlockInfo {
         if !is_inside || !is_aligned || !fits || request.payload.len() != data {
             return Err(StoreError::Invalid);
         }
-        let changes = !matches!(request.op, BlockOp::Read | BlockOp::Flush);
-        if changes && self.is_read_only { Err(StoreError::ReadOnly) } else { Ok(()) }
+        if request.op.is_change() && self.is_read_only { Err(StoreError::ReadOnly) } else { Ok(()) }
     }
 }
 
@@ -237,6 +238,19 @@ pub enum BlockOp {
     Discard,
     /// The range reads as zeros from now on; its space is kept.
     WriteZeroes,
+    /// Nobody needs what is in the range. What it reads as until it is written again is the device's affair; one that cannot make use of that
+    /// does nothing, and writes no zeros.
+    Trim,
+}
+
+impl BlockOp {
+    /// Whether what the range reads as may be another thing afterwards.
+    pub const fn is_change(self) -> bool {
+        match self {
+            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => true,
+            BlockOp::Read | BlockOp::Flush => false,
+        }
+    }
 }
 
 /// One request to a block device.
@@ -271,9 +285,9 @@ impl BlockRequest {
         Self { offset, length, payload, ..Self::flush(id).with(BlockOp::Write) }
     }
 
-    /// Makes a range read as zeros; `op` says what becomes of its space.
+    /// Makes a range read as zeros, or says that nobody needs it; `op` says what becomes of its space.
     pub fn zero(id: BlockId, op: BlockOp, offset: u64, length: u32) -> Self {
-        debug_assert!(matches!(op, BlockOp::Discard | BlockOp::WriteZeroes));
+        debug_assert!(matches!(op, BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim));
         Self { offset, length, ..Self::flush(id).with(op) }
     }
 
@@ -407,6 +421,7 @@ mod tests {
         preferred_bytes: 4096,
         request_bytes_max: 64 << 10,
         is_read_only: false,
+        trims: true,
     };
 
     #[test]

@@ -29,6 +29,7 @@ impl<S: BlockStore> StoreDevice<S> {
             preferred_bytes: PREFERRED_BYTES,
             request_bytes_max: BLOCK_REQUEST_BYTES_MAX,
             is_read_only: store.is_read_only(),
+            trims: store.trims(),
         };
         Self { store, info, is_gone: false }
     }
@@ -80,6 +81,7 @@ impl<S: BlockStore> StoreDevice<S> {
             }
             BlockOp::Discard => self.store.discard(offset, length)?,
             BlockOp::WriteZeroes => self.store.write_zeroes(offset, length)?,
+            BlockOp::Trim => self.store.trim(offset, length)?,
         }
         if request.is_durable { self.store.flush() } else { Ok(()) }
     }

@@ -192,7 +192,7 @@ impl UsbReply {
 /// What a block device is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockAsk {
-    /// 0 read, 1 write, 2 flush, 3 discard, 4 write zeroes.
+    /// 0 read, 1 write, 2 flush, 3 discard, 4 write zeroes, 5 trim.
     pub op: u8,
     /// 1: durable before it is answered.
     pub flags: u8,
@@ -209,7 +209,7 @@ impl BlockAsk {
         let mut words = Words(&head);
         let (op, flags, length) = (words.u8()?, words.u8()?, words.u32()?);
         let offset = u64::from_le_bytes(words.take()?);
-        words.end().filter(|()| op <= 4)?;
+        words.end().filter(|()| op <= 5)?;
         Some(Self { op, flags, length, offset })
     }
 

@@ -233,7 +233,7 @@ fn a_read_only_view_is_read_and_nothing_else() {
     assert!(view.info().is_read_only);
     let before = read(&mut view, 0, SIZE as u32).unwrap();
     assert_eq!(write(&mut view, 0, &[0; 512]), Err(StoreError::ReadOnly));
-    for op in [BlockOp::Discard, BlockOp::WriteZeroes] {
+    for op in [BlockOp::Discard, BlockOp::WriteZeroes, BlockOp::Trim] {
         assert_eq!(ask(&mut view, BlockRequest::zero(BlockId(1), op, 0, 512)), Err(StoreError::ReadOnly));
     }
     ask(&mut view, BlockRequest::flush(BlockId(1))).unwrap();
@@ -318,6 +318,15 @@ fn any_byte_of_a_device_of_blocks_is_read_and_changed() {
     {
         ask(&mut view, BlockRequest::zero(BlockId(1), op, offset, length)).unwrap();
         model[offset as usize..][..length as usize].fill(0);
+        assert!(read(&mut view, 0, SIZE as u32).unwrap() == model, "{length} at {offset}");
+    }
+    // Of what nobody needs only whole blocks are given back, which read as zeros in memory.
+    for (offset, length) in [(100, 1000), (3, 509), (2048, 512), (SIZE - 600, 600)] {
+        ask(&mut view, BlockRequest::zero(BlockId(1), BlockOp::Trim, offset, length)).unwrap();
+        let (first, end) = (offset.next_multiple_of(512), (offset + u64::from(length)) / 512 * 512);
+        if first < end {
+            model[first as usize..end as usize].fill(0);
+        }
         assert!(read(&mut view, 0, SIZE as u32).unwrap() == model, "{length} at {offset}");
     }
     assert_eq!(read(&mut view, SIZE, 1), Err(StoreError::Invalid));
@@ -479,7 +488,7 @@ fn fuzz_block_layers() {
                 }
                 BlockOp::Write => model[offset..][..length].fill(id as u8),
                 BlockOp::Discard | BlockOp::WriteZeroes => model[offset..][..length].fill(0),
-                BlockOp::Flush => {}
+                BlockOp::Flush | BlockOp::Trim => {}
             }
             done.pool.recycle(answer.spent);
         }

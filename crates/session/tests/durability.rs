@@ -15,6 +15,7 @@ const INFO: BlockInfo = BlockInfo {
     preferred_bytes: 4096,
     request_bytes_max: 1 << 20,
     is_read_only: false,
+    trims: true,
 };
 
 struct User {

@@ -19,13 +19,14 @@ pub use crate::reader::Reader;
 use crate::reject::Reject;
 
 /// The version written, and the only one read.
-pub const VERSION: u16 = 10;
+pub const VERSION: u16 = 11;
 /// Bytes of a snapshot at most: all that a session and its user here may hold (`Limits::bytes_max`, a lane's unacknowledged
 /// bytes), four times.
 pub const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
 
 /// What may be asked of a block device, by its number here.
-const BLOCK_OPS: [BlockOp; 5] = [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes];
+const BLOCK_OPS: [BlockOp; 6] =
+    [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes, BlockOp::Trim];
 
 const MAGIC: [u8; 8] = *b"farbus\r\0";
 

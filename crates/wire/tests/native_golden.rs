@@ -407,7 +407,10 @@ fn controls() -> Vec<(&'static str, Said)> {
         preferred_bytes: 4096,
         request_bytes_max: 32 << 20,
         is_read_only: true,
+        trims: false,
     };
+    let trimming = BlockInfo { is_read_only: false, trims: true, ..info };
+    let trimming = block::Description { info: trimming, durability: 0x0102_0304_0506_0708 };
     let disk = block::Description { info, durability: 0x0102_0304_0506_0708 };
     let stick = usb::Description {
         bus_id: "1-1".into(),
@@ -431,6 +434,10 @@ fn controls() -> Vec<(&'static str, Said)> {
     vec![
         ("open", Said::Open(Open { class: Class::BLOCK, mode: Mode::Read, epoch: 0, name, reason })),
         ("opened_block", Said::Opened(DISK, opened(9, 256, 32 << 20, disk.encode()), Description::Block(disk))),
+        (
+            "opened_block_trims",
+            Said::Opened(DISK, opened(9, 256, 32 << 20, trimming.encode()), Description::Block(trimming)),
+        ),
         ("opened_usb", Said::Opened(STICK, opened(1, 1024, 4 << 20, stick.encode()), Description::Usb(stick))),
         ("opened_stream", Said::Opened(CAMERA, opened(5, 1, 1, camera.encode()), Description::Stream(camera))),
         ("refused", Said::End(Kind::Refused, busy)),
@@ -521,6 +528,7 @@ fn blocks() -> Vec<(&'static str, Said)> {
     let write = |id, offset, bytes: Vec<u8>| BlockRequest::write(BlockId(id), offset, bytes.into());
     let durable = BlockRequest { is_durable: true, ..write(2, 4 << 30, vec![0xde, 0xad, 0xbe, 0xef]) };
     let discard = BlockRequest::zero(BlockId(4), BlockOp::Discard, 1 << 20, 1 << 20);
+    let trim = BlockRequest::zero(BlockId(4), BlockOp::Trim, 1 << 20, 1 << 20);
     let residence = Residence { queue_ns: 1000, device_ns: 1_000_000, reply_ns: 2000 };
     assert_eq!(CUT_AT - DONE_AT, Duration::from_nanos(residence.reply_ns.into()));
     vec![
@@ -531,6 +539,7 @@ fn blocks() -> Vec<(&'static str, Said)> {
         ("block_write_failed", Said::BlockReply(2, Err(StoreError::NoSpace), None)),
         ("block_flush", Said::BlockRequest(BlockRequest::flush(BlockId(3)), false)),
         ("block_discard", Said::BlockRequest(discard, false)),
+        ("block_trim", Said::BlockRequest(trim, false)),
         ("block_write_long", Said::BlockRequest(write(5, 0, vec![0x55; 100 << 10]), false)),
         ("block_read_timed", Said::BlockRequest(BlockRequest::read(BlockId(6), 0, 4), true)),
         ("block_read_timed_reply", Said::BlockReply(6, Ok(&[1, 2, 3, 4]), Some(residence))),

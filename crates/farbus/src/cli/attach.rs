@@ -46,7 +46,7 @@ use farbus_session::{OpStatus, Reject};
     fuse    a disk appears as a file, without any kernel USB; for losetup, mkfs, mount, qemu\n  \
     nbd     a disk is served to programs that speak NBD, nothing is mounted; for qemu, nbdcopy, fio, nbd-client\n  \
     redir   any device appears in a virtual machine: QEMU's usb-redir connects to a socket; no kernel USB here, no root\n  \
-    auto    kernel where there is one, else fuse\n\n\
+    auto    with this machine's kernel: a disk in a session as by uas, anything else as by kernel; fuse where there is no such kernel\n\n\
     Examples:\n  farbus attach lab3/disk\n  farbus attach 10.0.0.7/1-1 --via kernel\n  \
     farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n  \
     farbus attach lab3/disk --via nbd &\n  nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.sock'\n  \
@@ -200,7 +200,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     let mandate = Mandate {
         remove: vec![door.path().to_owned()],
         hosts: vec![target.address.clone()],
-        plugs: matches!(way, Way::Kernel { .. }),
+        plugs: matches!(way, Way::Kernel(_)),
         mounts: way.folder().into_iter().cloned().collect(),
         places: way.place().into_iter().cloned().collect(),
         ..Mandate::default()
@@ -223,7 +223,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     let mut patience = Patience::new(args.wait, signals, &shown);
     let ended = match &way {
-        Way::Kernel { as_disk } => attach_to_kernel(&args, *as_disk, &client, &shown, &mut patience)?,
+        Way::Kernel(shape) => attach_to_kernel(&args, *shape, &client, &shown, &mut patience)?,
         Way::File(at) => attach_as_file(&args, &client, &shown, at, &mut patience)?,
         Way::Programs(Protocol::Nbd, place) => attach_as_nbd(&args, &client, &shown, place, &mut patience)?,
         Way::Programs(Protocol::Usbredir, place) => lend_to_guests(&args, &client, &shown, place, &mut patience)?,
@@ -249,18 +249,25 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
 
 /// How and where a device appears, as its user said it.
 enum Way {
-    /// `as_disk`: as a disk of ours.
-    Kernel {
-        as_disk: bool,
-    },
+    Kernel(Shape),
     File(PathBuf),
     Programs(Protocol, Place),
+}
+
+/// As what a kernel has a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Itself,
+    /// As a disk of ours.
+    Disk,
+    /// As whichever of the two is quicker.
+    Quickest,
 }
 
 impl Way {
     fn of(args: &AttachArgs) -> Result<Self, Failure> {
         let way = Self::said(args)?;
-        let is_disk = matches!(way, Way::File(_) | Way::Programs(Protocol::Nbd, _) | Way::Kernel { as_disk: true });
+        let is_disk = matches!(way, Way::File(_) | Way::Programs(Protocol::Nbd, _) | Way::Kernel(Shape::Disk));
         match args.mode {
             _ if args.inherit && !matches!(way, Way::Programs(..)) => Err(Failure::local(
                 "--inherit goes with --via redir and --via nbd: a virtual machine comes along\n  try: --wait=20",
@@ -296,7 +303,11 @@ impl Way {
         if args.via.is_kernel(&Hands::Own) {
             return match args.at {
                 Some(_) => Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself")),
-                None => Ok(Way::Kernel { as_disk: args.via == Via::Uas }),
+                None => Ok(Way::Kernel(match args.via {
+                    Via::Uas => Shape::Disk,
+                    Via::Auto => Shape::Quickest,
+                    _ => Shape::Itself,
+                })),
             };
         }
         Ok(Way::File(args.at.clone().unwrap_or_else(|| default_folder(&args.target))))
@@ -406,18 +417,20 @@ impl<'a> Patience<'a> {
 
 fn attach_to_kernel(
     args: &AttachArgs,
-    as_disk: bool,
+    shape: Shape,
     client: &Client,
     shown: &Shown,
     patience: &mut Patience<'_>,
 ) -> Result<Option<Ended>, Failure> {
     let target = &args.target;
-    let take = || match as_disk {
-        true => KernelAttachment::disk(client, target, args.mode),
-        false => KernelAttachment::new(client, target),
+    let take = || match shape {
+        Shape::Disk => KernelAttachment::disk(client, target, args.mode),
+        Shape::Quickest => KernelAttachment::quickest(client, target),
+        Shape::Itself => KernelAttachment::new(client, target),
     };
     let Some(attachment) = patience.have(take)? else { return Ok(None) };
     let at = format!("vhci port {}", attachment.port().0);
+    tracing::info!(how = attachment.how(), "attached to the kernel");
     shown.stands(attachment.standing(), attachment.mode());
     shown.attached(&at, attachment.ender(), Some(attachment.meters()));
     explain(client, target, args.reason.as_ref(), attachment.local_address());

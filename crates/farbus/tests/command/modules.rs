@@ -417,7 +417,7 @@ fn a_daemon_goes_through_programs_that_it_began_with() {
 
 /// Looks around, and says what it could do.
 const NOSY: &str = r#"#!/usr/bin/env python3
-import os, socket, struct, sys
+import mmap, os, socket, struct, sys
 def tried(what, act):
     try:
         act()
@@ -434,6 +434,7 @@ could = [
     tried("unix", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)),
     tried("kill", lambda: os.kill(os.getppid(), 0)),
     tried("mount", lambda: os.chroot("/usr")),
+    tried("hole", lambda: mmap.mmap(-1, 4096).madvise(9)),
     tried("environment", lambda: os.environ["FARBUS_STATE"]) if "FARBUS_STATE" in os.environ else "",
 ]
 why = ("it could: " + " ".join(filter(None, could))).encode()

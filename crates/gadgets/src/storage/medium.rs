@@ -24,12 +24,14 @@ pub(super) struct Geometry {
     pub sector_bytes: u32,
     pub sectors: u64,
     pub is_read_only: bool,
+    /// Whether space can be given back.
+    pub is_thin: bool,
 }
 
 impl Geometry {
     /// The whole sectors of so many bytes.
     pub fn new(size_bytes: u64, sector_bytes: u32, is_read_only: bool) -> Self {
-        Self { sector_bytes, sectors: size_bytes / u64::from(sector_bytes), is_read_only }
+        Self { sector_bytes, sectors: size_bytes / u64::from(sector_bytes), is_read_only, is_thin: true }
     }
 
     /// Its bytes.
@@ -64,6 +66,7 @@ impl Medium {
     /// The whole sectors of `store`.
     pub fn new(store: Box<dyn BlockStore>, sector_bytes: u32, read_only: bool) -> Self {
         let geometry = Geometry::new(store.size_bytes(), sector_bytes, read_only || store.is_read_only());
+        let geometry = Geometry { is_thin: store.trims(), ..geometry };
         Self { store, geometry, dirty: false }
     }
 
@@ -85,6 +88,13 @@ impl Medium {
     pub fn discard(&mut self, span: Span) -> Result<(), Sense> {
         self.dirty = true;
         let result = self.store.discard(span.offset, span.len);
+        result.map_err(|error| self.geometry.sense(error, Sense::WRITE_ERROR, span.offset))
+    }
+
+    /// Nobody needs what is there.
+    pub fn trim(&mut self, span: Span) -> Result<(), Sense> {
+        self.dirty = true;
+        let result = self.store.trim(span.offset, span.len);
         result.map_err(|error| self.geometry.sense(error, Sense::WRITE_ERROR, span.offset))
     }
 

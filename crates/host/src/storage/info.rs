@@ -63,6 +63,11 @@ impl DiskInfo {
         self.blocks * u64::from(self.block_bytes)
     }
 
+    /// Whether there is a command that gives space back, see [`Disk::discard`](super::Disk::discard).
+    pub fn gives_back(&self) -> bool {
+        self.unmap_blocks_max.is_some() || self.write_same_unmaps
+    }
+
     /// Whether the range lies on the medium.
     pub(super) fn holds(&self, offset: u64, len: u64) -> bool {
         offset.checked_add(len).is_some_and(|end| end <= self.size_bytes())

@@ -211,7 +211,11 @@ impl Ring {
                 // What it said meanwhile without a ring comes too late.
                 Ok(0) => drop(hearing.left()?),
                 Err(Errno::INTR) => {}
-                Ok(_) => self.hear_bells()?,
+                Ok(_) => match self.hear_bells() {
+                    // What it said before it ended is heard first.
+                    Err(ended) if ended == ENDED && self.waiting()? > 0 => {}
+                    heard => heard?,
+                },
                 Err(error) => return Err(format!("it cannot be waited for: {error}")),
             }
         }

@@ -312,6 +312,22 @@ impl BlockStore for FileStore {
         self.check_writable()?;
         self.clear(offset, len, false)
     }
+
+    fn trims(&self) -> bool {
+        self.punches
+    }
+
+    fn trim(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.assert_inside(offset, len);
+        self.check_writable()?;
+        let block = u64::from(self.blocks.logical);
+        let (first, end) = (offset.next_multiple_of(block), (offset + len) / block * block);
+        if first < end && self.punches {
+            let outcome = self.fallocate(FallocateFlags::PUNCH_HOLE, first, end - first)?;
+            self.punches = outcome != Outcome::Never;
+        }
+        Ok(())
+    }
 }
 
 impl Medium for FileStore {

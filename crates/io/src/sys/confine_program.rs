@@ -21,7 +21,9 @@ use landlock::{
 use linux_raw_sys::general as nr;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, SeccompRule};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 
 /// Why a program is not run: a sentence for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,9 +85,12 @@ const FORBIDDEN: &[u32] = &[
     nr::__NR_settimeofday,
     nr::__NR_clock_settime,
     nr::__NR_sethostname,
-    // Holes in memory that is shared.
+    // Holes in memory that is shared; `MADV_REMOVE` is the other way to make them.
     nr::__NR_fallocate,
 ];
+
+/// The argument of `madvise` that says what is to become of the memory.
+const ADVICE: u8 = 2;
 
 const EPERM: u32 = 1;
 
@@ -115,11 +120,18 @@ pub fn confine_for(program: &Path) -> Result<(), ProgramError> {
     }
     rustix::thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))?;
     restrict_files(program).map_err(ProgramError)?;
-    let rules = FORBIDDEN.iter().map(|&call| (i64::from(call), Vec::new())).collect::<BTreeMap<_, _>>();
-    let filter = forbidding(rules);
+    let filter = forbidden_calls().and_then(forbidding);
     let filter = filter.map_err(|error| ProgramError(format!("cannot build the filter of system calls: {error}")))?;
     seccompiler::apply_filter(&filter)
         .map_err(|error| ProgramError(format!("cannot apply the filter of system calls: {error}")))
+}
+
+fn forbidden_calls() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
+    let mut rules: BTreeMap<_, _> = FORBIDDEN.iter().map(|&call| (i64::from(call), Vec::new())).collect();
+    let removes =
+        SeccompCondition::new(ADVICE, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::from(nr::MADV_REMOVE))?;
+    rules.insert(nr::__NR_madvise.into(), vec![SeccompRule::new(vec![removes])?]);
+    Ok(rules)
 }
 
 fn forbidding(rules: BTreeMap<i64, Vec<SeccompRule>>) -> Result<BpfProgram, seccompiler::BackendError> {

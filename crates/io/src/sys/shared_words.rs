@@ -35,7 +35,8 @@ impl SharedWords {
         if !seals.contains(rustix::fs::SealFlags::SHRINK) || rustix::fs::fstat(file)?.st_size < bytes as i64 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "memory that may become shorter"));
         }
-        // These pages are there from now on, whatever becomes of the machine's memory.
+        // These pages are there from now on, whatever becomes of the machine's memory, unless whoever else has the file makes holes in it,
+        // which no seal forbids to one who may write: his filter of system calls does.
         rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at a place of the kernel's choice.

@@ -31,7 +31,7 @@ pub struct Found {
     pub bus_id: String,
     /// Number of its bus.
     pub bus: u32,
-    /// Its number there, new with each plugging.
+    /// Its number there, new with each plugging; 0 while its port is being reset ([`Found::is_being_reset`]).
     pub number: u32,
     /// What it says of itself; strings as far as the kernel could read them.
     pub descriptors: Descriptors,
@@ -49,6 +49,14 @@ pub struct Found {
     pub node: PathBuf,
     /// What stands against sharing it.
     pub obstacle: Option<Obstacle>,
+}
+
+impl Found {
+    /// Whether its port is being reset, and it has no address for that long: the kernel keeps its number, and shows 0 (`hub_port_reset`).
+    /// It is there, and says again which it is in a moment.
+    pub fn is_being_reset(&self) -> bool {
+        self.number == 0
+    }
 }
 
 /// An interface of the active configuration.
@@ -471,6 +479,10 @@ mod tests {
         fs::remove_file(root.0.join("dev/bus/usb/001/005")).unwrap();
         let keyboard = Inventory::at(&root.0).device_at("1-10").unwrap().unwrap();
         assert_eq!(keyboard.obstacle.unwrap().word(), "no-permission");
+        // While a port is reset its device has no number.
+        root.put("sys/bus/usb/devices/1-2.1/devnum", "0\n");
+        let found = Inventory::at(&root.0).devices().unwrap();
+        assert!(found[1].bus_id == "1-2.1" && found[1].is_being_reset() && !found[0].is_being_reset());
     }
 
     #[test]

@@ -158,6 +158,7 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("a flood without frames", "told()\nwhile True: raw(bytes(1 << 20))", "said a frame of no bytes"),
     ("text", "told(); print('hello, world', flush=True); time.sleep(60)", "said a frame that is longer"),
     ("it gives up", "told(); say(5, b'no more')", "no more"),
+    ("it gives up and ends at once", "told(); say(5, b'no more'); os._exit(0)", "no more"),
     ("it gives up in no language", "told(); say(5, b'\\xff' * 9000)", "\u{fffd}"),
 ];
 

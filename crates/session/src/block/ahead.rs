@@ -264,7 +264,7 @@ impl<D: BlockDevice> Ahead<D> {
             done.pool.recycle(answer.spent);
             match self.asked.remove(&answer.id.0) {
                 Some(request) => {
-                    let is_change = matches!(request.op, BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes);
+                    let is_change = request.op.is_change();
                     let place = place_of(&request);
                     if is_change {
                         self.forget(now, &place, done);

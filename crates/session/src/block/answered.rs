@@ -104,6 +104,14 @@ impl<D: BlockDevice> BlockStore for Answered<D> {
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         self.clear(BlockOp::WriteZeroes, offset, len)
     }
+
+    fn trims(&self) -> bool {
+        self.device.info().trims
+    }
+
+    fn trim(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.clear(BlockOp::Trim, offset, len)
+    }
 }
 
 #[cfg(test)]

@@ -80,10 +80,14 @@ impl<D: BlockDevice> AnyByte<D> {
     }
 
     fn is_change(request: &BlockRequest) -> bool {
-        matches!(request.op, BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes)
+        request.op.is_change()
     }
 
     fn is_partial(&self, request: &BlockRequest) -> bool {
+        // What is not needed of a block in part is needed of it: it stays as it is.
+        if request.op == BlockOp::Trim {
+            return false;
+        }
         let ends_within = !(request.offset + u64::from(request.length)).is_multiple_of(self.block);
         Self::is_change(request) && (!request.offset.is_multiple_of(self.block) || ends_within)
     }
@@ -141,6 +145,12 @@ impl<D: BlockDevice> AnyByte<D> {
         let requests = match op {
             BlockOp::Flush => vec![BlockRequest::flush(id(WHOLE))],
             BlockOp::Read => vec![BlockRequest::read(id(WHOLE), start, length(&(start..end)))],
+            BlockOp::Trim => {
+                let (offset, until) = (job.request.offset, job.request.offset + u64::from(job.request.length));
+                let start = offset.next_multiple_of(self.block);
+                let whole = start..(until / self.block * self.block).max(start);
+                vec![BlockRequest::zero(id(WHOLE), op, start.min(self.info.size_bytes), length(&whole))]
+            }
             BlockOp::Write if !job.is_partial => {
                 vec![BlockRequest::write(id(WHOLE), start, job.request.take_payload())]
             }

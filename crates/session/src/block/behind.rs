@@ -124,7 +124,7 @@ impl<D: BlockDevice> Behind<D> {
                 None => Turn::Go,
                 Some(write) => write.read(&place).map_or(Turn::Wait, Turn::Read),
             },
-            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes => {
+            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => {
                 if before.any(|write| overlap(&write.place(), &place)) { Turn::Wait } else { Turn::Go }
             }
         }

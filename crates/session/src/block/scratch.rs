@@ -75,6 +75,7 @@ impl<D: BlockDevice, S: BlockStore> Scratch<D, S> {
             preferred_bytes: whole.preferred_bytes.max(sector),
             request_bytes_max: (whole.request_bytes_max / sector).max(1) * sector,
             is_read_only: false,
+            trims: true,
         };
         let changes = Changes {
             store,
@@ -276,7 +277,7 @@ impl<D: BlockDevice, S: BlockStore> BlockDevice for Scratch<D, S> {
                     self.changes.patch(offset, &mut bytes)
                 }
                 BlockOp::Write => self.changes.write(offset, &request.payload),
-                BlockOp::Discard | BlockOp::WriteZeroes => self.changes.zero(offset, length),
+                BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => self.changes.zero(offset, length),
                 BlockOp::Flush => Ok(()),
             };
         }

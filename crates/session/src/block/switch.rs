@@ -358,6 +358,14 @@ impl Lanes {
         }
     }
 
+    /// While two mediums are to be one, both hold the same wherever they are compared: a range that nobody needs, too.
+    fn trim(&mut self, offset: u64, length: u64) -> Result<(), StoreError> {
+        match (&self.swap, self.mode) {
+            (None, _) | (_, Mode::Alone) => self.main.trim(offset, length),
+            _ => self.change(offset, length, |store| store.discard(offset, length)),
+        }
+    }
+
     fn flush(&mut self) -> Result<(), StoreError> {
         self.main.flush()?;
         match (&self.swap, &mut self.other) {
@@ -432,5 +440,12 @@ impl BlockStore for SwitchStore {
 
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         self.change(offset, len, |store| store.write_zeroes(offset, len))
+    }
+
+    fn trim(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        if self.shared.is_read_only {
+            return Err(StoreError::ReadOnly);
+        }
+        self.lanes().trim(offset, len)
     }
 }

@@ -20,6 +20,7 @@ pub const fn op_code(op: BlockOp) -> u8 {
         BlockOp::Flush => 2,
         BlockOp::Discard => 3,
         BlockOp::WriteZeroes => 4,
+        BlockOp::Trim => 5,
     }
 }
 

@@ -195,9 +195,18 @@ impl RemoteBlock {
         head.flags.timed = flight.is_timed;
         // Reads do not wait behind what is written.
         let line = if flight.request.payload.is_empty() { 0 } else { 1 };
+        let trims = self.description.is_some_and(|description| description.info.trims);
+        let part = match flight.request.op {
+            // An exporter that does not know the word understands that nothing is to be done.
+            BlockOp::Trim if !trims => {
+                let request = &flight.request;
+                block::request_part(&BlockRequest::zero(request.id, BlockOp::Discard, request.offset, 0))
+            }
+            _ => block::request_part(&flight.request),
+        };
         self.outbox.push_back(Message {
             head,
-            part: block::request_part(&flight.request),
+            part,
             payload: flight.request.payload.clone(),
             urgency: Urgency::Low,
             flow: Flow(u32::from(self.attachment) << 8 | line),
@@ -223,7 +232,11 @@ impl RemoteBlock {
         self.openings += 1;
         let body = Payload::joined(self.opened.drain(..));
         let opened = Opened::decode(&body.contiguous())?;
-        let description = Description::decode(&opened.info)?;
+        let mut description = Description::decode(&opened.info)?;
+        if let Some(before) = &self.description {
+            // Another process of its exporter may be of another version; what was said of it here stays so.
+            description.info.trims &= before.info.trims;
+        }
         let before = self.description.replace(description);
         // As long as it is not, it has no lease.
         self.is_expected &= opened.epoch == 0;
@@ -231,7 +244,7 @@ impl RemoteBlock {
         self.credit = opened.credit;
         self.state = State::Open;
         if let Some(before) = before {
-            if before.info != description.info {
+            if (BlockInfo { trims: description.info.trims, ..before.info }) != description.info {
                 self.is_another(before, description);
             } else if !is_ours_now {
                 self.come_back(before, description);
@@ -317,7 +330,7 @@ impl RemoteBlock {
                 request.fail(StoreError::Lost)
             }
             Ok(()) => {
-                self.answered += u64::from(is_change(request.op) && !request.is_durable);
+                self.answered += u64::from(is_kept(request.op) && !request.is_durable);
                 self.flushed = self.flushed.max(covers);
                 request.answer(Payload::joined(data))
             }
@@ -332,15 +345,17 @@ impl RemoteBlock {
     }
 }
 
-fn is_change(op: BlockOp) -> bool {
-    matches!(op, BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes)
+
+/// Whether a flush covers it: what nobody needs is not lost.
+fn is_kept(op: BlockOp) -> bool {
+    op.is_change() && op != BlockOp::Trim
 }
 
 /// What a request takes of a credit, bytes.
 fn cost(request: &BlockInFlight) -> u64 {
     match request.op {
         BlockOp::Read | BlockOp::Write => request.length.into(),
-        BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes => 0,
+        BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => 0,
     }
 }
 
@@ -390,7 +405,7 @@ impl RemoteBlock {
         if self.loads.is_first_alone() {
             return Some(0);
         }
-        if !is_change(request.op) {
+        if !request.op.is_change() {
             return Some(self.loads.least());
         }
         let overlaps = |other: &BlockRequest| {
@@ -398,7 +413,7 @@ impl RemoteBlock {
             other.offset < end(request) && request.offset < end(other)
         };
         let flights = self.slots.iter().map(|(_, flight)| flight);
-        let mut before = flights.filter(|flight| is_change(flight.request.op) && overlaps(&flight.request));
+        let mut before = flights.filter(|flight| flight.request.op.is_change() && overlaps(&flight.request));
         match before.next().map(|flight| flight.lane) {
             None => Some(self.loads.least()),
             Some(lane) => before.all(|flight| flight.lane == lane).then_some(lane),

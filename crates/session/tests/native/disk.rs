@@ -26,6 +26,7 @@ const INFO: BlockInfo = BlockInfo {
     preferred_bytes: 4096,
     request_bytes_max: 256 << 10,
     is_read_only: false,
+    trims: true,
 };
 
 /// What the machine of the exporter has: bytes in its cache, and what of them is on the medium.
@@ -47,11 +48,12 @@ struct SlowDisk {
     medium: Arc<Mutex<Medium>>,
     queue: Vec<BlockInFlight>,
     random: Random,
+    info: BlockInfo,
 }
 
 impl BlockDevice for SlowDisk {
     fn info(&self) -> &BlockInfo {
-        &INFO
+        &self.info
     }
 
     fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
@@ -89,6 +91,13 @@ impl BlockDevice for SlowDisk {
                     medium.durable = cached;
                 }
                 BlockOp::Discard | BlockOp::WriteZeroes => medium.cached[range].fill(0),
+                // What becomes of it is the device's affair.
+                BlockOp::Trim if !self.info.trims => panic!("it did not say that it knows that"),
+                BlockOp::Trim => match self.random.below(3) {
+                    0 => medium.cached[range].fill(0),
+                    1 => medium.cached[range].fill(0xdd),
+                    _ => {}
+                },
             }
             done.push(request.answer(Payload::Empty));
         }
@@ -110,12 +119,14 @@ struct Desk {
     epoch: u64,
     /// Somebody else uses it, who is to hand it over.
     is_elsewhere: bool,
+    trims: bool,
 }
 
 impl Desk {
     fn disk(&mut self) -> SlowDisk {
         self.seed += 1;
-        SlowDisk { medium: Arc::clone(&self.medium), queue: Vec::new(), random: Random::new(self.seed) }
+        let (medium, info) = (Arc::clone(&self.medium), BlockInfo { trims: self.trims, ..INFO });
+        SlowDisk { medium, queue: Vec::new(), random: Random::new(self.seed), info }
     }
 
     fn serve(&mut self, number: u16) -> ServedBlock<SlowDisk> {
@@ -159,7 +170,7 @@ impl Services for Desk {
 
     fn show(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
         let (disk, boot) = (ReadOnly::new(self.disk()), self.medium.lock().unwrap().boot);
-        Some(Ok(Box::new(ServedBlock::new(number, disk, boot, |_, _| {}).promising(INFO))))
+        Some(Ok(Box::new(ServedBlock::new(number, disk, boot, |_, _| {}).promising(BlockInfo { trims: self.trims, ..INFO }))))
     }
 }
 
@@ -242,7 +253,7 @@ impl DiskWorld {
             below: nothing(),
             has_failed: false,
             promised: vec![Some(0); BLOCKS as usize],
-            desk: Desk { medium, seed: random.next() >> 1, epoch: 0, is_elsewhere },
+            desk: Desk { medium, seed: random.next() >> 1, epoch: 0, is_elsewhere, trims: random.once_in(2) },
             done: Completions::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
             known: vec![Known::Byte(0); BLOCKS as usize],
@@ -438,6 +449,7 @@ impl DiskWorld {
             BlockOp::Write,
             BlockOp::WriteZeroes,
             BlockOp::Discard,
+            BlockOp::Trim,
             BlockOp::Flush,
         ]);
         let mut first = random.below(BLOCKS);
@@ -456,7 +468,7 @@ impl DiskWorld {
             return;
         }
         self.busy[blocks.clone()].fill(true);
-        if !matches!(op, BlockOp::Read | BlockOp::Flush) {
+        if op.is_change() && op != BlockOp::Trim {
             self.unflushed[blocks].fill(true);
         }
         let (id, byte) = (BlockId(self.next_id), 1 + random.below(255) as u8);
@@ -474,7 +486,7 @@ impl DiskWorld {
                 BlockRequest::write(id, offset, payload)
             }
             BlockOp::Flush => BlockRequest::flush(id),
-            BlockOp::Discard | BlockOp::WriteZeroes => BlockRequest::zero(id, op, offset, length),
+            BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => BlockRequest::zero(id, op, offset, length),
         };
         self.submit(request, (op, first, count, byte));
     }
@@ -529,14 +541,16 @@ impl DiskWorld {
                 assert!(matches!(done.result, Err(StoreError::Lost)), "{:?}", done.result);
                 continue;
             }
-            if op == BlockOp::Write || op == BlockOp::Discard || op == BlockOp::WriteZeroes {
+            if op.is_change() {
                 let byte = if op == BlockOp::Write { byte } else { 0 };
-                self.promised[blocks.clone()].fill(done.result.is_ok().then_some(byte));
+                let is_known = done.result.is_ok() && op != BlockOp::Trim;
+                self.promised[blocks.clone()].fill(is_known.then_some(byte));
             }
             match (op, done.result) {
                 (BlockOp::Read, Ok(())) => self.compare(first, &done.payload.into_vec()),
                 (BlockOp::Write, Ok(())) => self.known[blocks].fill(Known::Byte(byte)),
                 (BlockOp::Discard | BlockOp::WriteZeroes, Ok(())) => self.known[blocks].fill(Known::Byte(0)),
+                (BlockOp::Trim, Ok(())) => self.known[blocks].fill(Known::Anything),
                 (op, Err(_)) if op != BlockOp::Flush && (self.has_failed || self.is_over) => {
                     // What is not known to be lost may be either.
                     if op != BlockOp::Read {

@@ -14,7 +14,9 @@ use crate::reject::Reject;
 /// Bytes of a request's own part.
 pub const REQUEST_BYTES: usize = 14;
 
-const OPS: [BlockOp; 5] = [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes];
+/// The last came later: it is for devices alone that say so ([`TRIMS`]).
+const OPS: [BlockOp; 6] =
+    [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes, BlockOp::Trim];
 const DURABLE: u8 = 1;
 const ERRORS: [StoreError; 6] = [
     StoreError::Medium,
@@ -82,6 +84,7 @@ pub struct Description {
 }
 
 const READ_ONLY: u8 = 1;
+const TRIMS: u8 = 2;
 
 impl Description {
     /// As it travels.
@@ -90,7 +93,8 @@ impl Description {
         for field in [self.info.block_bytes, self.info.preferred_bytes, self.info.request_bytes_max] {
             bytes.extend(field.to_le_bytes());
         }
-        bytes.push(if self.info.is_read_only { READ_ONLY } else { 0 });
+        let flags = [(self.info.is_read_only, READ_ONLY), (self.info.trims, TRIMS)];
+        bytes.push(flags.into_iter().filter(|(is_so, _)| *is_so).map(|(_, flag)| flag).sum());
         bytes.extend(self.durability.to_le_bytes());
         bytes
     }
@@ -118,8 +122,8 @@ impl Description {
         if !size_bytes.is_multiple_of(block_bytes.into()) {
             return Err(Reject::new("size", size_bytes, "a device is made of blocks"));
         }
-        let is_read_only = flags & READ_ONLY != 0;
-        let info = BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max, is_read_only };
+        let (is_read_only, trims) = (flags & READ_ONLY != 0, flags & TRIMS != 0);
+        let info = BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max, is_read_only, trims };
         Ok(Self { info, durability })
     }
 }
@@ -145,9 +149,9 @@ mod tests {
                 assert!(decode_request(BlockId(3), &part[..REQUEST_BYTES - 1]).is_err());
             }
         }
-        assert_eq!(decode_request(BlockId(3), &[5; 16]).unwrap_err().field, "block flags");
+        assert_eq!(decode_request(BlockId(3), &[6; 16]).unwrap_err().field, "block flags");
         assert_eq!(
-            decode_request(BlockId(3), &[5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap_err().field,
+            decode_request(BlockId(3), &[6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap_err().field,
             "op"
         );
         for error in ERRORS {
@@ -164,9 +168,12 @@ mod tests {
             preferred_bytes: 4096,
             request_bytes_max: 1 << 20,
             is_read_only: true,
+            trims: false,
         };
-        let description = Description { info, durability: 9 };
-        assert_eq!(Description::decode(&description.encode()), Ok(description));
+        for (is_read_only, trims) in [(true, false), (false, true), (false, false), (true, true)] {
+            let description = Description { info: BlockInfo { is_read_only, trims, ..info }, durability: 9 };
+            assert_eq!(Description::decode(&description.encode()), Ok(description));
+        }
         let refused = |info| Description::decode(&Description { info, durability: 9 }.encode()).unwrap_err().field;
         assert_eq!(refused(BlockInfo { size_bytes: 513, ..info }), "size");
         assert_eq!(refused(BlockInfo { block_bytes: 0, ..info }), "block size");

@@ -319,7 +319,8 @@ pub const fn transmission_flags(info: &BlockInfo, is_structured: bool) -> u16 {
     flags |= if info.is_read_only {
         flag::READ_ONLY
     } else {
-        flag::SEND_FUA | flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO
+        let trim = if info.trims { flag::SEND_TRIM } else { 0 };
+        flag::SEND_FUA | trim | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO
     };
     if is_structured { flags | flag::SEND_DF } else { flags }
 }

@@ -308,7 +308,7 @@ impl ServerConn {
             command::READ => (BlockOp::Read, 0),
             command::WRITE => (BlockOp::Write, 0),
             command::FLUSH => (BlockOp::Flush, 0),
-            command::TRIM => (BlockOp::Discard, 0),
+            command::TRIM => (BlockOp::Trim, 0),
             command::WRITE_ZEROES => {
                 let op = if flags & command_flag::NO_HOLE == 0 { BlockOp::Discard } else { BlockOp::WriteZeroes };
                 (op, command_flag::NO_HOLE | command_flag::FAST_ZERO)
@@ -799,8 +799,8 @@ impl Flight {
             BlockOp::Read => self.command == command::READ,
             BlockOp::Write => self.command == command::WRITE,
             BlockOp::Flush => self.command == command::FLUSH,
-            BlockOp::Discard => matches!(self.command, command::TRIM | command::WRITE_ZEROES),
-            BlockOp::WriteZeroes => self.command == command::WRITE_ZEROES,
+            BlockOp::Trim => self.command == command::TRIM,
+            BlockOp::Discard | BlockOp::WriteZeroes => self.command == command::WRITE_ZEROES,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use farbus_model::{BlockInfo, BlockOp};
-use farbus_wire::nbd::message::{chunk, command, command_flag, flag, info, option, reply};
+use farbus_wire::nbd::message::{chunk, command, command_flag, flag, info, option, reply, transmission_flags};
 
 use crate::client::{self, Answer, Reader, Waited};
 use crate::world::{INFO, World, exports};
@@ -68,6 +68,8 @@ fn the_old_way_in_is_padded_unless_the_client_knows_better() {
 
 #[test]
 fn exports_are_listed_described_and_chosen_by_name() {
+    let knows_trim = |trims| transmission_flags(&BlockInfo { trims, ..INFO }, false) & flag::SEND_TRIM != 0;
+    assert!(knows_trim(true) && !knows_trim(false));
     let small = BlockInfo { size_bytes: 4096, is_read_only: true, block_bytes: 512, ..INFO };
     let mut world = World::new(exports(&[("disk", INFO), ("boot", small)]));
     world.hear(&3u32.to_be_bytes()).unwrap();

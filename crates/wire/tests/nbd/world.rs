@@ -23,6 +23,7 @@ pub const INFO: BlockInfo = BlockInfo {
     preferred_bytes: 4096,
     request_bytes_max: 16 << 10,
     is_read_only: false,
+    trims: true,
 };
 
 pub fn exports(infos: &[(&str, BlockInfo)]) -> Arc<[Export]> {
@@ -135,7 +136,7 @@ impl World {
                 self.store.write_at(offset, &payload.contiguous()).unwrap();
             }
             BlockOp::Flush => assert_eq!((offset, length), (0, 0)),
-            BlockOp::Discard | BlockOp::WriteZeroes => self.store.discard(offset, length as u64).unwrap(),
+            BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => self.store.discard(offset, length as u64).unwrap(),
         }
         self.held.push(request.answer(brought));
     }

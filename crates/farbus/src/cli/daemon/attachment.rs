@@ -131,6 +131,7 @@ impl Inherited {
         if spec.via.is_kernel(client.hands()) {
             let restored = match spec.via {
                 Via::Uas => KernelAttachment::restore_disk(client, target, ports, saved),
+                Via::Auto => KernelAttachment::restore_quickest(client, target, ports, saved),
                 _ => KernelAttachment::restore(client, target, ports, saved),
             };
             return restored.map(|attachment| Inherited::Kernel(Box::new(attachment)));
@@ -505,6 +506,7 @@ fn take(client: &Client, spec: &Attach) -> Result<Had, ClientError> {
     if spec.via.is_kernel(client.hands()) {
         let taken = match spec.via {
             Via::Uas => KernelAttachment::disk(client, &spec.target, spec.mode),
+            Via::Auto => KernelAttachment::quickest(client, &spec.target),
             _ => KernelAttachment::new(client, &spec.target),
         };
         return taken.map(|attachment| Had::Kernel(Box::new(attachment)));

@@ -60,8 +60,8 @@ impl Identity {
         to.extend(REVISION);
     }
 
-    /// A vital product data page.
-    pub fn write_page(&self, page: u8, to: &mut Vec<u8>) -> Result<(), Sense> {
+    /// A vital product data page; `is_thin`: space can be given back.
+    pub fn write_page(&self, page: u8, is_thin: bool, to: &mut Vec<u8>) -> Result<(), Sense> {
         to.extend([DIRECT_ACCESS, page, 0, 0]);
         match page {
             SUPPORTED_PAGES => {
@@ -70,9 +70,9 @@ impl Identity {
             }
             UNIT_SERIAL_NUMBER => to.extend(self.serial.as_bytes()),
             DEVICE_IDENTIFICATION => self.write_designators(to),
-            BLOCK_LIMITS => self.write_block_limits(to),
+            BLOCK_LIMITS => self.write_block_limits(is_thin, to),
             BLOCK_DEVICE_CHARACTERISTICS => write_characteristics(to),
-            LOGICAL_BLOCK_PROVISIONING => write_provisioning(to),
+            LOGICAL_BLOCK_PROVISIONING => write_provisioning(is_thin, to),
             _ => {
                 to.clear();
                 return Err(Sense::INVALID_FIELD_IN_CDB);
@@ -101,7 +101,7 @@ impl Identity {
         to.extend((fnv1a(self.serial.as_bytes()) >> 4 | LOCALLY_ASSIGNED).to_be_bytes());
     }
 
-    fn write_block_limits(&self, to: &mut Vec<u8>) {
+    fn write_block_limits(&self, is_thin: bool, to: &mut Vec<u8>) {
         const LENGTH: usize = 0x3c;
         /// WSNZ: a WRITE SAME of zero blocks is refused.
         const WSNZ: u8 = 0x01;
@@ -114,10 +114,8 @@ impl Identity {
         to.extend(TRANSFER_BLOCKS_MAX.to_be_bytes());
         // Optimal and prefetch length: no opinion.
         to.extend([0; 8]);
-        to.extend((UNMAP_BYTES_MAX / self.sector_bytes).to_be_bytes());
-        to.extend(UNMAP_RANGES_MAX.to_be_bytes());
-        to.extend(page_blocks.to_be_bytes());
-        to.extend(UGAVALID.to_be_bytes());
+        let unmap = [UNMAP_BYTES_MAX / self.sector_bytes, UNMAP_RANGES_MAX, page_blocks, UGAVALID];
+        unmap.into_iter().for_each(|field| to.extend(if is_thin { field } else { 0 }.to_be_bytes()));
         to.extend(u64::from(WRITE_SAME_BLOCKS_MAX).to_be_bytes());
         to.resize(end, 0);
     }
@@ -132,12 +130,12 @@ fn write_characteristics(to: &mut Vec<u8>) {
     to.resize(end, 0);
 }
 
-fn write_provisioning(to: &mut Vec<u8>) {
+fn write_provisioning(is_thin: bool, to: &mut Vec<u8>) {
     /// UNMAP works, so do both WRITE SAME with their UNMAP bit, and what is unmapped reads as zeros.
     const LBPU_LBPWS_LBPWS10: u8 = 0xe0;
     const LBPRZ: u8 = 0x04;
     /// Provisioning type: thin.
     const THIN: u8 = 2;
     // No threshold.
-    to.extend([0, LBPU_LBPWS_LBPWS10 | LBPRZ, THIN, 0]);
+    to.extend(if is_thin { [0, LBPU_LBPWS_LBPWS10 | LBPRZ, THIN, 0] } else { [0; 4] });
 }

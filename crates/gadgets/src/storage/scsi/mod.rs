@@ -254,7 +254,7 @@ impl Unit {
             Report::Sense { descriptors: true } => self.take_sense().write_descriptors(to),
             Report::Sense { descriptors: false } => self.take_sense().write_fixed(to),
             Report::Inquiry => self.identity.write_standard(to),
-            Report::VitalProductData { page } => self.identity.write_page(page, to)?,
+            Report::VitalProductData { page } => self.identity.write_page(page, self.medium.geometry.is_thin, to)?,
             Report::Modes(ask) => self.mode_state().write(ask, to),
             Report::Capacity10 => reports::write_capacity_10(self.medium.geometry, to),
             Report::Capacity16 => reports::write_capacity_16(self.medium.geometry, to),
@@ -451,7 +451,7 @@ impl Unit {
             }
             Then::Apply(List::Unmap) => {
                 for span in provisioning::unmapped(self.medium.geometry, buffer)? {
-                    self.medium.discard(span)?;
+                    self.medium.trim(span)?;
                 }
                 self.settle(false)
             }

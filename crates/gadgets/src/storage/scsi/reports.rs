@@ -17,7 +17,7 @@ pub(crate) fn write_capacity_16(disk: Geometry, to: &mut Vec<u8>) {
     to.extend((disk.sectors - 1).to_be_bytes());
     to.extend(disk.sector_bytes.to_be_bytes());
     // No protection; two to this power of logical blocks are one physical block, which is a page.
-    to.extend([0, (PAGE_BYTES / disk.sector_bytes).ilog2() as u8, LBPME_LBPRZ]);
+    to.extend([0, (PAGE_BYTES / disk.sector_bytes).ilog2() as u8, if disk.is_thin { LBPME_LBPRZ } else { 0 }]);
     to.resize(BYTES, 0);
 }
 

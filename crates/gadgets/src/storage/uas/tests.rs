@@ -121,12 +121,18 @@ impl Host {
     }
 
     fn with(options: Options) -> Self {
+        Self::over(options, true)
+    }
+
+    /// Over a device that knows trim, or does not.
+    fn over(options: Options, trims: bool) -> Self {
         let disk = Disk::new(SIZE_BYTES);
         let far = Far::new(&disk);
         let info = BlockInfo {
             request_bytes_max: 256 << 10,
             block_bytes: 512,
             is_read_only: false,
+            trims,
             ..*far.0.lock().unwrap().store.info()
         };
         let device = AttachedScsi::device(Box::new(Near { far: far.clone(), info }), options).unwrap();
@@ -419,6 +425,19 @@ fn durable_is_what_the_host_wants_durable() {
     assert_eq!(host.ask(7, &[op::TEST_UNIT_READY]), (CHECK_CONDITION, (2, 4, 2)));
     assert_eq!(host.ask(8, &[op::START_STOP_UNIT, 0, 0, 0, 1]).0, GOOD);
     assert_eq!(host.ask(9, &[op::TEST_UNIT_READY]).0, GOOD);
+}
+
+#[test]
+fn a_disk_that_cannot_give_space_back_does_not_say_so() {
+    for trims in [true, false] {
+        let mut host = Host::over(Options::default(), trims);
+        host.ask(1, &[op::TEST_UNIT_READY; 1]);
+        host.command(2, &[op::INQUIRY, 1, 0xb2, 0, 64, 0]);
+        host.answer_all();
+        let page = host.read_data(2, 8);
+        assert_eq!((host.ending(2).0, page.len()), (GOOD, 8));
+        assert_eq!(page[5] & 0xe0 != 0, trims, "UNMAP, and WRITE SAME that unmaps");
+    }
 }
 
 #[test]

@@ -117,10 +117,13 @@ impl Unit {
     /// Over a device whose blocks fit the sectors.
     pub fn new(device: Box<dyn BlockDevice>, options: &Options) -> Self {
         let info = *device.info();
+        let is_read_only = options.read_only || info.is_read_only;
+        let geometry = Geometry::new(info.size_bytes, options.sector_bytes, is_read_only);
+        let geometry = Geometry { is_thin: info.trims, ..geometry };
         Self {
             device,
             identity: inquiry::Identity::new(options),
-            geometry: Geometry::new(info.size_bytes, options.sector_bytes, options.read_only || info.is_read_only),
+            geometry,
             is_stopped: false,
             write_cache: true,
             attention: Some(Sense::RESET_OCCURRED),
@@ -248,7 +251,7 @@ impl Unit {
                 if descriptors { news.write_descriptors(&mut bytes) } else { news.write_fixed(&mut bytes) }
             }
             Report::Inquiry => self.identity.write_standard(&mut bytes),
-            Report::VitalProductData { page } => self.identity.write_page(page, &mut bytes)?,
+            Report::VitalProductData { page } => self.identity.write_page(page, self.geometry.is_thin, &mut bytes)?,
             Report::Modes(ask) => self.mode_state().write(ask, &mut bytes),
             Report::Capacity10 => reports::write_capacity_10(self.geometry, &mut bytes),
             Report::Capacity16 => reports::write_capacity_16(self.geometry, &mut bytes),
@@ -338,7 +341,7 @@ impl Unit {
             }
             Intent::Apply(List::Unmap) => {
                 for span in provisioning::unmapped(self.geometry, &data.contiguous())? {
-                    self.write_zeros(now, tag, span, true);
+                    self.clear(now, tag, span, BlockOp::Trim);
                 }
             }
             Intent::WriteSame { span, unmap } if data.runs().flatten().all(|byte| *byte == 0) => {
@@ -366,7 +369,10 @@ impl Unit {
     }
 
     fn write_zeros(&mut self, now: Instant, tag: u16, span: Span, unmap: bool) {
-        let op = if unmap { BlockOp::Discard } else { BlockOp::WriteZeroes };
+        self.clear(now, tag, span, if unmap { BlockOp::Discard } else { BlockOp::WriteZeroes });
+    }
+
+    fn clear(&mut self, now: Instant, tag: u16, span: Span, op: BlockOp) {
         let is_durable = !self.write_cache;
         // WRITE SAME and UNMAP are limited to less than 32 bits.
         self.ask(now, tag, 0, |id| BlockRequest {
@@ -439,7 +445,7 @@ impl Unit {
             BlockOp::Read => self.geometry.sense(error, Sense::READ_ERROR, offset),
             // No block to name: it may be any of those written.
             BlockOp::Flush => sense_of(error, Sense::WRITE_ERROR),
-            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes => {
+            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => {
                 self.geometry.sense(error, Sense::WRITE_ERROR, offset)
             }
         }

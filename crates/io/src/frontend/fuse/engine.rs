@@ -484,9 +484,12 @@ impl Engine {
         if len < length && !mode.contains(FallocateFlags::KEEP_SIZE) {
             return self.kernel().error(unique, Errno::NOSPC);
         }
-        // Beside these there is nothing to allocate on a disk, and nothing to move.
+        // Beside these there is nothing to allocate on a disk, and nothing to move. A hole reads as zeros, and is worth it only where space
+        // is given back for it: who may do without one (a loop device that discards) does not have zeros written for it.
         let op = match mode - FallocateFlags::KEEP_SIZE {
-            FallocateFlags::PUNCH_HOLE => BlockOp::Discard,
+            FallocateFlags::PUNCH_HOLE if self.device.as_ref().is_none_or(|device| device.info().trims) => {
+                BlockOp::Discard
+            }
             FallocateFlags::ZERO_RANGE => BlockOp::WriteZeroes,
             _ => return self.kernel().error(unique, Errno::OPNOTSUPP),
         };
@@ -575,7 +578,7 @@ impl Engine {
             (Asker::Program(unique), Ok(())) => match op {
                 BlockOp::Read => kernel.data(unique, payload),
                 BlockOp::Write => kernel.written(unique, length),
-                BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes => kernel.ok(unique),
+                BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => kernel.ok(unique),
             },
             (Asker::Owner(asker), result) => {
                 // There is room for the one answer that is ever sent.
