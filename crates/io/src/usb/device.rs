@@ -28,7 +28,7 @@ use crate::sys::usbfs::{Data, PacketResult, Reap, Reaped, Transfer, Usbfs};
 const WITHDRAW_TIME_MAX: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(6) };
 /// How long a device that is given back may take to end a call that it is in. A reset's longest course, several enumerations
 /// of a device that does not answer, each given five seconds.
-const CALL_TIME_MAX: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(30) };
+const CALL_TIME_MAX: Duration = if cfg!(test) { Duration::from_secs(1) } else { Duration::from_secs(30) };
 /// A setup packet's length, which a control transfer's buffer begins with.
 const SETUP_BYTES: usize = 8;
 
