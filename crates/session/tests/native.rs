@@ -19,6 +19,8 @@ mod kernel;
 mod modules;
 #[path = "native/random.rs"]
 mod random;
+#[path = "native/readers.rs"]
+mod readers;
 #[path = "native/stream.rs"]
 mod stream;
 #[path = "native/usb.rs"]
@@ -81,6 +83,15 @@ fn a_disk_with_a_cache_loses_nothing_that_was_flushed_and_shows_nothing_old() {
             world.step(random);
         }
         world.settle(random)
+    });
+}
+
+#[test]
+fn several_readers_read_nothing_old_whoever_wrote_between_and_whatever_size_the_disk_became() {
+    every_seed("the readers", |random| {
+        let mut world = readers::ReadersWorld::new(random);
+        (0..1200).for_each(|_| world.step(random));
+        world.settle()
     });
 }
 

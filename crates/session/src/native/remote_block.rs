@@ -381,8 +381,9 @@ impl BlockDevice for RemoteBlock {
     }
 
     fn epoch(&self) -> Option<u64> {
-        // Until it is ours somebody else has it, and so it is once it is on its way to an heir.
-        (!self.is_expected && !self.is_moving).then_some(self.openings)
+        // Until it is ours somebody else has it, and so it is once it is on its way to an heir. While it is opened again nobody knows yet
+        // who had it meanwhile, or what it is now.
+        (self.state == State::Open && !self.is_expected && !self.is_moving).then_some(self.openings)
     }
 
     fn is_gone(&self) -> bool {

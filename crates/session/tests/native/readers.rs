@@ -1,0 +1,322 @@
+//! One disk and several importers: one who writes alone, or many who read beside each other; and a disk that has another size when its
+//! exporter is there again.
+//!
+//! Held against it: what is read is what the disk had, at a moment since it was asked or since its reader last had a link. What a crash let others
+//! write is not known to who has no link; with the next one nothing of before is shown.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
+    Payload,
+};
+use farbus_session::native::{Attached, Piped, RemoteBlock, Served, ServedBlock, Services, State};
+use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
+
+use crate::cached::Cached;
+use crate::random::Random;
+use crate::world::World;
+
+const BLOCK: u64 = 512;
+/// Of a disk that is one size, and another.
+const SIZES: [usize; 3] = [512, 384, 640];
+const IMPORTERS: usize = 3;
+
+/// The disk, and who has it.
+struct Shop {
+    /// What each block has had since when, the latest last; those behind its end, too.
+    blocks: Vec<Vec<(u64, u8)>>,
+    /// In blocks.
+    size: usize,
+    users: Vec<(usize, Mode)>,
+    moment: u64,
+    lease: u64,
+}
+
+impl Shop {
+    fn latest(&self, block: usize) -> u8 {
+        self.blocks[block].last().expect("it begins with something").1
+    }
+
+    fn write(&mut self, block: usize, byte: u8) {
+        let moment = self.moment;
+        self.blocks[block].push((moment, byte));
+    }
+
+    /// Whether a block had this at some moment since `since`.
+    fn had(&self, block: usize, byte: u8, since: u64) -> bool {
+        let all = &self.blocks[block];
+        let first = all.partition_point(|(moment, _)| *moment <= since).saturating_sub(1);
+        all[first..].iter().any(|(_, other)| *other == byte)
+    }
+}
+
+/// The disk as one user has it: everything is answered at once.
+struct Shelf {
+    shop: Arc<Mutex<Shop>>,
+    user: usize,
+    info: BlockInfo,
+}
+
+impl BlockDevice for Shelf {
+    fn info(&self) -> &BlockInfo {
+        &self.info
+    }
+
+    fn submit(&mut self, _now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        if let Err(error) = self.info.check(&request) {
+            return done.push(request.fail(error));
+        }
+        let mut shop = self.shop.lock().unwrap();
+        let first = (request.offset / BLOCK) as usize;
+        let blocks = first..first + (u64::from(request.length) / BLOCK) as usize;
+        let payload = match request.op {
+            BlockOp::Read => blocks.flat_map(|block| [shop.latest(block); BLOCK as usize]).collect::<Vec<u8>>().into(),
+            BlockOp::Write => {
+                let bytes = request.take_payload().into_vec();
+                blocks.zip(bytes.chunks(BLOCK as usize)).for_each(|(block, bytes)| shop.write(block, bytes[0]));
+                Payload::Empty
+            }
+            _ => Payload::Empty,
+        };
+        done.push(request.answer(payload));
+    }
+}
+
+/// What one importer is offered.
+struct Counter {
+    shop: Arc<Mutex<Shop>>,
+    user: usize,
+}
+
+impl Services for Counter {
+    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        let mut shop = self.shop.lock().unwrap();
+        let goes_beside = |mode: Mode| mode == Mode::Read && open.mode == Mode::Read;
+        if !shop.users.iter().all(|(_, mode)| goes_beside(*mode)) {
+            return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
+        }
+        shop.users.push((self.user, open.mode));
+        shop.lease += 1;
+        let info = BlockInfo {
+            size_bytes: BLOCK * shop.size as u64,
+            block_bytes: BLOCK as u32,
+            preferred_bytes: 4096,
+            request_bytes_max: 64 << 10,
+            is_read_only: open.mode == Mode::Read,
+            trims: false,
+        };
+        let shelf = Shelf { shop: Arc::clone(&self.shop), user: self.user, info };
+        let give_back =
+            |shelf: Shelf, _| shelf.shop.lock().unwrap().users.retain(|(user, _)| *user != shelf.user);
+        Ok((shop.lease, Box::new(ServedBlock::new(number, shelf, 1, give_back))))
+    }
+}
+
+/// One importer, and what it keeps.
+struct Importer {
+    world: World<Piped<RemoteBlock>>,
+    counter: Counter,
+    cached: Cached,
+    mode: Mode,
+    blocks: u64,
+    below: Completions<BlockDone>,
+    done: Completions<BlockDone>,
+    /// First block and count of what is read, and when it was asked; writes have no blocks to be compared.
+    asked: BTreeMap<u64, (u64, u64, u64)>,
+    next_id: u64,
+    /// Where it reads on.
+    at: u64,
+    /// When it had a link last.
+    linked: u64,
+}
+
+impl Importer {
+    fn begin(random: &mut Random, shop: &Arc<Mutex<Shop>>, user: usize) -> Option<Self> {
+        let mode = if random.once_in(3) { Mode::Exclusive } else { Mode::Read };
+        let open = Open { class: Class::BLOCK, mode, epoch: 0, name: "disk".into(), reason: "".into() };
+        let mut world = World::new(Piped::new(RemoteBlock::new(1, open), None));
+        let mut counter = Counter { shop: Arc::clone(shop), user };
+        let nothing = || Completions::new(BufferPool::new(1 << 20));
+        let mut below = nothing();
+        while !world.is_linked() {
+            world.link(random, &mut below);
+        }
+        world.exchange(&mut counter, &mut below);
+        if *world.remote.state() != State::Open {
+            return None;
+        }
+        let info = *world.remote.inner().info();
+        let (cached, blocks) = (Cached::new(info), info.size_bytes / BLOCK);
+        let (asked, linked) = (BTreeMap::new(), shop.lock().unwrap().moment);
+        let done = nothing();
+        Some(Self { world, counter, cached, mode, blocks, below, done, asked, next_id: 0, at: 0, linked })
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.world.remote.state(), State::Ended(_))
+    }
+
+    fn pump(&mut self) {
+        self.cached.pump(self.world.now, self.world.remote.inner_mut(), &mut self.below, &mut self.done);
+    }
+
+    fn ask(&mut self, random: &mut Random, moment: u64) {
+        let count = random.pick(&[1, 8, 8, 16]).min(self.blocks);
+        if random.once_in(6) || self.at + count > self.blocks {
+            self.at = random.below(self.blocks - count + 1);
+        }
+        let (id, offset) = (self.next_id, self.at * BLOCK);
+        self.next_id += 1;
+        let request = if self.mode == Mode::Exclusive && random.once_in(2) {
+            let bytes: Vec<u8> = (0..count).flat_map(|_| [random.below(256) as u8; BLOCK as usize]).collect();
+            self.asked.insert(id, (0, 0, moment));
+            BlockRequest::write(BlockId(id), offset, bytes.into())
+        } else {
+            self.asked.insert(id, (self.at, count, moment));
+            BlockRequest::read(BlockId(id), offset, (count * BLOCK) as u32)
+        };
+        self.at += count;
+        self.cached.submit(self.world.now, request.launch(), &mut self.done);
+        self.pump();
+    }
+
+    /// How many requests were answered well.
+    fn check(&mut self, moment: u64) -> u32 {
+        if self.world.is_linked() {
+            self.linked = moment;
+        }
+        let mut answered = 0;
+        while let Some(done) = self.done.pop() {
+            let (first, count, asked) = self.asked.remove(&done.id.0).expect("answered once");
+            if done.result.is_err() {
+                assert!(self.is_over(), "{:?} while it is used", done.result);
+                continue;
+            }
+            answered += 1;
+            // Who writes sees what is on its way, too; the disk's own world looks at that.
+            if self.mode != Mode::Read {
+                continue;
+            }
+            let shop = self.counter.shop.lock().unwrap();
+            let bytes = done.payload.into_vec();
+            assert_eq!(bytes.len() as u64, count * BLOCK);
+            for (block, bytes) in (first..).zip(bytes.chunks(BLOCK as usize)) {
+                let since = asked.min(self.linked);
+                assert!(shop.had(block as usize, bytes[0], since), "block {block} is old: {:#x}", bytes[0]);
+            }
+        }
+        answered
+    }
+
+    /// It needs the disk no more: it says so, or its exporter hears nothing of it for too long.
+    fn end(mut self, moment: u64) -> u32 {
+        if self.world.is_linked() && !self.is_over() {
+            for _ in 0..20 {
+                self.world.exchange(&mut self.counter, &mut self.below);
+                self.pump();
+            }
+            let answered = self.check(moment);
+            assert!(self.is_over() || self.asked.is_empty(), "nothing hangs: {:?}", self.asked);
+            self.world.remote.close();
+            self.world.exchange(&mut self.counter, &mut self.below);
+            return answered + self.leave(moment);
+        }
+        self.leave(moment)
+    }
+
+    fn leave(mut self, moment: u64) -> u32 {
+        self.world.remote.handle_over(Cause::Asked, "enough", &mut self.below);
+        self.pump();
+        let answered = self.check(moment);
+        assert!(self.asked.is_empty(), "nothing hangs: {:?}", self.asked);
+        if let Some(session) = self.world.exporter.take() {
+            session.finish(self.world.now);
+        }
+        answered
+    }
+}
+
+/// All of it.
+pub struct ReadersWorld {
+    shop: Arc<Mutex<Shop>>,
+    importers: [Option<Importer>; IMPORTERS],
+    answered: u32,
+}
+
+impl ReadersWorld {
+    pub fn new(random: &mut Random) -> Self {
+        let most = SIZES.into_iter().max().expect("there are some");
+        let blocks = (0..most).map(|_| vec![(0, random.below(256) as u8)]).collect();
+        let shop = Shop { blocks, size: SIZES[0], users: Vec::new(), moment: 1, lease: 0 };
+        Self { shop: Arc::new(Mutex::new(shop)), importers: Default::default(), answered: 0 }
+    }
+
+    pub fn step(&mut self, random: &mut Random) {
+        let moment = {
+            let mut shop = self.shop.lock().unwrap();
+            shop.moment += 1;
+            shop.moment
+        };
+        if random.once_in(120) {
+            return self.crash(random, moment);
+        }
+        let user = random.below(IMPORTERS as u64) as usize;
+        let Some(mut importer) = self.importers[user].take() else {
+            self.importers[user] = Importer::begin(random, &self.shop, user);
+            return;
+        };
+        importer.world.now = importer.world.now + Duration::from_micros(random.below(1000));
+        match random.below(40) {
+            0..=11 => importer.ask(random, moment),
+            12 if random.once_in(3) => importer.world.cut(),
+            13..=15 if !importer.world.is_linked() => importer.world.link(random, &mut importer.below),
+            16 if random.once_in(3) => {
+                self.answered += importer.end(moment);
+                return;
+            }
+            17..=21 => {
+                if let Some(session) = &mut importer.world.exporter {
+                    session.handle_ready(importer.world.now);
+                }
+            }
+            _ => importer.world.shuffle(random, &mut importer.counter, &mut importer.below),
+        }
+        importer.pump();
+        self.answered += importer.check(moment);
+        if importer.is_over() {
+            self.answered += importer.leave(moment);
+        } else {
+            self.importers[user] = Some(importer);
+        }
+    }
+
+    /// The exporter's process is killed: nobody has the disk any more, which may be another size when it is there again.
+    fn crash(&mut self, random: &mut Random, moment: u64) {
+        self.importers.iter_mut().flatten().for_each(|importer| importer.world.crash());
+        let mut shop = self.shop.lock().unwrap();
+        shop.users.clear();
+        if random.once_in(2) {
+            let (before, now) = (shop.size, random_size(shop.size, moment));
+            (before..now).for_each(|block| shop.write(block, random.below(256) as u8));
+            shop.size = now;
+        }
+    }
+
+    pub fn settle(mut self) -> u32 {
+        let moment = self.shop.lock().unwrap().moment;
+        for user in 0..IMPORTERS {
+            self.answered += self.importers[user].take().map_or(0, |importer| importer.end(moment));
+        }
+        assert!(self.shop.lock().unwrap().users.is_empty(), "everybody has given it back");
+        self.answered
+    }
+}
+
+/// Another size than this.
+fn random_size(now: usize, moment: u64) -> usize {
+    let others: Vec<usize> = SIZES.into_iter().filter(|size| *size != now).collect();
+    others[moment as usize % others.len()]
+}
