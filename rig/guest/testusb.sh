@@ -19,7 +19,9 @@ while [ $pass -lt "$TIMES" ]; do
   grep -v '^high speed' /run/pass
   # Unlinked transfers leave many lines of no interest in the kernel's log.
   dmesg -c | grep -v -e 'unlink->seqnum' -e 'was already given back' -e 'unlink retry' >/run/kernel
-  [ "$(grep -c secs /run/pass)" = 30 ] || sed 's/^/kernel: /' /run/kernel
+  if [ "$(grep -c secs /run/pass)" != 30 ] || grep -q lockup /run/kernel; then
+    sed 's/^/kernel: /' /run/kernel
+  fi
   say pass "$(elapsed "$start" "$(uptime_now)")"
 done
 [ -c "$device" ] || fail "the device has gone"
