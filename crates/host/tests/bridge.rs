@@ -27,7 +27,10 @@ fn two_hosts_enumerate_their_ends_and_reach_each_other() {
             let bytes = &host.descriptors().configurations[0].bytes;
             let at = bytes.windows(3).position(|head| head == [13, 0x24, 0x0f]).unwrap();
             let address = address_of("desk/bridge", end).map(|byte| format!("{byte:02X}")).concat();
-            assert_eq!(host.descriptors().string(bytes[at + 3]), Some(address.as_str()));
+            let value = 0x0300 | u16::from(bytes[at + 3]);
+            let text = Setup { request_type: 0x80, request: 6, value, index: 0x0409, length: 255 };
+            let text = host.control_in(text).unwrap().into_vec();
+            assert_eq!(text[2..].iter().step_by(2).copied().collect::<Vec<_>>(), address.as_bytes());
             let on = Setup { request_type: 1, request: 11, value: 1, index: 1, length: 0 };
             host.control_out(on, Vec::new()).unwrap();
         }
