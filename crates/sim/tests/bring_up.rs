@@ -118,21 +118,20 @@ fn hosts(topology: &Topology, seed: u64) -> Vec<Host> {
         }
     }
     let mut random = Random::new(seed);
-    let ends = ports.into_iter().zip(links.drain(..)).zip(heard.drain(..));
-    let host = |(number, ((port, links), (_, heard))): (
-        u32,
-        ((DebugPort, BTreeMap<u32, TcpStream>), (_, Receiver<Heard>)),
-    )| Host {
-        number,
-        party: Party::new(topology, number),
-        port,
-        cables: links.keys().map(|&other| (other, cables[other as usize].clone())).collect(),
-        links,
-        heard,
-        devices: BTreeMap::new(),
-        random: Random::new(random.bits()),
-    };
-    (0..).zip(ends).map(host).collect()
+    let mut all = Vec::new();
+    for (number, ((port, links), (_, heard))) in (0..).zip(ports.into_iter().zip(links).zip(heard)) {
+        all.push(Host {
+            number,
+            party: Party::new(topology, number),
+            port,
+            cables: links.keys().map(|&other| (other, cables[other as usize].clone())).collect(),
+            links,
+            heard,
+            devices: BTreeMap::new(),
+            random: Random::new(random.bits()),
+        });
+    }
+    all
 }
 
 /// Brings it up, and sends something over each link, both ways.
