@@ -18,7 +18,8 @@ const REQUEST_BYTES_MAX: u32 = 1 << 20;
 const PREFERRED_BYTES: u32 = 4096;
 
 /// A reader with several slots.
-const ONE_OF_SEVERAL: &str = "it has several units, of which one would be had; as a USB device (--via kernel) all of them are";
+const ONE_OF_SEVERAL: &str =
+    "it has several units, of which one would be had; as a USB device (--via kernel) all of them are";
 
 /// A Bulk-Only disk and its driver, used as a block device (requirement U9: command, data and status do not cross the distance one by
 /// one; a request does, whole, and many may be on their way though the disk takes one command at a time).

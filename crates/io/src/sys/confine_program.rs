@@ -128,8 +128,7 @@ pub fn confine_for(program: &Path) -> Result<(), ProgramError> {
 
 fn forbidden_calls() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
     let mut rules: BTreeMap<_, _> = FORBIDDEN.iter().map(|&call| (i64::from(call), Vec::new())).collect();
-    let removes =
-        SeccompCondition::new(ADVICE, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::from(nr::MADV_REMOVE))?;
+    let removes = SeccompCondition::new(ADVICE, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::from(nr::MADV_REMOVE))?;
     rules.insert(nr::__NR_madvise.into(), vec![SeccompRule::new(vec![removes])?]);
     Ok(rules)
 }

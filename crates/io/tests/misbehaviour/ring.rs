@@ -233,7 +233,11 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("it makes its memory shorter", "told(); os.ftruncate(1, 4096); done()", ENDED),
     ("it makes its memory longer", "told(); os.ftruncate(1, 1 << 30); done()", ENDED),
     ("it seals its memory against its host", "import fcntl\ntold(); fcntl.fcntl(1, 1033, 8); done()", ENDED),
-    ("it frees its host's words", "told(); memory.madvise(9, 0, 12288); os.write(0, b'\\1'); time.sleep(60)", BACKWARDS),
+    (
+        "it frees its host's words",
+        "told(); memory.madvise(9, 0, 12288); os.write(0, b'\\1'); time.sleep(60)",
+        BACKWARDS,
+    ),
     ("it gives up", "told(); say(5, b'no more'); ring(); time.sleep(60)", "no more"),
     ("it gives up and ends at once", "told(); say(5, b'no more'); os._exit(0)", "no more"),
     ("it gives up in no language", "told(); say(5, b'\\xff' * 9000); ring(); time.sleep(60)", "\u{fffd}"),

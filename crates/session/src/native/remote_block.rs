@@ -345,7 +345,6 @@ impl RemoteBlock {
     }
 }
 
-
 /// Whether a flush covers it: what nobody needs is not lost.
 fn is_kept(op: BlockOp) -> bool {
     op.is_change() && op != BlockOp::Trim

@@ -170,7 +170,9 @@ impl Services for Desk {
 
     fn show(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
         let (disk, boot) = (ReadOnly::new(self.disk()), self.medium.lock().unwrap().boot);
-        Some(Ok(Box::new(ServedBlock::new(number, disk, boot, |_, _| {}).promising(BlockInfo { trims: self.trims, ..INFO }))))
+        Some(Ok(Box::new(
+            ServedBlock::new(number, disk, boot, |_, _| {}).promising(BlockInfo { trims: self.trims, ..INFO }),
+        )))
     }
 }
 

@@ -109,8 +109,7 @@ impl Services for Counter {
             trims: false,
         };
         let shelf = Shelf { shop: Arc::clone(&self.shop), user: self.user, info };
-        let give_back =
-            |shelf: Shelf, _| shelf.shop.lock().unwrap().users.retain(|(user, _)| *user != shelf.user);
+        let give_back = |shelf: Shelf, _| shelf.shop.lock().unwrap().users.retain(|(user, _)| *user != shelf.user);
         Ok((shop.lease, Box::new(ServedBlock::new(number, shelf, 1, give_back))))
     }
 }

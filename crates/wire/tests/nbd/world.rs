@@ -136,7 +136,9 @@ impl World {
                 self.store.write_at(offset, &payload.contiguous()).unwrap();
             }
             BlockOp::Flush => assert_eq!((offset, length), (0, 0)),
-            BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => self.store.discard(offset, length as u64).unwrap(),
+            BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => {
+                self.store.discard(offset, length as u64).unwrap()
+            }
         }
         self.held.push(request.answer(brought));
     }
