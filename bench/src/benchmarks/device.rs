@@ -50,7 +50,9 @@ const ROUND_TRIPS_MS: [u64; 3] = [0, 1, 10];
 /// Near, a pass takes a moment: the median of so many.
 const NEAR_PASSES: usize = 5;
 /// How long a session waits for its next link: here none comes.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(1);
+/// How long whoever had the device last may take to be gone.
+const RELEASE_MAX: Duration = Duration::from_secs(10);
 
 /// A raw disk, whatever the way to it.
 trait Raw {
@@ -153,7 +155,7 @@ fn usb(address: SocketAddr, grace: Duration) -> Result<RemoteDisk<impl Port + Se
     let mut client = Client::default();
     client.outlive(grace);
     // Whoever had it last has just gone: that takes its exporter a moment.
-    let until = Instant::now() + GRACE;
+    let until = Instant::now() + RELEASE_MAX;
     loop {
         match client.open_disk(&target) {
             Ok(disk) => return Ok(disk),

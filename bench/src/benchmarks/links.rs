@@ -50,6 +50,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
                     // Windows open first.
                     disk.run(verb, BYTES, DEPTH, false, span / 4)?;
                     tallies.push(disk.run(verb, BYTES, DEPTH, false, span)?);
+                    disk.close();
                 }
             }
             seen.push(Seen { loss, verb, rounds: tallies });
@@ -72,9 +73,10 @@ fn findings(seen: &Seen) -> Vec<Finding> {
     let all = LINKS.into_iter().zip(&seen.rounds);
     all.map(|(links, tallies)| {
         let what = format!(
-            "{} 64 KiB × {DEPTH}, {ROUND_TRIP_MS} ms, {} lost, {links} links",
+            "{} 64 KiB × {DEPTH}, {ROUND_TRIP_MS} ms, {} lost, {links} {}",
             seen.verb.name(),
-            percent(seen.loss)
+            percent(seen.loss),
+            if links == 1 { "link" } else { "links" },
         );
         let mut all = Tally::nothing();
         tallies.iter().for_each(|tally| all.add(tally));

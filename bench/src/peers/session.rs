@@ -178,6 +178,11 @@ impl Disk {
         Ok(Self { linked, done, seed: 1, next: 0 })
     }
 
+    /// Gives it back, so that the next may have it at once.
+    pub fn close(mut self) {
+        self.linked.close(&mut self.done);
+    }
+
     /// One request, and what it brought.
     fn ask(&mut self, request: BlockRequest) -> Result<BlockDone> {
         let at = self.linked.clock().now();
