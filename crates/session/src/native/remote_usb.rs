@@ -497,9 +497,14 @@ fn descriptors_of(description: &Description) -> Result<Descriptors, Reject> {
 fn status_of(cause: Cause) -> Status {
     match cause {
         Cause::Device | Cause::Module => Status::Protocol,
-        Cause::Asked | Cause::Network | Cause::Refused | Cause::Gone | Cause::Busy | Cause::Stale | Cause::Class => {
-            Status::Gone
-        }
+        Cause::Asked
+        | Cause::Network
+        | Cause::Refused
+        | Cause::Gone
+        | Cause::Busy
+        | Cause::Stale
+        | Cause::Class
+        | Cause::Reservation => Status::Gone,
     }
 }
 
