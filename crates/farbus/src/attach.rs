@@ -27,6 +27,7 @@ use crate::latency::Latency;
 use crate::meters::{Calls, Meters, Readings};
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
 use crate::parting::{Parter, Saved, Verdict};
+use crate::reserve::ReservationStatus;
 use crate::session_port::{Seen, SessionPort};
 use crate::session_relay::SessionRelay;
 use crate::standing::Standing;
@@ -492,7 +493,13 @@ pub fn report_of(end: &End) -> FailureReport {
         Cause::Device => Attribute::Device,
         Cause::Network => Attribute::Network,
         Cause::Gone => Attribute::Gone,
-        Cause::Refused | Cause::Busy | Cause::Stale | Cause::Asked | Cause::Class | Cause::Module => Attribute::Refused,
+        Cause::Refused
+        | Cause::Busy
+        | Cause::Stale
+        | Cause::Asked
+        | Cause::Class
+        | Cause::Module
+        | Cause::Reservation => Attribute::Refused,
     };
     FailureReport { attribute, message: end.message.clone() }
 }
@@ -797,6 +804,9 @@ pub struct AttachmentStatus {
     /// By how much the clock of a stream was moved to follow the device's, microseconds, while one goes on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drift_us: Option<i64>,
+    /// What is reserved for it at its exporter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reservation: Option<ReservationStatus>,
     /// What passed through, where it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
@@ -807,6 +817,7 @@ impl AttachmentStatus {
     #[must_use]
     pub fn with_standing(mut self, standing: Option<&Standing>) -> Self {
         self.latency = standing.and_then(Standing::latency);
+        self.reservation = standing.and_then(Standing::reserved).map(|reserved| ReservationStatus::told(&reserved));
         if let Some(distance) = standing.map(Standing::distance) {
             (self.counts, self.drift_us) = (distance.counts(), distance.drift_us());
         }

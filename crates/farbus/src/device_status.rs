@@ -9,6 +9,7 @@ use farbus_session::registry::Entry;
 use serde::{Deserialize, Serialize};
 
 use crate::meters::Readings;
+use crate::reserve::ReservationStatus;
 use crate::session_record::classes;
 
 /// One shared device, as `farbus status` shows it.
@@ -59,6 +60,9 @@ pub struct DeviceStatus {
     /// What it counts of itself since it was shared, by name: the frames that a sound card was sent.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<String, u64>,
+    /// What is reserved for its user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reservation: Option<ReservationStatus>,
     /// What passed through since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
@@ -146,6 +150,7 @@ impl DeviceStatus {
             waiting: waiting_of(entry.claims, now),
             history: history_of(entry.claims, now),
             counts: entry.tally.into_iter().flat_map(Tally::read).map(|(name, n)| (name.to_owned(), n)).collect(),
+            reservation: None,
             meters,
         }
     }

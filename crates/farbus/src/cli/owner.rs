@@ -9,6 +9,7 @@ use super::Failure;
 use super::output::{print_json, print_table, say, table};
 use crate::client::Attribute;
 use crate::control::{Answer, Question, ask_all};
+use crate::reserve::ReservationStatus;
 
 /// Show every running share and attach of this user.
 #[derive(Debug, clap::Args)]
@@ -102,6 +103,9 @@ fn say_more(device: &Value) {
     }
     if let Some(drift) = device["drift_us"].as_i64() {
         say(format!("{name}: clock moved by {drift} us"));
+    }
+    if let Ok(reservation) = serde_json::from_value::<ReservationStatus>(device["reservation"].clone()) {
+        say(format!("{name}: {}", reservation.in_a_line()));
     }
     if let Some(reason) = device["reason"].as_str() {
         say(format!("{name}: used for: {reason}"));

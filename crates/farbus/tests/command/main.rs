@@ -22,6 +22,7 @@ mod harness;
 mod hostile;
 mod lines;
 mod migrate;
+mod mixed;
 mod modules;
 mod nbd;
 mod nbd_migrate;

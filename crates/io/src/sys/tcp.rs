@@ -1,6 +1,7 @@
-//! How soon TCP takes what was not acknowledged for lost.
+//! What TCP is asked beyond what others have names for: how soon it takes what was not acknowledged for lost, how fast it may send, how
+//! far it has come.
 
-#![allow(unsafe_code, reason = "one option that the standard library and rustix have no name for")]
+#![allow(unsafe_code, reason = "options that the standard library and rustix have no name for")]
 
 use std::ffi::c_int;
 use std::io;
@@ -24,6 +25,69 @@ pub fn set_retransmission_min(socket: impl AsFd, span: Duration) -> io::Result<(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that its peer has acknowledged.
+    pub acknowledged_bytes: u64,
+    /// Bytes that wait to be sent, or to be acknowledged.
+    pub queued_bytes: u64,
+}
+
+/// What there is to know of it now.
+///
+/// # Errors
+/// What the system says; of what is no TCP connection that it is none.
+pub fn progress(socket: impl AsFd) -> io::Result<Progress> {
+    // SAFETY: all bytes zero is a value of this struct of integers.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `length` bytes to a struct of that size, and says how many (getsockopt(2)).
+    let result =
+        unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut queued: c_int = 0;
+    // SAFETY: SIOCOUTQ writes an int, at an address that lives as long as the call (tcp(7)).
+    if unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut queued) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let queued_bytes = u64::try_from(queued).unwrap_or_default();
+    Ok(Progress { acknowledged_bytes: info.tcpi_bytes_acked, queued_bytes })
+}
+
+/// It sends no faster than this, bytes a second; none: as fast as it can.
+///
+/// # Errors
+/// What the system says.
+pub fn set_pacing(socket: impl AsFd, bytes_per_s: Option<u64>) -> io::Result<()> {
+    let rate = bytes_per_s.unwrap_or(u64::MAX);
+    set(socket, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &rate)
+}
+
+/// What it sends has this priority in this host's queues (0 to 6), and these six bits on the way (RFC 2474).
+///
+/// # Errors
+/// What the system says.
+pub fn set_class(socket: impl AsFd, priority: u8, code_point: u8) -> io::Result<()> {
+    let service = c_int::from(code_point) << 2;
+    // Which of the two it is not says that it does not know it. Marking sets a priority, so that comes after.
+    let four = set(&socket, libc::IPPROTO_IP, libc::IP_TOS, &service);
+    set(&socket, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &service).or(four)?;
+    set(&socket, libc::SOL_SOCKET, libc::SO_PRIORITY, &c_int::from(priority))
+}
+
+fn set<T: Copy>(socket: impl AsFd, level: c_int, option: c_int, value: &T) -> io::Result<()> {
+    let length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads `length` bytes at an address that lives as long as the call (setsockopt(2)).
+    let result = unsafe {
+        libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), length)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,5 +103,26 @@ mod tests {
         assert!(set_retransmission_min(&stream, Duration::MAX).is_err());
         let (unix, _) = std::os::unix::net::UnixStream::pair().unwrap();
         assert!(set_retransmission_min(&unix, Duration::from_millis(50)).is_err());
+    }
+
+    #[test]
+    fn how_far_it_has_come_is_known_and_how_fast_it_goes_is_ours_to_say() {
+        use std::io::{Read, Write};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut other, _) = listener.accept().unwrap();
+        set_class(&stream, 6, 46).unwrap();
+        set_pacing(&stream, Some(1 << 20)).unwrap();
+        set_pacing(&stream, None).unwrap();
+        let before = progress(&stream).unwrap();
+        stream.write_all(&[7; 1000]).unwrap();
+        other.read_exact(&mut [0; 1000]).unwrap();
+        let until = std::time::Instant::now() + Duration::from_secs(60);
+        while progress(&stream).unwrap().acknowledged_bytes < before.acknowledged_bytes + 1000 {
+            assert!(std::time::Instant::now() < until, "what arrived is acknowledged");
+        }
+        assert_eq!(progress(&stream).unwrap().queued_bytes, 0);
+        let (unix, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(progress(&unix).is_err());
     }
 }

@@ -87,6 +87,8 @@ pub struct Line<'a> {
     pub standing: Standing,
     /// To whom its data go.
     pub path: Option<&'a str>,
+    /// What it takes of that, or would take, bits a second.
+    pub bits_per_s: u64,
     /// Of which processor it has a part, and which.
     pub processor: Option<(usize, Reserve)>,
 }
@@ -217,6 +219,15 @@ impl Ledger {
         self.settle_again()
     }
 
+    /// A device's data go to somebody else from now on, with what is reserved for it.
+    pub fn move_to(&mut self, device: &str, path: &str) -> Vec<News> {
+        match self.entries.iter_mut().find(|entry| entry.device == device && entry.path.is_some()) {
+            Some(entry) => entry.path = Some(path.to_owned()),
+            None => return Vec::new(),
+        }
+        self.settle_again()
+    }
+
     /// What is known of the way to an importer.
     pub fn path(&self, path: &str) -> Option<Path> {
         self.paths.get(path).copied()
@@ -254,6 +265,7 @@ impl Ledger {
             reservation: &entry.reservation,
             standing: entry.standing,
             path: entry.path.as_deref(),
+            bits_per_s: path_bits_per_s(entry),
             processor: {
                 let owner = owner_of(&entry.device);
                 let mut all = self.processors.entries();

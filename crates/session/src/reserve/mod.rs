@@ -7,6 +7,7 @@
 //! | [`processors`] | who has which part of which processor (Equation 1, a test of one processor) |
 //! | [`ledger`] | who was admitted, what each has, and who gives way to whom |
 //! | [`refusal`] | why something is not to be had, and how much of it is missing |
+//! | [`congestion`] | what a path still carries, by what arrives |
 //! | [`gate`] | what holds the requests of a device that is suspended |
 //!
 //! | who comes | room for it | no room |
@@ -18,6 +19,7 @@
 //! Whoever is admitted and of high criticality stays so, whatever becomes of the path.
 
 pub mod carrier;
+pub mod congestion;
 pub mod gate;
 pub mod ledger;
 pub mod processors;

@@ -308,7 +308,15 @@ impl Desk {
     fn offer(&self, shared: &Shared) -> Result<String, FailureReport> {
         let offered = offer(&self.share, &mut None, &self.hands, &shared.name, &shared.what)
             .map_err(|failure| failure.report())?;
-        Ok(offered.first().map(|record| name_of(record).to_owned()).unwrap_or_default())
+        let name = offered.first().map(|record| name_of(record).to_owned()).unwrap_or_default();
+        if let Some(reservation) = &shared.reservation
+            && let Err(error) = self.share.reserve(&name, reservation.clone())
+        {
+            // Who was promised something does not find it without that.
+            let _ = self.share.remove(&name);
+            return Err(FailureReport { attribute: Attribute::Refused, message: error.to_string() });
+        }
+        Ok(name)
     }
 
     /// What could not be had is tried again.
