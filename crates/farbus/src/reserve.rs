@@ -218,14 +218,17 @@ struct Inner {
     owned: BTreeMap<String, Reservation>,
     gates: BTreeMap<String, Gate>,
     paths: BTreeMap<String, Congestion>,
+    /// What they were known to carry before more was tried.
+    proved: BTreeMap<String, u64>,
 }
 
 impl Default for Reservations {
     fn default() -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let ledger = Ledger::new(processors, measured_cost());
-        let (owned, gates, paths) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { inner: Mutex::new(Inner { ledger, owned, gates, paths }) }
+        let (owned, gates) = (BTreeMap::new(), BTreeMap::new());
+        let (paths, proved) = (BTreeMap::new(), BTreeMap::new());
+        Self { inner: Mutex::new(Inner { ledger, owned, gates, paths, proved }) }
     }
 }
 
@@ -400,8 +403,15 @@ impl Reservations {
             None => return Vec::new(),
             Some(Conclusion::Carries(rate)) if known.bits_per_s == 0 || rate < known.bits_per_s => rate,
             Some(Conclusion::Carries(_)) => return Vec::new(),
+            Some(Conclusion::CarriesNoMore) => match inner.proved.remove(&path) {
+                Some(rate) => rate,
+                None => return Vec::new(),
+            },
             Some(Conclusion::MayCarryMore) => match inner.room_for_one_more(&path) {
-                Some(rate) if rate > known.bits_per_s => rate,
+                Some(rate) if rate > known.bits_per_s => {
+                    inner.proved.insert(path.clone(), known.bits_per_s);
+                    rate
+                }
                 _ => return Vec::new(),
             },
         };
@@ -468,6 +478,8 @@ impl Inner {
     fn forget_link(&mut self, device: &str) {
         self.paths.values_mut().for_each(|congestion| congestion.forget(device));
         self.paths.retain(|_, congestion| !congestion.is_empty());
+        let paths = &self.paths;
+        self.proved.retain(|path, _| paths.contains_key(path));
     }
 
     /// What a path has to carry so that whoever waits longest has room.

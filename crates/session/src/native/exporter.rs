@@ -502,7 +502,7 @@ impl ExporterSession {
     /// Tells an importer how what is reserved for its device stands.
     pub fn say_standing(&mut self, number: u16, standing: reserve::Standing) {
         let part = Word::Standing(standing).encode().into();
-        self.lanes.send(Message::control(Kind::Reserve, number, 0, part));
+        self.lanes.send(in_turn(Message::control(Kind::Reserve, number, 0, part)));
     }
 
     fn open_for_heir(
@@ -605,7 +605,7 @@ impl ExporterSession {
         }
         if let Some((pipeline, answers)) = agreed {
             attached.served = Box::new(PipedServed::new(number, attached.served, pipeline));
-            self.lanes.send(Message::control(Kind::Modules, number, 0, encode_answers(&answers).into()));
+            self.lanes.send(in_turn(Message::control(Kind::Modules, number, 0, encode_answers(&answers).into())));
         }
         let Attached { lease, served, .. } = &attached;
         let opened = Opened { epoch: *lease, credit: served.credit(), info: served.description() };
@@ -959,6 +959,11 @@ impl ExporterSession {
     pub fn leave(self, now: Instant) {
         self.into_served().for_each(|served| served.leave(now));
     }
+}
+
+/// What is said of one attachment before it is opened is heard before that: both wait in one flow.
+fn in_turn(message: Message) -> Message {
+    Message { flow: Flow(u32::from(message.head.attachment) << 8), ..message }
 }
 
 /// Lends a device the session's buffers for as long as it acts.

@@ -58,6 +58,8 @@ pub struct RemoteUsb {
     reserved: Option<Standing>,
     /// When the first half of the train was here by which its exporter has the path measured.
     half_at: Option<Instant>,
+    /// The same of its first car.
+    first_at: Option<Instant>,
     settling: Settling,
     next_own_id: u64,
     timing: Timing,
@@ -166,6 +168,7 @@ impl RemoteUsb {
             reservation: None,
             reserved: None,
             half_at: None,
+            first_at: None,
             settling: Settling::No,
             next_own_id: OWN_ID_FIRST,
             timing: Timing::default(),
@@ -211,7 +214,7 @@ impl RemoteUsb {
     }
 
     fn ask_to_open(&mut self) {
-        (self.reserved, self.half_at) = (None, None);
+        (self.reserved, self.half_at, self.first_at) = (None, None, None);
         if let Some(reservation) = &self.reservation {
             let word = Word::Ask(reservation.clone());
             self.say_of_reservation(&word);
@@ -232,12 +235,18 @@ impl RemoteUsb {
             Word::Standing(standing) => self.reserved = Some(standing),
             Word::Echo => self.say_of_reservation(&Word::Echo),
             Word::Train { place, cars } if place + 1 == cars => {
-                let bits = u64::from(cars - cars / 2) * CAR_BYTES as u64 * 8;
-                let span_ns = self.half_at.take().map_or(0, |at| (now - at).as_nanos() as u64).max(1000);
-                let bits_per_s = u128::from(bits) * 1_000_000_000 / u128::from(span_ns);
-                self.say_of_reservation(&Word::Measured(u64::try_from(bits_per_s).unwrap_or(u64::MAX)));
+                // Cars that were received together tell nothing: the longer way round is the surer.
+                let rate = |from: Option<Instant>, cars: u8| {
+                    let span_ns = from.map_or(0, |at| (now - at).as_nanos()).max(1000);
+                    u64::try_from(u128::from(cars) * CAR_BYTES as u128 * 8 * 1_000_000_000 / span_ns)
+                        .unwrap_or(u64::MAX)
+                };
+                let (first_at, half_at) = (self.first_at.take(), self.half_at.take());
+                let bits_per_s = rate(half_at, cars - cars / 2).min(rate(first_at, cars - 1));
+                self.say_of_reservation(&Word::Measured(bits_per_s));
             }
             Word::Train { place, cars } if place + 1 == cars / 2 => self.half_at = Some(now),
+            Word::Train { place: 0, .. } => self.first_at = Some(now),
             Word::Train { .. } => {}
             Word::Ask(_) | Word::Measured(_) => {
                 return Err(Reject::new("word", bytes[0].into(), "an exporter does not say that of a reservation"));

@@ -3,6 +3,7 @@
 //! | seen | what is taken for the path's rate |
 //! |---|---|
 //! | a link delivers less than is reserved, and the rest queues up | the sum of what arrives over all links of the path, if that is less than was known |
+//! | the same, just after more was tried | what it was before that |
 //! | nothing of the kind for a while, and somebody is suspended | enough for one more: whether it is there is seen then |
 //!
 //! The second is tried less and less often as long as it fails: a path does not say that it has become wider.
@@ -16,11 +17,13 @@ use farbus_model::Instant;
 const QUEUE_MAX: Duration = Duration::from_millis(100);
 /// Over so long what arrives is counted.
 const WINDOW: Duration = Duration::from_millis(200);
+/// Something is late for so long before it is concluded what the path carries.
+const LATE_FOR: Duration = Duration::from_millis(700);
 /// After a change what was in queues is on its way for so long.
 const SETTLING: Duration = Duration::from_secs(1);
 /// For so long nothing has to be late before one more is tried; each time that fails, twice as long.
 const PATIENCE: Duration = Duration::from_secs(3);
-const PATIENCE_MAX: Duration = Duration::from_secs(60);
+const PATIENCE_MAX: Duration = Duration::from_secs(15);
 /// Less than so much of what is reserved is less.
 const ENOUGH_PERCENT: u64 = 97;
 /// Links of a path.
@@ -45,6 +48,8 @@ pub struct Congestion {
     calm_since: Option<Instant>,
     patience: Option<Duration>,
     is_trying: bool,
+    /// Since when something is late, and the most that arrived in a window since.
+    late: Option<(Instant, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +68,8 @@ pub enum Conclusion {
     Carries(u64),
     /// It may carry more: one more is tried.
     MayCarryMore,
+    /// It does not: it carries what it carried before that.
+    CarriesNoMore,
 }
 
 impl Congestion {
@@ -107,13 +114,23 @@ impl Congestion {
         }
         let calm_since = *self.calm_since.get_or_insert(now);
         if self.links.values().any(|seen| seen.is_late) {
-            let carried = self.links.values().filter_map(|seen| seen.bits_per_s).sum();
-            let patience = self.patience.unwrap_or(PATIENCE);
-            let is_worse = std::mem::take(&mut self.is_trying);
-            self.patience = Some(if is_worse { (patience * 2).min(PATIENCE_MAX) } else { patience });
+            // A window in which something was lost and sent again tells less than the path carries.
+            let arrived = self.links.values().filter_map(|seen| seen.bits_per_s).sum();
+            let (since, best) = self.late.unwrap_or((now, 0));
+            let best = best.max(arrived);
+            self.late = Some((since, best));
+            self.calm_since = None;
+            if now < since + LATE_FOR {
+                return None;
+            }
             self.settle(now);
-            return Some(Conclusion::Carries(carried));
+            if !std::mem::take(&mut self.is_trying) {
+                return Some(Conclusion::Carries(best));
+            }
+            self.patience = Some((self.patience.unwrap_or(PATIENCE) * 2).min(PATIENCE_MAX));
+            return Some(Conclusion::CarriesNoMore);
         }
+        self.late = None;
         if self.is_trying && now >= calm_since + PATIENCE {
             // What was tried has gone well.
             (self.is_trying, self.patience) = (false, None);
@@ -128,7 +145,7 @@ impl Congestion {
 
     fn settle(&mut self, now: Instant) {
         self.settled_at = Some(now + SETTLING);
-        self.calm_since = None;
+        (self.calm_since, self.late) = (None, None);
         for seen in self.links.values_mut() {
             seen.is_late = false;
         }
@@ -179,10 +196,10 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_carries_less_than_is_reserved_is_known_within_a_second() {
+    fn a_path_that_carries_less_than_is_reserved_is_known_soon() {
         let mut road = Road::default();
         let Some((ms, Conclusion::Carries(rate))) = road.run(4, 6 * MBIT, 5000) else { panic!("it is full") };
-        assert!(ms <= 1000 && (5_900_000..=6_100_000).contains(&rate), "{ms} ms, {rate} bit/s");
+        assert!(ms <= 2000 && (5_900_000..=6_100_000).contains(&rate), "{ms} ms, {rate} bit/s");
         assert_eq!(Road::default().run(4, 9 * MBIT, 2900), None, "and nothing where all arrives");
     }
 
@@ -192,9 +209,9 @@ mod tests {
         for _ in 0..6 {
             let Some((ms, Conclusion::MayCarryMore)) = road.run(2, 5 * MBIT, 100_000) else { panic!("it is calm") };
             tries.push(ms);
-            let Some((_, Conclusion::Carries(_))) = road.run(3, 5 * MBIT, 100_000) else { panic!("it is full") };
+            let Some((_, Conclusion::CarriesNoMore)) = road.run(3, 5 * MBIT, 100_000) else { panic!("it is full") };
         }
-        assert!(tries.is_sorted() && tries[5] > 10 * tries[0] && tries[5] < 70_000, "{tries:?}");
+        assert!(tries.is_sorted() && tries[5] > 3 * tries[0] && tries[5] < 20_000, "{tries:?}");
         assert_eq!(road.run(3, 9 * MBIT, 100_000).map(|(_, concluded)| concluded), Some(Conclusion::MayCarryMore));
         let next = road.run(4, 9 * MBIT, 100_000);
         assert!(next.is_some_and(|(ms, _)| ms < 10_000), "what goes well is tried again soon: {next:?}");
