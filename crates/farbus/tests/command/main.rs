@@ -33,6 +33,7 @@ mod quic;
 mod redir;
 mod redir_links;
 mod redir_migrate;
+mod reserve;
 mod restart;
 mod restart_attached;
 mod restart_heirs;

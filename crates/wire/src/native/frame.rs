@@ -69,8 +69,8 @@ pub enum Kind {
     Later(u8),
 }
 
-/// Kinds from here on may be passed over by whoever does not know them.
-const LATER_FIRST: u8 = 0x80;
+/// Kinds from here on, and the one before, may be passed over by whoever does not know them.
+const LATER_FIRST: u8 = 0x81;
 
 impl Kind {
     /// The wire's number.
