@@ -29,6 +29,7 @@ use crate::links::LinksStatus;
 use crate::meters::{Calls, Meters, Readings};
 use crate::opened_disk::{DiskMode, OpenedDisk, Way};
 use crate::parting::{Parter, Saved, Verdict};
+use crate::reserve::ReservationStatus;
 use crate::session_port::{Seen, SessionPort};
 use crate::session_relay::SessionRelay;
 use crate::standing::Standing;
@@ -532,7 +533,13 @@ pub fn report_of(end: &End) -> FailureReport {
         Cause::Device => Attribute::Device,
         Cause::Network => Attribute::Network,
         Cause::Gone => Attribute::Gone,
-        Cause::Refused | Cause::Busy | Cause::Stale | Cause::Asked | Cause::Class | Cause::Module => Attribute::Refused,
+        Cause::Refused
+        | Cause::Busy
+        | Cause::Stale
+        | Cause::Asked
+        | Cause::Class
+        | Cause::Module
+        | Cause::Reservation => Attribute::Refused,
     };
     FailureReport { attribute, message: end.message.clone() }
 }
@@ -840,6 +847,9 @@ pub struct AttachmentStatus {
     /// Its session's links, if it is in a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub links: Option<LinksStatus>,
+    /// What is reserved for it at its exporter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reservation: Option<ReservationStatus>,
     /// What passed through, where it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
@@ -851,6 +861,7 @@ impl AttachmentStatus {
     pub fn with_standing(mut self, standing: Option<&Standing>) -> Self {
         self.latency = standing.and_then(Standing::latency);
         self.links = standing.and_then(Standing::links);
+        self.reservation = standing.and_then(Standing::reserved).map(|reserved| ReservationStatus::told(&reserved));
         if let Some(distance) = standing.map(Standing::distance) {
             (self.counts, self.drift_us) = (distance.counts(), distance.drift_us());
         }

@@ -5,13 +5,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread;
 
-use farbus_io::link::{Clock, Wake, Watched};
+use farbus_io::link::{Clock, Progress, Wake, Watched};
 use farbus_model::{BlockDevice, Device, Instant, Limits, Readiness};
 use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
 use farbus_session::leases::{Key, Worth};
 use farbus_session::native::{Allowed, Bequest, Left, control as native};
 use farbus_session::registry::{ClaimedBlock, FaceRefusal};
+use farbus_session::reserve::ledger::Path;
+use farbus_session::reserve::{Reservation, Standing};
 use farbus_session::stream::{Policy, Stage};
 use farbus_session::{DeviceRecord, Ending, Offers, OpStatus, Registry};
 use tracing::{info, warn};
@@ -19,6 +21,7 @@ use tracing::{info, warn};
 use crate::crowd::Visitor;
 use crate::legacies::{Credentials, Owner};
 use crate::modules::allowed;
+use crate::reserving::path_of;
 use crate::sessions::{Face, Fate, House, Opened};
 use crate::shared::{Legacy, Offer, STACK_BYTES, Session, Shared};
 
@@ -152,6 +155,10 @@ impl House for Shared {
             .enter_linked(None, caller.peer.clone(), caller.guest.clone(), caller.visitor, caller.links.clone())
             .map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
         session.is_heir.store(true, Ordering::Release);
+        if let Err(end) = self.reserve_again(caller, &bus_id) {
+            self.end_session(number);
+            return Err(end);
+        }
         match self.open_anew(number, &session, &bus_id, open) {
             Ok((face, mode)) => {
                 self.registry().explain(&caller.peer, &open.reason);
@@ -181,6 +188,37 @@ impl House for Shared {
         let left = Some(until - self.clock.now());
         let bequest = Bequest { heir: heir.unwrap_or_default(), luggage, left };
         Some((Opened { face, tenant: home, lease }, bequest))
+    }
+
+    fn reserve(
+        &self,
+        caller: &Session,
+        open: &native::Open,
+        reservation: &Reservation,
+        path: Path,
+    ) -> Result<Standing, (Standing, native::End)> {
+        self.reserve_for(caller, open, reservation, path)
+    }
+
+    fn unreserve(&self, open: &native::Open) {
+        if let Ok(bus_id) = self.bus_id_of(&open.name) {
+            self.unreserve_for(&bus_id);
+        }
+    }
+
+    fn reserved(&self, open: &native::Open) -> Option<Standing> {
+        let bus_id = self.bus_id_of(&open.name).ok()?;
+        self.reservations.standing(&self.device_name(&bus_id)?)
+    }
+
+    fn note_progress(&self, open: &native::Open, progress: Progress) {
+        if let Some(name) = self.bus_id_of(&open.name).ok().and_then(|bus_id| self.device_name(&bus_id)) {
+            self.tell(self.reservations.note_progress(self.clock.now(), &name, progress));
+        }
+    }
+
+    fn reservations(&self) -> Vec<u8> {
+        self.reservations.save()
     }
 
     fn settle(&self, left: &Left) {
@@ -327,6 +365,9 @@ impl Shared {
             return Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()));
         };
         info!(device = bus_id, from = who, peer = session.peer, "taken over");
+        if let Some(name) = self.device_name(&bus_id) {
+            self.tell(self.reservations.move_to(&name, &path_of(session.visitor)));
+        }
         if let Some((guest, device)) = session.guest.as_ref().zip(device) {
             guest.record_attached(&device);
         }
@@ -467,13 +508,20 @@ impl Shared {
         record: DeviceRecord,
         device: Box<dyn Device>,
     ) -> Face {
+        let device = self.behind_gate(session, &record.bus_id, device);
+        // Whoever has not asked for it himself hears what is reserved for him.
+        if let Some(standing) = self.device_name(&record.bus_id).and_then(|name| self.reservations.standing(&name)) {
+            session.leave_reserved(standing);
+        }
         let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
         let give_back = move |device: Box<dyn Device>, now| {
+            let device = tenant.without_gate(device);
             let is_gone = device.is_gone();
             shared.take_in(number, &tenant, (!is_gone).then_some(device), is_gone, now);
         };
         let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
         let pass_on = move |device: Box<dyn Device>, now, bequest: Bequest| {
+            let device = tenant.without_gate(device);
             if device.is_gone() {
                 shared.take_in(number, &tenant, None, true, now);
                 return false;
@@ -640,9 +688,14 @@ impl Shared {
                 guest.record_detached(self.device_name(&bus_id).as_ref().unwrap_or(&bus_id));
             }
             if is_gone {
+                self.disown(&bus_id);
                 self.registry().withdraw(&bus_id);
             } else {
                 self.registry().release(&bus_id, &session.peer, device, ending, now);
+            }
+            // In another process it goes on with what is reserved for it.
+            if ending != Ending::HandedOver {
+                self.unreserve_for(&bus_id);
             }
         }
         self.end_session(number);

@@ -19,6 +19,7 @@ use farbus_session::native::{
     Attached, Piped, RemoteBlock, RemoteObserver, RemoteStream, RemoteUsb, control as native, stream::Frame, usb::Event,
 };
 use farbus_session::registry::{InUse, in_use};
+use farbus_session::reserve::Reservation;
 use farbus_session::{DeviceRecord, Handshake, OpStatus, Reject, RemoteDevice};
 
 use crate::address::LOCAL;
@@ -235,6 +236,8 @@ pub struct Client {
     recipe: Recipe,
     /// What is kept here of its disks.
     cache: Cache,
+    /// What is reserved for its USB devices.
+    reservation: Option<Reservation>,
     /// Who a host is, found out while the files that say so could be read.
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
 }
@@ -264,6 +267,7 @@ impl Client {
             ahead: Ahead::default(),
             recipe: Recipe::default(),
             cache: Cache::default(),
+            reservation: None,
             pinned: None,
         }
     }
@@ -478,7 +482,13 @@ impl Client {
             return Ok(None);
         }
         let mut done = Completions::new(BufferPool::new(0));
-        let linked = self.begin(target, asked, grace, RemoteUsb::new, &mut done)?;
+        let linked = match &self.reservation {
+            Some(reservation) => {
+                let ask = |number, open| RemoteUsb::reserving(number, open, reservation.clone());
+                self.begin(target, asked, grace, ask, &mut done)?
+            }
+            None => self.begin(target, asked, grace, RemoteUsb::new, &mut done)?,
+        };
         self.opened(target, linked).map(Some)
     }
 
@@ -564,11 +574,14 @@ impl Client {
                 false if grace.is_zero() && !self.recipe.is_empty() => {
                     Err(ClientError::Local("modules go with sessions: give it a --grace of more than 0".into()))
                 }
+                false if grace.is_zero() && self.reservation.is_some() => {
+                    Err(ClientError::Local("reservations go with sessions: give it a --grace of more than 0".into()))
+                }
                 false => Ok(grace),
             };
         }
         // Whoever shares at a socket is a farbus; and who asks for modules or several links asks for a session.
-        let is_asked_for = !self.recipe.is_empty() || self.links > 1;
+        let is_asked_for = !self.recipe.is_empty() || self.links > 1 || self.reservation.is_some();
         let has_sessions = address.starts_with(LOCAL) || is_asked_for || self.known(address)?.is_some();
         Ok(if has_sessions { usual } else { Duration::ZERO })
     }
@@ -657,7 +670,8 @@ impl Client {
             | native::Cause::Stale
             | native::Cause::Asked
             | native::Cause::Class
-            | native::Cause::Module => ClientError::Untrusted { address: target.to_string(), what },
+            | native::Cause::Module
+            | native::Cause::Reservation => ClientError::Untrusted { address: target.to_string(), what },
         }
     }
 
@@ -679,6 +693,11 @@ impl Client {
     /// What is kept here of the disks that it takes.
     pub fn keep(&mut self, cache: Cache) {
         self.cache = cache;
+    }
+
+    /// What is reserved at its exporter for each USB device that it takes.
+    pub fn reserve(&mut self, reservation: Option<Reservation>) {
+        self.reservation = reservation;
     }
 
     pub(crate) fn cache(&self) -> Cache {

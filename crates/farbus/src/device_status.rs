@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::links::LinksStatus;
 use crate::meters::Readings;
+use crate::reserve::ReservationStatus;
 use crate::session_record::classes;
 
 /// One shared device, as `farbus status` shows it.
@@ -63,6 +64,9 @@ pub struct DeviceStatus {
     /// The links of its user's session, if it is used in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub links: Option<LinksStatus>,
+    /// What is reserved for its user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reservation: Option<ReservationStatus>,
     /// What passed through since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
@@ -160,6 +164,7 @@ impl DeviceStatus {
             history: history_of(entry.claims, now),
             counts: entry.tally.into_iter().flat_map(Tally::read).map(|(name, n)| (name.to_owned(), n)).collect(),
             links,
+            reservation: None,
             meters,
         }
     }

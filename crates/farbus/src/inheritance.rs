@@ -26,7 +26,8 @@ impl Shared {
     pub fn inherit_session(self: &Arc<Self>, saved: &[u8], trust: Option<&Trust>) -> io::Result<()> {
         let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         let restored = legacies::restore(self.clock.now(), saved).map_err(|reject| wrong(reject.to_string()))?;
-        let Legacy { owner: Owner { peer, credentials }, session, left } = restored;
+        let Legacy { owner: Owner { peer, credentials }, reservations, session, left } = restored;
+        self.reservations.expect(&reservations).map_err(|reject| wrong(reject.to_string()))?;
         let (guest, visitor) = match credentials {
             Credentials::Host { fingerprint, name, address } => {
                 let trust = trust.ok_or_else(|| wrong("paired hosts are not served any more".into()))?;

@@ -46,6 +46,8 @@ pub enum Credentials {
 pub struct Legacy {
     /// Whose it is.
     pub owner: Owner,
+    /// All that was reserved there, by its importers and by others'.
+    pub reservations: Vec<u8>,
     /// It, serving nothing yet.
     pub session: ExporterSession,
     /// What it served.
@@ -57,6 +59,7 @@ pub fn save(
     owner: &Owner,
     session: &mut ExporterSession,
     now: Instant,
+    reservations: &[u8],
     name_of: impl FnMut(u16, &str) -> String,
 ) -> Vec<u8> {
     let mut to = Writer::new(SNAPSHOT_KIND);
@@ -77,6 +80,7 @@ pub fn save(
             to.bytes(address.to_string().as_bytes());
         }
     }
+    to.bytes(reservations);
     session.save(now, name_of, &mut to);
     to.into_bytes()
 }
@@ -102,9 +106,10 @@ pub fn restore(now: Instant, bytes: &[u8]) -> Result<Legacy, Reject> {
         }
         other => return Err(Reject::new("credentials", other.into(), "a host, a user or an address")),
     };
+    let reservations = from.bytes("reservations")?.to_vec();
     let (session, left) = ExporterSession::restore(now, LaneLimits::DEFAULT, &mut from)?;
     from.end("snapshot")?;
-    Ok(Legacy { owner: Owner { peer, credentials }, session, left })
+    Ok(Legacy { owner: Owner { peer, credentials }, reservations, session, left })
 }
 
 fn text(from: &mut Reader<'_>, field: &'static str) -> Result<String, Reject> {
@@ -129,9 +134,10 @@ mod tests {
         let host = Credentials::Host { fingerprint, name: "desk".into(), address: "192.0.2.7:9".into() };
         for credentials in [host, Credentials::User(1000), Credentials::Address("::1".parse().unwrap())] {
             let owner = Owner { peer: "desk (192.0.2.7)".into(), credentials };
-            let bytes = save(&owner, &mut session, Instant::ZERO, |_, name| name.to_owned());
+            let bytes = save(&owner, &mut session, Instant::ZERO, b"reserved", |_, name| name.to_owned());
             let legacy = restore(Instant::ZERO, &bytes).unwrap();
             assert_eq!((legacy.owner, legacy.session.id()), (owner, SessionId([3; 16])));
+            assert_eq!(legacy.reservations, b"reserved");
             assert!(legacy.left.is_empty() && !legacy.session.is_linked());
             assert!((0..bytes.len()).all(|end| restore(Instant::ZERO, &bytes[..end]).is_err()));
         }

@@ -17,6 +17,7 @@ use farbus_model::{
 };
 use farbus_session::native::control::{Cause, End};
 use farbus_session::native::hello::{Hello, Welcome};
+use farbus_session::native::reserve::{self, Standing as Reserved};
 use farbus_session::native::{
     Attached, ImporterSession, LaneLimits, Movable, Piped, Progress, RemoteBlock, RemoteUsb, State, Through,
 };
@@ -72,6 +73,8 @@ pub struct Linked<A: Attached> {
     is_new_here: bool,
     /// Further lanes for which a link is being made.
     dialling: Vec<u16>,
+    /// How what is reserved for it stands, as it was told last.
+    reserved: Option<Reserved>,
 }
 
 impl<A: Attached> Linked<A> {
@@ -157,6 +160,7 @@ impl<A: Attached> Linked<A> {
             is_bequeathed: false,
             is_new_here: false,
             dialling: Vec::new(),
+            reserved: None,
         };
         linked.dial_further(Duration::ZERO);
         Ok(linked)
@@ -266,6 +270,9 @@ impl<A: Attached> Linked<A> {
         if let Some(timed) = self.remote.poll_timed() {
             self.standing.note_timed(timed);
         }
+        if let Some(reserved) = self.remote.reserved() {
+            self.note_reserved(reserved);
+        }
         if self.standing.is_expected() && !self.remote.is_expected() && self.end().is_none() {
             info!(host = self.host, "the device was handed over to this host");
             self.standing.note_expected(false);
@@ -289,6 +296,23 @@ impl<A: Attached> Linked<A> {
         if let Some(end) = self.end() {
             self.standing.note_end(end);
         }
+    }
+
+    /// How what is reserved for it stands is told once.
+    fn note_reserved(&mut self, reserved: Reserved) {
+        if self.reserved.replace(reserved) == Some(reserved) {
+            return;
+        }
+        match reserved.state {
+            reserve::State::Suspended => {
+                warn!(host = self.host, lack = ?reserved.lack, missing = reserved.missing, "suspended by its exporter");
+            }
+            reserve::State::Admitted => {
+                info!(host = self.host, bound_ns = reserved.bound_ns, "admitted by its exporter")
+            }
+            reserve::State::Refused => {}
+        }
+        self.standing.note_reserved(reserved);
     }
 
     /// Modules have moments of their own.
@@ -366,6 +390,7 @@ impl<A: Attached> Linked<A> {
             is_bequeathed,
             is_new_here,
             dialling: Vec::new(),
+            reserved: None,
         })
     }
 

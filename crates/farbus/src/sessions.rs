@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_host::DrivenDisk;
-use farbus_io::link::{Clock, Gathering, Link, Wake, wait_exactly};
+use farbus_io::link::{Clock, Gathering, Link, Progress, Wake, wait_exactly};
 use farbus_model::{BlockDevice, BlockInfo, BufferPool, Completions, Device, Instant, Limits, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId, Welcome};
@@ -20,6 +20,8 @@ use farbus_session::native::{
     Allowed, Bequest, ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, ServedBlock, ServedObserver,
     ServedUsb, Services, exporter,
 };
+use farbus_session::reserve::ledger::Path;
+use farbus_session::reserve::{Reservation, Standing};
 use farbus_session::snapshot::Reader;
 use farbus_session::{DeviceRecord, Ending, Reject};
 use tracing::{debug, info, warn};
@@ -27,6 +29,7 @@ use tracing::{debug, info, warn};
 use crate::cable::Cable;
 use crate::crowd::Visitor;
 use crate::engine::{Mailbox, span_until};
+use crate::favoured::{Favoured, LOOK_EVERY};
 use crate::greeting;
 use crate::legacies::{self, Owner};
 use crate::links::Links;
@@ -64,6 +67,9 @@ pub trait Tenant: Send + Sync {
 
     /// What became of its device, which was handed over; none so far, or it was not.
     fn take_fate(&self) -> Option<Fate>;
+
+    /// How what is reserved for its device stands, if that is news.
+    fn take_reserved(&self) -> Option<Standing>;
 
     /// The same for the last time: nobody waits for one any more.
     fn leave(&self) -> Option<Fate>;
@@ -255,6 +261,30 @@ pub trait House: Send + Sync + 'static {
     /// What was opened so and handed over, if nobody knows yet what becomes of it: it goes on in another process.
     fn recall(self: &Arc<Self>, open: &Open) -> Option<(Opened, Bequest)>;
 
+    /// Reserves what is asked for the device that `caller` opens next, over a path that was measured.
+    ///
+    /// # Errors
+    /// How it stands, and why in words.
+    fn reserve(
+        &self,
+        caller: &Self::Caller,
+        open: &Open,
+        reservation: &Reservation,
+        path: Path,
+    ) -> Result<Standing, (Standing, End)>;
+
+    /// What was reserved so is not needed.
+    fn unreserve(&self, open: &Open);
+
+    /// How what is reserved for a device stands.
+    fn reserved(&self, open: &Open) -> Option<Standing>;
+
+    /// The link that carries a device for which something is reserved has come so far.
+    fn note_progress(&self, open: &Open, progress: Progress);
+
+    /// All that is reserved, for another process.
+    fn reservations(&self) -> Vec<u8>;
+
     /// What another process had opened is opened here, or will not be.
     fn settle(&self, left: &Left);
 }
@@ -401,6 +431,8 @@ struct Engine<'a, H: House> {
     caller: &'a Arc<H::Caller>,
     peer: String,
     tenants: Tenants,
+    /// Its devices for which something is reserved, and how the link stands because of that.
+    favoured: Favoured,
     inbox: &'a Inbox,
     clock: Clock,
 }
@@ -440,7 +472,8 @@ impl<'a, H: House> Engine<'a, H> {
             cable.put(link)?;
         }
         let (tenants, watched) = (Tenants::default(), Vec::new());
-        let mut engine = Self { house, session, cable, watched, caller, peer, tenants, inbox, clock };
+        let favoured = Favoured::default();
+        let mut engine = Self { house, session, cable, watched, caller, peer, tenants, favoured, inbox, clock };
         engine.watch_all()?;
         Ok(engine)
     }
@@ -504,12 +537,14 @@ impl<'a, H: House> Engine<'a, H> {
         }
         self.session.handle_ready(self.clock.now());
         if std::mem::take(&mut self.tenants.has_news) || self.session.attachments() != before {
+            self.favoured.note_news();
             let session = &self.session;
             self.tenants.by_number.retain(|&number, _| session.is_attached(number));
             self.watch_all()?;
         }
         self.flush();
         let now = self.clock.now();
+        self.see_to_favour(now);
         if self.session.is_ended() {
             return Ok(Some(Last::Ended));
         }
@@ -519,9 +554,32 @@ impl<'a, H: House> Engine<'a, H> {
         if !self.watches_devices() {
             self.watch_all()?;
         }
-        let span = self.session.poll_timeout().map(|at| span_until(at, now));
+        let due = [self.session.poll_timeout(), self.favoured.poll_timeout()].into_iter().flatten().min();
+        let span = due.map(|at| span_until(at, now));
         let only_talk = self.session.only_talks();
         self.cable.wait(self.session.lane_mut(), span, only_talk).map(|()| None)
+    }
+
+    /// The link goes before others, or behind them, as what is reserved for its devices says, and tells how far it has come. One whose
+    /// devices have nothing reserved does neither.
+    fn see_to_favour(&mut self, now: Instant) {
+        if std::mem::take(&mut self.favoured.has_news) {
+            let house = self.house;
+            self.favoured.devices =
+                self.session.opened().filter_map(|open| Some((open.clone(), house.reserved(open)?))).collect();
+            if self.favoured.has_changed()
+                && let Some(link) = self.cable.link()
+            {
+                link.favour(self.favoured.favour());
+            }
+        }
+        if self.favoured.poll_timeout().is_some_and(|at| at <= now) {
+            self.favoured.next_at = Some(now + LOOK_EVERY);
+            let progress = self.cable.link().and_then(Link::progress);
+            for (open, _) in &self.favoured.devices {
+                progress.into_iter().for_each(|progress| self.house.note_progress(open, progress));
+            }
+        }
     }
 
     /// Another process is to go on: nothing more is heard, what devices do is ended, and the rest is written down.
@@ -536,7 +594,8 @@ impl<'a, H: House> Engine<'a, H> {
             false => Verdict::Stay,
             true => {
                 let now = self.clock.now();
-                asker.part(legacies::save(&owner, &mut self.session, now, |_, name| house.name_of(name)))
+                let reservations = house.reservations();
+                asker.part(legacies::save(&owner, &mut self.session, now, &reservations, |_, name| house.name_of(name)))
             }
         };
         if verdict == Verdict::Go {
@@ -572,6 +631,7 @@ impl<'a, H: House> Engine<'a, H> {
 
     /// Opens what another process had open, as soon as it is here.
     fn take_up(&mut self, all: Vec<Left>) -> io::Result<()> {
+        self.favoured.note_news();
         let until = self.clock.now() + TAKE_UP_TIME_MAX;
         for left in all {
             let opened = loop {
@@ -655,7 +715,10 @@ impl<'a, H: House> Engine<'a, H> {
                 info!(peer = self.peer, link = hello.standing.link, "the session goes on over a new link");
             }
             match greeting::welcome(&link, &welcome, GREETING_TIME_MAX) {
-                Ok(()) if welcome.outcome == Outcome::Resumed => self.cable.put(link)?,
+                Ok(()) if welcome.outcome == Outcome::Resumed => {
+                    self.cable.put(link)?;
+                    self.favoured.note_link();
+                }
                 Ok(()) => {}
                 Err(error) => {
                     debug!(peer = self.peer, %error, "a link was lost in its greeting");
@@ -784,6 +847,10 @@ impl<'a, H: House> Engine<'a, H> {
                     session.take_back(now, number, lease, face.served(number, self.house.limits(), self.house.clock()));
                 }
             }
+            if let Some(standing) = tenant.take_reserved() {
+                session.say_standing(number, standing);
+                self.favoured.note_news();
+            }
             tenant.mailbox().carry_out(|command| session.command(now, number, command));
             if let Some(end) = tenant.end().filter(|_| !tenant.is_replaced()) {
                 ended.push((number, end));
@@ -810,6 +877,14 @@ struct Opening<'a, H: House> {
 }
 
 impl<H: House> Services for Opening<'_, H> {
+    fn reserve(&mut self, open: &Open, reservation: &Reservation, path: Path) -> Result<Standing, (Standing, End)> {
+        self.house.reserve(self.caller, open, reservation, path)
+    }
+
+    fn unreserve(&mut self, open: &Open) {
+        self.house.unreserve(open);
+    }
+
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
         let opened = self.house.open(self.caller, self.peer, open)?;
         Ok(self.move_in(number, opened))

@@ -14,6 +14,7 @@ use farbus_session::DeviceRecord;
 use farbus_session::block::BlockExport;
 use farbus_session::native::Allowed;
 use farbus_session::registry::{BlockFace, Entry, StreamFace};
+use farbus_session::reserve::Reservation;
 use farbus_session::stream::Stage;
 
 pub use crate::address::DEFAULT_PORT;
@@ -23,6 +24,7 @@ use crate::door::Door;
 use crate::listening::{Addresses, Listening};
 use crate::parting::Asked;
 use crate::place::{Entrance, Place};
+use crate::reserve::Reservations;
 pub use crate::share_error::ShareError;
 use crate::shared::{STACK_BYTES, Shared};
 use crate::swap::Swaps;
@@ -78,6 +80,25 @@ impl Share {
         let mut registry = self.shared.registry();
         registry.remove_idle(bus_id);
         registry.find(bus_id).is_none()
+    }
+
+    /// Reserves something for whoever uses a device, until he asks for something else.
+    ///
+    /// # Errors
+    /// [`ShareError::NoDevice`], [`ShareError::Reservation`].
+    pub fn reserve(&self, device: &str, reservation: Reservation) -> Result<(), ShareError> {
+        self.shared.own_reservation(device, reservation)
+    }
+
+    /// A device (by its bus id on the wire) is on this bus instance; without a word it is on that of all gadgets of its speed.
+    pub fn place_on(&self, bus_id: &str, bus: String) {
+        let mut buses = self.shared.buses.lock().unwrap_or_else(PoisonError::into_inner);
+        buses.insert(bus_id.to_owned(), bus);
+    }
+
+    /// All that is reserved here, for who reserves a processor's time by himself.
+    pub fn reservations(&self) -> &Reservations {
+        &self.shared.reservations
     }
 
     /// Serves USB/IP at `address` from now on; says where (port 0 takes a free one).

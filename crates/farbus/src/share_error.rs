@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 use farbus_model::CommandError;
+use farbus_session::reserve::Refusal;
 
 /// Why a device cannot be shared or commanded.
 #[derive(Debug)]
@@ -18,6 +19,13 @@ pub enum ShareError {
     Command(CommandError),
     /// The session that holds it does not answer.
     Silent,
+    /// What was to be reserved for it is not to be had.
+    Reservation {
+        /// Its name.
+        device: String,
+        /// Why.
+        refusal: Refusal,
+    },
     /// The system has no more threads or descriptors.
     System(io::Error),
 }
@@ -30,6 +38,7 @@ impl fmt::Display for ShareError {
             ShareError::NotInUse(name) => write!(f, "nobody uses '{name}'"),
             ShareError::Command(error) => error.fmt(f),
             ShareError::Silent => f.write_str("the session that uses the device does not answer"),
+            ShareError::Reservation { device, refusal } => write!(f, "'{device}' cannot be reserved so: {refusal}"),
             ShareError::System(error) => error.fmt(f),
         }
     }

@@ -15,7 +15,10 @@ use farbus_model::{BufferPool, Command, Completions, Device, Instant, Limits};
 use farbus_session::claims::Mode;
 use farbus_session::leases::Leases;
 use farbus_session::native::{Allowed, control as native, hello};
+use farbus_session::registry::Entry;
 use farbus_session::registry::name_of;
+use farbus_session::reserve::Standing;
+use farbus_session::reserve::gate::Behind;
 use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
 use tracing::{error, info, warn};
 
@@ -30,6 +33,7 @@ use crate::listening::{Addresses, Listening};
 use crate::meters::{Calls, Meters};
 use crate::place::Origin;
 use crate::questions::{Answer, Lines, Question};
+use crate::reserve::Reservations;
 use crate::sessions::{Fate, Pending, Sessions, Tenant};
 use crate::share_error::ShareError;
 use crate::swap::Swaps;
@@ -68,6 +72,10 @@ pub struct Shared {
     /// Names of what they use: nobody else gets that before.
     pub reserved: Mutex<Vec<String>>,
     pub swaps: Swaps,
+    /// What is reserved for what is shared.
+    pub reservations: Reservations,
+    /// Buses of real devices, by bus id on the wire.
+    pub buses: Mutex<BTreeMap<String, String>>,
     crowd: Complaint,
     pub listeners: Addresses,
     /// Whether who may use a device may look on while another does.
@@ -136,6 +144,11 @@ pub struct Session {
     pub ending: Mutex<Option<Ending>>,
     /// What became of a device that it has handed over.
     fate: Mutex<Waiting>,
+    /// How what is reserved for its device stands, as it is yet to hear.
+    reserved: Mutex<Option<Standing>>,
+    has_news: AtomicBool,
+    /// Its device, if that is behind a gate.
+    behind: Mutex<Option<Behind>>,
 }
 
 /// Whether somebody wants to know what became of a device.
@@ -160,6 +173,26 @@ impl Session {
         }
         self.mailbox.wake();
         None
+    }
+
+    /// It is told how what is reserved for its device stands.
+    pub fn leave_reserved(&self, standing: Standing) {
+        *self.reserved.lock().unwrap_or_else(PoisonError::into_inner) = Some(standing);
+        self.has_news.store(true, Ordering::Release);
+        self.mailbox.wake();
+    }
+
+    /// Its device is behind a gate from now on.
+    pub fn keep_behind(&self, behind: Behind) {
+        *self.behind.lock().unwrap_or_else(PoisonError::into_inner) = Some(behind);
+    }
+
+    /// Its device, without the gate that it may be behind.
+    pub fn without_gate(&self, device: Box<dyn Device>) -> Box<dyn Device> {
+        let behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(behind) = behind else { return device };
+        drop(device);
+        behind.take().expect("the gate is gone")
     }
 
     fn fate(&self, next: Waiting) -> Option<Fate> {
@@ -222,6 +255,13 @@ impl Tenant for Session {
     fn leave(&self) -> Option<Fate> {
         self.fate(Waiting::Gone)
     }
+
+    fn take_reserved(&self) -> Option<Standing> {
+        if !self.has_news.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 impl Shared {
@@ -238,6 +278,8 @@ impl Shared {
             pending: Mutex::default(),
             reserved: Mutex::default(),
             swaps: Swaps::default(),
+            reservations: Reservations::default(),
+            buses: Mutex::default(),
             crowd: Complaint::default(),
             listeners: Addresses::default(),
             is_observable: AtomicBool::new(false),
@@ -275,6 +317,7 @@ impl Shared {
         } else {
             self.registry().release(&bus_id, &who, device, ending, now);
         }
+        self.unreserve_for(&bus_id);
     }
 
     pub fn sessions(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Session>>> {
@@ -364,6 +407,9 @@ impl Shared {
             is_heir: AtomicBool::new(false),
             ending: Mutex::default(),
             fate: Mutex::default(),
+            reserved: Mutex::default(),
+            has_news: AtomicBool::new(false),
+            behind: Mutex::default(),
         };
         let (number, session) = (self.session_numbers.fetch_add(1, Ordering::Relaxed), Arc::new(session));
         sessions.insert(number, Arc::clone(&session));
@@ -432,6 +478,7 @@ impl Shared {
         let (exporter, now) = (engine.exporter, self.clock.now());
         self.write_trace(session, &exporter);
         let device = panic::catch_unwind(AssertUnwindSafe(|| exporter.finish(now))).unwrap_or(None);
+        let device = device.map(|device| session.without_gate(device));
         let bus_id = session.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take();
         link.shut_down();
         let ending = match session.is_taken_back.load(Ordering::Acquire) {
@@ -556,7 +603,11 @@ impl Shared {
         let now = self.clock.now();
         let registry = self.registry();
         let entries = registry.entries();
-        entries.map(|entry| DeviceStatus::of(&entry, counted_of(&entry.record.bus_id), now)).collect()
+        let status = |entry: Entry<'_>| DeviceStatus {
+            reservation: self.reservations.status(entry.name),
+            ..DeviceStatus::of(&entry, counted_of(&entry.record.bus_id), now)
+        };
+        entries.map(status).collect()
     }
 
     pub fn bus_id_of(&self, device: &str) -> Result<String, ShareError> {
@@ -567,6 +618,7 @@ impl Shared {
 
     pub fn remove(&self, device: &str) -> Result<(), ShareError> {
         let bus_id = self.bus_id_of(device)?;
+        self.disown(&bus_id);
         if self.registry().retire(&bus_id) == Some(false) {
             self.end_users_of(&bus_id);
         }
@@ -610,7 +662,7 @@ impl Shared {
         let _ = self.session_ended.wait_timeout_while(sessions, COMMAND_TIME_MAX, |sessions| is_there(sessions));
     }
 
-    fn holders_of(&self, bus_id: &str) -> Vec<Arc<Session>> {
+    pub fn holders_of(&self, bus_id: &str) -> Vec<Arc<Session>> {
         let sessions = self.sessions();
         let holds = |session: &&Arc<Session>| session.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(bus_id));
         sessions.values().filter(holds).cloned().collect()
@@ -730,7 +782,10 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
             holder,
             claimed.as_ref().map(|_| Mode::Exclusive.as_str()).map_err(OpStatus::to_string),
         );
-        claimed.map(|Claimed { record, device }| (record, device))
+        claimed.map(|Claimed { record, device }| {
+            let device = self.shared.behind_gate(self.session, bus_id, device);
+            (record, device)
+        })
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use farbus_io::link::Wake;
 use farbus_session::native::Timed;
 use farbus_session::native::control::End;
+use farbus_session::native::reserve::Standing as Reserved;
 
 use crate::distance::Distance;
 use crate::latency::{Latency, Samples};
@@ -44,6 +45,8 @@ struct State {
     can_pause: bool,
     /// What its owner wants of that.
     pause: Option<bool>,
+    /// How what is reserved for it stands.
+    reserved: Option<Reserved>,
 }
 
 impl Standing {
@@ -157,6 +160,16 @@ impl Standing {
             (false, None) => state.unlinked = Some(Instant::now()),
             (false, Some(_)) => {}
         });
+    }
+
+    /// How what is reserved for it stands is known.
+    pub(crate) fn note_reserved(&self, reserved: Reserved) {
+        self.with(|state| state.reserved = Some(reserved));
+    }
+
+    /// How what is reserved for it at its exporter stands; none if nothing is.
+    pub fn reserved(&self) -> Option<Reserved> {
+        self.with(|state| state.reserved)
     }
 
     /// A request was timed.

@@ -188,6 +188,7 @@ impl Shared {
 
     fn offer(&mut self, share: &Share, found: &Found, name: &str, device: UsbDevice) -> Result<DeviceRecord, UsbError> {
         let record = share.add(name, Twinned::new(Box::new(device))).map_err(UsbError::Share)?;
+        share.place_on(&record.bus_id, Inventory::default().bus_of(found));
         let place = place_of(found);
         share.swaps().plugs().put(&record.bus_id, Plug::of(found));
         self.devices.push(Tracked { place, bus: found.bus, export: record.bus_id.clone(), is_twin: false });

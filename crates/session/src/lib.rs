@@ -28,6 +28,7 @@ pub mod native;
 pub mod observe;
 pub mod redir;
 pub mod registry;
+pub mod reserve;
 pub mod rules;
 pub mod stream;
 pub mod twin;

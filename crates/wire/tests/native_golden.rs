@@ -18,6 +18,9 @@ use farbus_wire::native::frame::{Flags, HEAD_BYTES, RESIDENCE_BYTES, Residence};
 use farbus_wire::native::modules::{
     decode_answers, decode_offers, encode_answers, encode_offers, put_head, split_head,
 };
+use farbus_wire::native::reserve::{
+    CAR_BYTES, Claim, Criticality, Lack, Reservation, Standing as Reserved, State, Word,
+};
 use farbus_wire::native::stream::{self, Format, Frame, PixelFormat};
 use farbus_wire::native::usb::{self, Request};
 use farbus_wire::native::{
@@ -63,6 +66,7 @@ enum Said {
     Answers(Vec<Vec<u8>>),
     /// What went through modules: head and payload.
     Piped(Kind, u16, &'static [u8], &'static [u8]),
+    Reserve(Word),
     /// What nobody on the way looks at.
     Luggage(&'static [u8]),
     Opened(u16, Opened, Description),
@@ -115,6 +119,10 @@ impl Said {
             Said::Open(open) => Message::control(Kind::Open, DISK, 0, open.encode().into()),
             Said::Inherit(inherit) => Message::control(Kind::Inherit, STICK, 0, inherit.encode().into()),
             Said::Offers(offers) => Message::control(Kind::Modules, DISK, 0, encode_offers(offers).into()),
+            Said::Reserve(word) => Message {
+                payload: if matches!(word, Word::Train { .. }) { vec![0; CAR_BYTES].into() } else { Payload::Empty },
+                ..Message::control(Kind::Reserve, STICK, 0, word.encode().into())
+            },
             Said::Answers(answers) => Message::control(Kind::Modules, DISK, 0, encode_answers(answers).into()),
             Said::Piped(kind, tag, head, payload) => {
                 let (mut part, payload) = (Part::empty(), Payload::from(*payload));
@@ -201,6 +209,12 @@ impl Said {
             }
             Said::Piped(_, _, head, payload) => {
                 assert_eq!(split_head(body.into()), Ok(((*head).into(), (*payload).into())));
+            }
+            Said::Reserve(word) => {
+                assert_eq!(Word::decode(&body).as_ref(), Ok(word));
+                if !matches!(word, Word::Train { .. }) {
+                    refused_short(&body, |bytes| Word::decode(bytes).is_err());
+                }
             }
             Said::Luggage(luggage) => assert_eq!(body, *luggage),
             Said::Opened(_, opened, device) => {
@@ -431,6 +445,19 @@ fn controls() -> Vec<(&'static str, Said)> {
     let unplugged = End { cause: Cause::Gone, message: "it was unplugged".into() };
     let format = Format::Video { pixels: PixelFormat::RGB24, width: 640, height: 480, rate_mhz: 30_000 };
     let camera = stream::Description { format, frame_bytes_max: 640 * 480 * 3 };
+    let claims = vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }];
+    let reservation = Reservation { criticality: Criticality::High, latency_ns: 20_000_000, claims };
+    let admitted = Reserved {
+        state: State::Admitted,
+        lack: Lack::None,
+        criticality: Criticality::High,
+        missing: 0,
+        bound_ns: 3_000_000,
+        path_bits_per_s: 8_400_000,
+        bus_ppm: 17_000,
+    };
+    let (state, lack, criticality) = (State::Suspended, Lack::Rate, Criticality::Low);
+    let suspended = Reserved { state, lack, criticality, missing: 1_000_000, bound_ns: 0, ..admitted };
     vec![
         ("open", Said::Open(Open { class: Class::BLOCK, mode: Mode::Read, epoch: 0, name, reason })),
         ("opened_block", Said::Opened(DISK, opened(9, 256, 32 << 20, disk.encode()), Description::Block(disk))),
@@ -454,6 +481,12 @@ fn controls() -> Vec<(&'static str, Said)> {
             "modules_request",
             Said::Piped(Kind::Request, 3, &[1, 0, 16, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], b"zstd's"),
         ),
+        ("reserve", Said::Reserve(Word::Ask(reservation))),
+        ("reserve_echo", Said::Reserve(Word::Echo)),
+        ("reserve_train", Said::Reserve(Word::Train { place: 2, cars: 4 })),
+        ("reserve_measured", Said::Reserve(Word::Measured(20_000_000))),
+        ("reserve_admitted", Said::Reserve(Word::Standing(admitted))),
+        ("reserve_suspended", Said::Reserve(Word::Standing(suspended))),
         ("aside", Said::Piped(Kind::Aside, 1, &[], b"rekey")),
         ("cancel", Said::Bare(Kind::Cancel, STICK, 8)),
     ]

@@ -30,6 +30,7 @@ use crate::opened_disk::{DiskMode, OpenedDisk};
 use crate::over::Over;
 use crate::place::{Place, Protocol, plain_name};
 use crate::redir::{Lent, RedirAttachment};
+use crate::reserve::{Wish, together};
 use crate::standing::Standing;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::{Protection, protect_writeback_path};
@@ -109,6 +110,11 @@ pub struct AttachArgs {
     /// once; undone at the exporter in reverse order.
     #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
     module: Vec<Asked>,
+    /// What is to be reserved for it where it is shared: bytes each period (in microframes; in frames at full speed) of its bus, of a
+    /// processor there and of the path to here, or it is refused with what is missing. May be given more than once, for several endpoints;
+    /// low criticality is suspended when high needs what it has. Its exporter has to be a farbus.
+    #[arg(long, value_name = "bytes=N,period=N[,criticality=low][,latency=5ms][,endpoint=0x83]")]
+    reserve: Vec<Wish>,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
@@ -212,6 +218,7 @@ pub fn attach(args: AttachArgs) -> Result<(), Failure> {
     client.ask_ahead(args.ahead);
     client.go_through(recipe);
     client.keep(args.cache.unwrap_or_default());
+    client.reserve(together(&args.reserve).map_err(Failure::local)?);
     if let Some(seconds) = args.grace {
         client.outlive(Duration::from_secs(seconds));
     }
@@ -277,6 +284,9 @@ impl Way {
             }
             DiskMode::Read if !is_disk => Err(Failure::local(
                 "--mode read goes with --via fuse, nbd and uas: a USB device has one user\n  try: --via nbd --mode read",
+            )),
+            _ if !args.reserve.is_empty() && is_disk => Err(Failure::local(
+                "--reserve goes with --via kernel and --via redir: a part of a USB bus is reserved\n  try: --via kernel",
             )),
             _ if args.cache.is_some() && !is_disk => Err(Failure::local(
                 "--cache goes with --via fuse, nbd and uas: of a USB device nothing is kept\n  try: --via nbd",
@@ -677,6 +687,7 @@ impl Shown {
             mode: state.mode.map(DiskMode::as_str),
             link_lost_s: None,
             latency: None,
+            reservation: None,
             counts: BTreeMap::new(),
             drift_us: None,
             links: None,

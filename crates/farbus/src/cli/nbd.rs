@@ -190,6 +190,7 @@ impl Shown {
                 mode: None,
                 link_lost_s: None,
                 latency: None,
+                reservation: None,
                 counts: BTreeMap::new(),
                 drift_us: None,
                 links: None,

@@ -9,6 +9,7 @@ use super::Failure;
 use super::output::{print_json, print_table, say, table};
 use crate::client::Attribute;
 use crate::control::{Answer, Question, ask_all, ask_in_turn};
+use crate::reserve::ReservationStatus;
 
 /// Show every running share and attach of this user.
 #[derive(Debug, clap::Args)]
@@ -115,6 +116,9 @@ fn say_more(device: &Value) {
         && all > 1
     {
         say(format!("{name}: {up} of {all} links are up (farbus status --links)"));
+    }
+    if let Ok(reservation) = serde_json::from_value::<ReservationStatus>(device["reservation"].clone()) {
+        say(format!("{name}: {}", reservation.in_a_line()));
     }
     if let Some(reason) = device["reason"].as_str() {
         say(format!("{name}: used for: {reason}"));

@@ -39,6 +39,7 @@ use crate::client::{Attribute, FailureReport, name_of};
 use crate::control::{Answer, Door, Question};
 use crate::modules::allowed;
 use crate::place::{Entrance, Place, SocketMode};
+use crate::reserve::{Wish, together};
 use crate::share::{DEFAULT_PORT, Share, ShareError};
 use crate::streams::StreamSpec;
 use crate::trust::Trust;
@@ -101,6 +102,10 @@ pub struct Args {
     /// once.
     #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
     allow_module: Vec<Asked>,
+    /// What is reserved for whoever uses a device, by its name: bytes each period (in microframes; in frames at full speed) of its bus and of
+    /// a processor. May be given more than once; an importer may ask for something else ('farbus attach --reserve').
+    #[arg(long, value_name = "DEVICE:bytes=N,period=N[,criticality=low][,endpoint=0x83]")]
+    reserve: Vec<OwnWish>,
     /// Write each session's last requests, stage by stage, to this file (JSON lines).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -249,6 +254,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
             record.speed
         );
     }
+    reserve(&share, &args.reserve)?;
     share.show(args.observable);
     share.allow_modules(allowed(&args.allow_module).map_err(Failure::local)?);
     if let Some(path) = &args.trace {
@@ -294,6 +300,36 @@ pub fn run(args: Args) -> Result<(), Failure> {
     } else {
         Err(Failure::local("a device did not become durable in time; its last writes may be lost"))
     }
+}
+
+/// What somebody wants reserved for a device that he shares.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct OwnWish {
+    device: String,
+    wish: Wish,
+}
+
+impl FromStr for OwnWish {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (device, wish) = text
+            .split_once(':')
+            .ok_or_else(|| format!("'{text}' does not say for which device: zero:bytes=1024,period=8"))?;
+        Ok(Self { device: device.to_owned(), wish: wish.parse()? })
+    }
+}
+
+fn reserve(share: &Share, all: &[OwnWish]) -> Result<(), Failure> {
+    let mut devices: Vec<&str> = all.iter().map(|own| own.device.as_str()).collect();
+    devices.dedup();
+    for device in devices {
+        let wishes: Vec<Wish> = all.iter().filter(|own| own.device == device).map(|own| own.wish.clone()).collect();
+        if let Some(reservation) = together(&wishes).map_err(Failure::local)? {
+            share.reserve(device, reservation).map_err(|error| Failure::new(Attribute::Refused, error))?;
+        }
+    }
+    Ok(())
 }
 
 fn bind_plain(told: &str, mode: SocketMode) -> Result<(Entrance, Place), Failure> {

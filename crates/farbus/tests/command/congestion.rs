@@ -24,7 +24,7 @@ const SPAN: Duration = Duration::from_secs(3);
 const LATE: Duration = Duration::from_secs(1);
 
 /// Does something on a thread that is in a network namespace.
-fn on_host<T: Send>(namespace: &str, act: impl FnOnce() -> T + Send) -> T {
+pub fn on_host<T: Send>(namespace: &str, act: impl FnOnce() -> T + Send) -> T {
     let enter = || {
         let namespace = File::open(format!("/run/netns/{namespace}")).unwrap();
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();

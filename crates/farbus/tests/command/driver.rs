@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use farbus::linked::{Dial, Linked};
 use farbus::model::{BufferPool, Completions, Device, Done, EpAddr, Payload, Setup, Status, Urb, UrbId};
+use farbus::reserve::Wish;
 use farbus_io::link::Link;
 use farbus_session::native::RemoteUsb;
 use farbus_session::native::control::{Class, Mode, Open};
@@ -18,13 +19,23 @@ pub struct Driver {
 
 impl Driver {
     pub fn new(address: &str, device: &str) -> Self {
+        Self::asking(address, device, RemoteUsb::new)
+    }
+
+    /// One for which this is reserved.
+    pub fn reserving(address: &str, device: &str, reservation: &str) -> Self {
+        let Wish(reservation) = reservation.parse().unwrap();
+        Self::asking(address, device, |number, open| RemoteUsb::reserving(number, open, reservation))
+    }
+
+    fn asking(address: &str, device: &str, ask: impl FnOnce(u16, Open) -> RemoteUsb) -> Self {
         let address = address.to_owned();
         let time_max = Duration::from_secs(10);
         let dial: Dial = Box::new(move || Link::connect(&address, time_max).map_err(|error| error.source));
         let (class, mode) = (Class::USB, Mode::Exclusive);
         let open = Open { class, mode, epoch: 0, name: device.into(), reason: String::new() };
         let mut done = Completions::new(BufferPool::new(0));
-        let linked = Linked::open(dial, RemoteUsb::new(1, open), Duration::from_secs(60), &mut done).unwrap();
+        let linked = Linked::open(dial, ask(1, open), Duration::from_secs(60), &mut done).unwrap();
         let mut driver = Self { linked, done, next: 0 };
         let configured = driver.ask(|id| Urb::control(id, Setup::set_configuration(1), Payload::Empty));
         assert_eq!(configured.status, Status::Ok);

@@ -9,10 +9,11 @@ mod stream;
 mod tls;
 mod wait;
 
+pub use crate::sys::tcp::Progress;
 pub use clock::Clock;
 pub use gather::Gathering;
 pub use listener::{Connection, Listener};
 pub use local::{LocalConnection, LocalError, LocalListener, MODE_BITS, OWNER_ALONE, dial as dial_local};
-pub use stream::{Carrier, Link, LinkError};
+pub use stream::{Carrier, Favour, Link, LinkError};
 pub use tls::{HandshakeFailure, HandshakeLimits};
 pub use wait::{INTERESTS_MAX, Interest, Wake, Watched, wait, wait_exactly};

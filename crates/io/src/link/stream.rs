@@ -12,7 +12,7 @@ use rustls::Connection;
 
 use super::socket::{receive_from, send_to};
 use super::tls::{HandshakeFailure, HandshakeLimits, Tls};
-use crate::sys::tcp::{round_trip, set_retransmission_min};
+use crate::sys::tcp::{Progress, progress, round_trip, set_class, set_pacing, set_retransmission_min};
 
 /// How long a peer may leave sent bytes unacknowledged before the link counts as lost (RFC 5482): longer than a
 /// retransmission after 2 s of silence, short enough that a dead peer's device is free within 5 s (U11).
@@ -45,6 +45,21 @@ pub trait Carrier: fmt::Debug + Send + Sync {
 
     /// The round trip to the peer, smoothed.
     fn round_trip(&self) -> Duration;
+}
+
+/// How a link stands among others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Favour {
+    /// As they do.
+    #[default]
+    None,
+    /// Before them.
+    First,
+    /// Behind them.
+    Last {
+        /// And no faster than this.
+        bytes_per_s: u64,
+    },
 }
 
 /// Why there is no link.
@@ -279,6 +294,26 @@ impl Link {
     /// If the socket refuses.
     pub fn set_receive_timeout(&self, time_max: Option<Duration>) -> io::Result<()> {
         Ok(sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Recv, time_max)?)
+    }
+
+    /// How far it has come; none of what is no TCP connection of its own.
+    pub fn progress(&self) -> Option<Progress> {
+        progress(&self.fd).ok()
+    }
+
+    /// What is sent goes before all else in this host's queues and on the way, or behind all else and no faster than this, bytes a second.
+    /// A link that knows no such thing goes on as it was.
+    pub fn favour(&self, favour: Favour) {
+        let (priority, code_point, pace) = match favour {
+            Favour::None => (0, 0, None),
+            // Expedited forwarding (RFC 3246), lower effort (RFC 8622).
+            Favour::First => (6, 46, None),
+            Favour::Last { bytes_per_s } => (1, 1, Some(bytes_per_s)),
+        };
+        let set = set_class(&self.fd, priority, code_point).and_then(|()| set_pacing(&self.fd, pace));
+        if let Err(error) = set {
+            tracing::debug!(peer = self.peer, %error, "the link has no class of its own");
+        }
     }
 
     /// Ends the link in both directions; whoever waits on it wakes up.

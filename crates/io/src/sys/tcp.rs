@@ -1,6 +1,7 @@
-//! How soon TCP takes what was not acknowledged for lost, and how far away it has found its peer.
+//! What TCP is asked beyond what others have names for: how soon it takes what was not acknowledged for lost, how fast it may send, how
+//! far it has come, and how far away it has found its peer.
 
-#![allow(unsafe_code, reason = "two options that the standard library and rustix have no name for")]
+#![allow(unsafe_code, reason = "options that the standard library and rustix have no name for")]
 
 use std::ffi::c_int;
 use std::io;
@@ -16,25 +17,81 @@ const TCP_RTO_MIN_US: c_int = 45;
 /// What the system says; `ENOPROTOOPT` of a kernel before 6.15.
 pub fn set_retransmission_min(socket: impl AsFd, span: Duration) -> io::Result<()> {
     let us = c_int::try_from(span.as_micros()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let length = size_of::<c_int>() as libc::socklen_t;
-    // SAFETY: the option is an int; the kernel reads `length` bytes at an address that lives as long as the call (setsockopt(2)).
-    let result = unsafe {
-        libc::setsockopt(socket.as_fd().as_raw_fd(), libc::IPPROTO_TCP, TCP_RTO_MIN_US, (&raw const us).cast(), length)
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set(socket, libc::IPPROTO_TCP, TCP_RTO_MIN_US, &us)
+}
 }
 
 /// The round trip to the peer as the kernel has measured and smoothed it; none of what is no TCP connection, or was not measured yet.
 pub fn round_trip(socket: impl AsFd) -> Option<Duration> {
+    let info = info(socket).ok()?;
+    (info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
+}
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that its peer has acknowledged.
+    pub acknowledged_bytes: u64,
+    /// Bytes that wait to be sent, or to be acknowledged.
+    pub queued_bytes: u64,
+}
+
+/// What there is to know of it now.
+///
+/// # Errors
+/// What the system says; of what is no TCP connection that it is none.
+pub fn progress(socket: impl AsFd) -> io::Result<Progress> {
+    let fd = socket.as_fd().as_raw_fd();
+    let info = info(&socket)?;
+    let mut queued: c_int = 0;
+    // SAFETY: SIOCOUTQ writes an int, at an address that lives as long as the call (tcp(7)).
+    if unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut queued) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let queued_bytes = u64::try_from(queued).unwrap_or_default();
+    Ok(Progress { acknowledged_bytes: info.tcpi_bytes_acked, queued_bytes })
+}
+
+/// It sends no faster than this, bytes a second; none: as fast as it can.
+///
+/// # Errors
+/// What the system says.
+pub fn set_pacing(socket: impl AsFd, bytes_per_s: Option<u64>) -> io::Result<()> {
+    let rate = bytes_per_s.unwrap_or(u64::MAX);
+    set(socket, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &rate)
+}
+
+/// What it sends has this priority in this host's queues (0 to 6), and these six bits on the way (RFC 2474).
+///
+/// # Errors
+/// What the system says.
+pub fn set_class(socket: impl AsFd, priority: u8, code_point: u8) -> io::Result<()> {
+    let service = c_int::from(code_point) << 2;
+    // Which of the two it is not says that it does not know it. Marking sets a priority, so that comes after.
+    let four = set(&socket, libc::IPPROTO_IP, libc::IP_TOS, &service);
+    set(&socket, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &service).or(four)?;
+    set(&socket, libc::SOL_SOCKET, libc::SO_PRIORITY, &c_int::from(priority))
+}
+
+fn set<T: Copy>(socket: impl AsFd, level: c_int, option: c_int, value: &T) -> io::Result<()> {
+    let length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads `length` bytes at an address that lives as long as the call (setsockopt(2)).
+    let result = unsafe {
+        libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), length)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// All that the kernel tells of a connection.
+fn info(socket: impl AsFd) -> io::Result<libc::tcp_info> {
     // SAFETY: a struct of integers, of which all zeroes is one.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the kernel writes `length` bytes at most, of a struct that lives as long as the call (getsockopt(2)).
-    let result = unsafe {
-        let to = (&raw mut info).cast();
-        libc::getsockopt(socket.as_fd().as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, to, &raw mut length)
-    };
-    (result == 0 && info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `length` bytes to a struct of that size that lives as long as the call (getsockopt(2)).
+    let result =
+        unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length) };
+    if result == 0 { Ok(info) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
@@ -61,5 +118,26 @@ mod tests {
         assert!(span > Duration::ZERO && span < Duration::from_secs(60), "{span:?}");
         let (unix, _) = std::os::unix::net::UnixStream::pair().unwrap();
         assert_eq!(round_trip(&unix), None);
+    }
+
+    #[test]
+    fn how_far_it_has_come_is_known_and_how_fast_it_goes_is_ours_to_say() {
+        use std::io::{Read, Write};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut other, _) = listener.accept().unwrap();
+        set_class(&stream, 6, 46).unwrap();
+        set_pacing(&stream, Some(1 << 20)).unwrap();
+        set_pacing(&stream, None).unwrap();
+        let before = progress(&stream).unwrap();
+        stream.write_all(&[7; 1000]).unwrap();
+        other.read_exact(&mut [0; 1000]).unwrap();
+        let until = std::time::Instant::now() + Duration::from_secs(60);
+        while progress(&stream).unwrap().acknowledged_bytes < before.acknowledged_bytes + 1000 {
+            assert!(std::time::Instant::now() < until, "what arrived is acknowledged");
+        }
+        assert_eq!(progress(&stream).unwrap().queued_bytes, 0);
+        let (unix, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(progress(&unix).is_err());
     }
 }

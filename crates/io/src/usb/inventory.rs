@@ -229,6 +229,24 @@ impl Inventory {
         Ok(self.devices()?.into_iter().find(|found| found.bus_id == bus_id))
     }
 
+    /// On which bus instance a device is: whose time it shares with whom. Up to full speed that is the nearest hub of high speed, which
+    /// translates for all that is slower below it (USB 2.0 11.14); else the controller's bus of its speed.
+    pub fn bus_of(&self, found: &Found) -> String {
+        let bus = format!("usb{}", found.bus);
+        if !matches!(found.speed, Speed::Low | Speed::Full) {
+            return format!("{bus}, {} speed", found.speed);
+        }
+        let mut below = found.bus_id.as_str();
+        while let Some((hub, _)) = below.rsplit_once('.') {
+            let is_high = fs::read_to_string(self.devices.join(hub).join("speed"));
+            if is_high.is_ok_and(|text| speed(text.trim_end()) == Speed::High) {
+                return format!("{bus}, below hub {hub}");
+            }
+            below = hub;
+        }
+        format!("{bus}, up to full speed")
+    }
+
     fn device(&self, bus_id: &str, names: &BTreeSet<String>, held: &[HeldBlock]) -> Option<Found> {
         // Where it hangs; a link that leads nowhere is one that is being unplugged.
         let folder = fs::canonicalize(self.devices.join(bus_id)).ok()?;

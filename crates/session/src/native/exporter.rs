@@ -7,11 +7,12 @@ use std::time::Duration;
 use farbus_model::limits::LANES_MAX;
 use farbus_model::module::{Offer, Role};
 use farbus_model::{BufferPool, Command, CommandError, Instant, Payload, Readiness};
-use farbus_modules::{Allowance, Pipeline};
+use farbus_modules::Pipeline;
 use farbus_wire::native::control::{Cause, Close, End, HANDED_OVER, Inherit, LUGGAGE_BYTES_MAX, Mode, Open, Opened};
 use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
 use farbus_wire::native::modules::{decode_offers, encode_answers, encode_offers};
+use farbus_wire::native::reserve::{self, Word};
 use farbus_wire::native::{
     Arrived, Flow, Hello, Kind, Lane, LaneLimits, Lanes, Message, Options, Outcome, Part, SessionId, Standing, Urgency,
     Welcome,
@@ -19,7 +20,9 @@ use farbus_wire::native::{
 
 use super::pipe::{Saved, place_of};
 use super::piped_served::PipedServed;
+use super::reserving::Reserving;
 pub use super::served::{Bequest, Recalled, Served, Unmovable};
+pub use super::services::{Allowed, Inherited, Left, Services};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
@@ -36,50 +39,6 @@ const ENOUGH_BYTES_MAX: usize = 1 << 20;
 const NOT_YET: u64 = 0;
 /// How long an importer is waited for that ended its link itself.
 const CLOSED_GRACE_MAX: Duration = Duration::from_secs(4);
-
-/// A device that was handed over, in its heir's hands.
-pub struct Inherited {
-    /// The heir's lease.
-    pub lease: u64,
-    /// It.
-    pub served: Box<dyn Served>,
-    /// What came along.
-    pub luggage: Vec<u8>,
-}
-
-/// What an exporter offers to sessions.
-pub trait Services {
-    /// Opens a device for attachment `number`, and says under which lease.
-    ///
-    /// # Errors
-    /// [`End`]: why not.
-    fn open(&mut self, now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End>;
-
-    /// An heir asks for a device that is to be handed over to it. `None`: it was not yet, and is asked for again by
-    /// [`ExporterSession::look_for_legacies`].
-    ///
-    /// # Errors
-    /// [`End`]: it never will.
-    fn inherit(&mut self, now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Inherited, End>> {
-        let _ = (now, number, inherit);
-        Some(Err(End { cause: Cause::Refused, message: "nothing is handed over here".to_owned() }))
-    }
-
-    /// What an heir may see of the device until it is his: it changes nothing. `None`: nothing, as of any but block devices.
-    ///
-    /// # Errors
-    /// [`End`]: it never will be his.
-    fn show(&mut self, now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
-        let _ = (now, number, inherit);
-        None
-    }
-
-    /// What attachment `number` handed over, of which nobody knows yet what becomes of it; `None`: that is known, or there is nothing.
-    fn recall(&mut self, now: Instant, number: u16, open: &Open) -> Option<Recalled> {
-        let _ = (now, number, open);
-        None
-    }
-}
 
 /// The exporter's end: its lanes, the state of the links below them, and what is attached.
 pub struct ExporterSession {
@@ -108,18 +67,9 @@ pub struct ExporterSession {
     modules: Option<Arc<Allowed>>,
     /// What attachments go through, by number: asked for before they are opened.
     offers: BTreeMap<u16, Vec<Offer>>,
+    /// What is reserved for attachments that are opened next.
+    reserving: Reserving,
 }
-
-/// The modules that an importer may ask for, and where they get randomness from.
-pub struct Allowed {
-    /// Which.
-    pub modules: Allowance,
-    /// Fills bytes that nobody can guess.
-    pub random: FillShared,
-}
-
-/// Fills bytes that nobody can guess, for all sessions at once.
-pub type FillShared = Box<dyn Fn(&mut [u8]) + Send + Sync>;
 
 /// Halves of modules, and what they answer to their other halves.
 type Agreed = (Pipeline, Vec<Vec<u8>>);
@@ -150,23 +100,6 @@ struct Heir {
     shown: Option<Box<dyn Served>>,
     /// What another process wrote down of that, which is yet to be shown here.
     left: Option<Vec<u8>>,
-}
-
-/// An attachment of another process, which is yet to be served here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
-    /// Its number.
-    pub number: u16,
-    /// What was asked for; the name is the one that its device has in the lists.
-    pub open: Open,
-    /// Under which lease it is used.
-    pub lease: u64,
-    /// What [`Served::save`] wrote; none of what nobody can go on with.
-    pub state: Option<Vec<u8>>,
-    /// What [`Served::save_modules`] wrote.
-    pub modules: Vec<u8>,
-    /// It was handed over, and waits for its heir.
-    pub bequest: Option<Bequest>,
 }
 
 impl ExporterSession {
@@ -210,6 +143,7 @@ impl ExporterSession {
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
             modules: None,
             offers: BTreeMap::new(),
+            reserving: Reserving::default(),
         };
         begun
             .lanes
@@ -355,6 +289,11 @@ impl ExporterSession {
         self.attachments.len() + self.moving.len() + self.heirs.values().filter(|heir| heir.shown.is_some()).count()
     }
 
+    /// How the devices that are attached were asked for.
+    pub fn opened(&self) -> impl Iterator<Item = &Open> {
+        self.attachments.values().map(|attached| &attached.open)
+    }
+
     /// What is served, or shown to an heir.
     fn all_served(&self) -> impl Iterator<Item = &dyn Served> {
         let attached = self.attachments.values().map(|attached| &*attached.served);
@@ -424,6 +363,7 @@ impl ExporterSession {
                 with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lanes))
             }
             Kind::Modules => self.hear_offers(attachment, &arrived),
+            Kind::Reserve => self.hear_reservation(now, attachment, &arrived, services),
             Kind::Open => self.open(now, attachment, &arrived, services),
             Kind::Inherit => self.open_for_heir(now, attachment, &arrived, services),
             Kind::Close => self.hear_close(now, attachment, arrived),
@@ -445,7 +385,8 @@ impl ExporterSession {
             return Ok(());
         }
         let Close { heir, luggage } = Close::decode(&body.contiguous())?;
-        let is_known = self.disinherit(now, number) || self.moving.remove(&number).is_some();
+        let is_waiting = self.reserving.forget(number);
+        let is_known = self.disinherit(now, number) || self.moving.remove(&number).is_some() || is_waiting;
         let Some(Attached { open, served, .. }) = self.attachments.remove(&number) else {
             if is_known {
                 self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message: String::new() });
@@ -513,17 +454,55 @@ impl ExporterSession {
         services: &mut impl Services,
     ) -> Result<(), Reject> {
         let open = Open::decode(&arrived.body.contiguous())?;
-        if self.may_begin(number)? {
-            // A device that would not be used is not taken from anybody.
-            let opened = self.agree(number, &open).and_then(|agreed| Ok((agreed, services.open(now, number, &open)?)));
-            match opened {
-                Ok((agreed, (lease, served))) => {
-                    self.say_opened(number, Attached::new(open, lease, served), agreed);
-                }
-                Err(end) => self.say_end(Kind::Refused, number, &end),
-            }
+        // What is reserved depends on the path, which is measured first.
+        if self.may_begin(number)? && !self.reserving.keep(number, &open)? {
+            self.open_now(now, number, open, services);
         }
         Ok(())
+    }
+
+    fn open_now(&mut self, now: Instant, number: u16, open: Open, services: &mut impl Services) {
+        let reserved = self.reserving.take(number).map(|(reservation, path)| {
+            let reserved = services.reserve(&open, &reservation, path);
+            let standing = reserved.as_ref().map_or_else(|(standing, _)| *standing, |standing| *standing);
+            self.say_standing(number, standing);
+            reserved.map_err(|(_, end)| end)
+        });
+        // A device that would not be used is not taken from anybody.
+        let had = reserved.transpose();
+        let is_reserved = matches!(had, Ok(Some(_)));
+        let agreed = had.and_then(|_| self.agree(number, &open));
+        let opened = agreed.and_then(|agreed| Ok((agreed, services.open(now, number, &open)?)));
+        match opened {
+            Ok((agreed, (lease, served))) => self.say_opened(number, Attached::new(open, lease, served), agreed),
+            Err(end) => {
+                if is_reserved {
+                    services.unreserve(&open);
+                }
+                self.say_end(Kind::Refused, number, &end);
+            }
+        }
+    }
+
+    fn hear_reservation(
+        &mut self,
+        now: Instant,
+        number: u16,
+        arrived: &Arrived,
+        services: &mut impl Services,
+    ) -> Result<(), Reject> {
+        let is_used = self.is_attached(number) || self.heirs.contains_key(&number);
+        let heard = self.reserving.hear(now, number, is_used, &arrived.body.contiguous(), &mut self.lanes)?;
+        if let Some(open) = heard {
+            self.open_now(now, number, open, services);
+        }
+        Ok(())
+    }
+
+    /// Tells an importer how what is reserved for its device stands.
+    pub fn say_standing(&mut self, number: u16, standing: reserve::Standing) {
+        let part = Word::Standing(standing).encode().into();
+        self.lanes.send(in_turn(Message::control(Kind::Reserve, number, 0, part)));
     }
 
     fn open_for_heir(
@@ -626,7 +605,7 @@ impl ExporterSession {
         }
         if let Some((pipeline, answers)) = agreed {
             attached.served = Box::new(PipedServed::new(number, attached.served, pipeline));
-            self.lanes.send(Message::control(Kind::Modules, number, 0, encode_answers(&answers).into()));
+            self.lanes.send(in_turn(Message::control(Kind::Modules, number, 0, encode_answers(&answers).into())));
         }
         let Attached { lease, served, .. } = &attached;
         let opened = Opened { epoch: *lease, credit: served.credit(), info: served.description() };
@@ -803,6 +782,7 @@ impl ExporterSession {
             to.u16(number);
             to.bytes(&encode_offers(offers));
         }
+        self.reserving.save(to);
     }
 
     /// A session without a link that goes on where another was saved, and what it served: [`ExporterSession::serve`] does so again, or
@@ -852,6 +832,7 @@ impl ExporterSession {
             let number = from.u16("offers")?;
             offers.insert(number, decode_offers(from.bytes("offers")?)?);
         }
+        let reserving = Reserving::restore(from)?;
         if session == SessionId::NONE || all.len() + heirs.len() > ATTACHMENTS_MAX || offers.len() > ATTACHMENTS_MAX {
             return Err(Reject::new(
                 "attachments",
@@ -877,6 +858,7 @@ impl ExporterSession {
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
             modules: None,
             offers,
+            reserving,
         };
         Ok((session, all))
     }
@@ -977,6 +959,11 @@ impl ExporterSession {
     pub fn leave(self, now: Instant) {
         self.into_served().for_each(|served| served.leave(now));
     }
+}
+
+/// What is said of one attachment before it is opened is heard before that: both wait in one flow.
+fn in_turn(message: Message) -> Message {
+    Message { flow: Flow(u32::from(message.head.attachment) << 8), ..message }
 }
 
 /// Lends a device the session's buffers for as long as it acts.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use farbus_model::limits::LANES_MAX;
 use farbus_model::{BufferPool, Instant};
 use farbus_wire::native::control::{Cause, End};
+use farbus_wire::native::reserve;
 use farbus_wire::native::{
     Arrived, Hello, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Options, Outcome, Part, SessionId, Standing,
     Welcome,
@@ -76,6 +77,11 @@ pub trait Attached {
 
     /// Where the time of the latest request went that was timed and has not been told yet. A class that times none has none.
     fn poll_timed(&mut self) -> Option<Timed> {
+        None
+    }
+
+    /// How what is reserved for it stands, if anything is.
+    fn reserved(&self) -> Option<reserve::Standing> {
         None
     }
 

@@ -11,6 +11,8 @@
 //! | [`served_observer`], [`remote_observer`] | what is looked at: copies of what a USB device sends to its user; a stream's frames |
 //! | [`timing`] | which requests are timed, and where their time went |
 //! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, at either end |
+//! | `services` | what an exporter is offered |
+//! | `reserving` | what is reserved before a device is opened, and how its path is measured |
 //! | `slots` | requests in flight, by their tag |
 //! | `spread` | on which lane a request goes |
 //!
@@ -38,10 +40,12 @@ pub mod piped_served;
 pub mod remote_block;
 pub mod remote_observer;
 pub mod remote_usb;
+mod reserving;
 pub mod served;
 pub mod served_block;
 pub mod served_observer;
 pub mod served_usb;
+mod services;
 mod slots;
 mod spread;
 pub mod timing;
@@ -49,7 +53,7 @@ pub mod timing;
 /// The bytes of it: what a greeting and a device's own class have to say.
 pub use farbus_wire::native::{
     Arrived, Flow, Head, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Part, Urgency, control, frame, hello,
-    modules, stream, usb,
+    modules, reserve, stream, usb,
 };
 
 pub use attachment::{Attachment, Heard};

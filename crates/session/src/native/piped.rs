@@ -7,6 +7,7 @@ use farbus_model::module::{Offer, Role};
 use farbus_modules::{Beginning, Recipe, Refusal};
 use farbus_wire::native::control::{Cause, Class, End, Open};
 use farbus_wire::native::modules::{decode_answers, encode_offers};
+use farbus_wire::native::reserve::Standing;
 use farbus_wire::native::{Arrived, Kind, LaneSet, Message};
 use farbus_wire::snapshot::{Reader, Writer};
 
@@ -313,6 +314,10 @@ impl<A: Attached> Attached for Piped<A> {
 
     fn poll_timed(&mut self) -> Option<Timed> {
         self.remote.poll_timed()
+    }
+
+    fn reserved(&self) -> Option<Standing> {
+        self.remote.reserved()
     }
 
     /// What goes through modules keeps one order.

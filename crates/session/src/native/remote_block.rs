@@ -430,7 +430,13 @@ fn error_of(cause: Cause) -> StoreError {
     match cause {
         Cause::Network => StoreError::Lost,
         Cause::Device | Cause::Module => StoreError::Medium,
-        Cause::Asked | Cause::Refused | Cause::Gone | Cause::Busy | Cause::Stale | Cause::Class => StoreError::Gone,
+        Cause::Asked
+        | Cause::Refused
+        | Cause::Gone
+        | Cause::Busy
+        | Cause::Stale
+        | Cause::Class
+        | Cause::Reservation => StoreError::Gone,
     }
 }
 

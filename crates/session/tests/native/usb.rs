@@ -13,6 +13,11 @@ use farbus_model::{
 use farbus_session::DeviceRecord;
 use farbus_session::far::LINGER;
 use farbus_session::native::{Allowed, Attached, Left, Piped, RemoteUsb, Served, ServedUsb, Services, State};
+use farbus_session::reserve::ledger::Path;
+use farbus_session::reserve::{
+    Asked as Claimed, Carrier, Claim, Cost, Criticality, Gate, Gated, Ledger, News, Reservation, Standing,
+    State as Reserved,
+};
 use farbus_session::snapshot::Reader;
 use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 
@@ -122,20 +127,77 @@ impl Drop for Counting {
     }
 }
 
+/// What is reserved on the exporter's host, which its process's end forgets; and whom the session is yet to tell of it.
+struct Office {
+    ledger: Ledger,
+    gate: Gate,
+    /// Whether the reservation is there that high criticality has beside ours.
+    has_rival: bool,
+    news: Option<Standing>,
+}
+
+impl Default for Office {
+    fn default() -> Self {
+        let ledger = Ledger::new(2, Cost { turn_ns: 20_000, kib_ns: 1000 });
+        Self { ledger, gate: Gate::default(), has_rival: false, news: None }
+    }
+}
+
+impl Office {
+    fn carrier() -> Carrier {
+        let device = SourceSink::device(Speed::High, Fill::Zeros, false);
+        Carrier::new("bus", device.descriptors(), Speed::High)
+    }
+
+    fn hear(&mut self, news: Vec<News>) {
+        for News { device, standing } in news {
+            assert!(device == "zero" || standing.state == Reserved::Admitted, "high criticality is never displaced");
+            if device == "zero" {
+                self.gate.close(standing.state == Reserved::Suspended);
+                self.news = Some(standing);
+            }
+        }
+    }
+
+    /// Another device of high criticality comes, whose claim leaves no room for ours, or goes.
+    fn rival(&mut self) {
+        self.has_rival = !self.has_rival;
+        if !self.has_rival {
+            let news = self.ledger.release("rival");
+            return self.hear(news);
+        }
+        let claims = [0x82, 0x02, 0x83, 0x03].map(|endpoint| Claim { endpoint, bytes: 64, period: 1 });
+        let claims = claims.map(|claim| if claim.endpoint & 1 == 1 { Claim { bytes: 1024, ..claim } } else { claim });
+        let reservation = Reservation { claims: claims.into(), ..Reservation::default() };
+        let carrier = Self::carrier();
+        let fits = |ledger: &mut Ledger, device: &str| {
+            ledger.admit(Claimed { device, carrier: &carrier, reservation: reservation.clone(), path: None })
+        };
+        let news = fits(&mut self.ledger, "rival").expect("it has room once ours gives way");
+        self.hear(news);
+    }
+}
+
 struct Desk {
     silicon: Arc<Mutex<Silicon>>,
     seed: u64,
+    office: Office,
 }
 
 impl Desk {
-    fn serve(&mut self, number: u16) -> ServedUsb<Counting> {
+    fn serve(&mut self, number: u16) -> ServedUsb<Box<dyn Device>> {
         assert!(!std::mem::replace(&mut self.silicon.lock().unwrap().is_taken, true), "it has one user");
         self.seed += 1;
         let inner = SourceSink::device(Speed::High, Fill::Zeros, false);
         let (silicon, random) = (Arc::clone(&self.silicon), Random::new(self.seed));
-        let device = Counting { inner, silicon, queues: BTreeMap::new(), random };
-        let give_back = |device: Counting, _| device.silicon.lock().unwrap().is_taken = false;
-        ServedUsb::new(number, device, record(), Limits::DEFAULT, give_back)
+        let device = Box::new(Counting { inner, silicon, queues: BTreeMap::new(), random });
+        let silicon = Arc::clone(&self.silicon);
+        let (gated, _) = Gated::new(device, self.office.gate.clone(), vec![INTERRUPT_IN]);
+        let give_back = move |device: Box<dyn Device>, _| {
+            drop(device);
+            silicon.lock().unwrap().is_taken = false;
+        };
+        ServedUsb::new(number, Box::new(gated) as Box<dyn Device>, record(), Limits::DEFAULT, give_back)
     }
 
     fn serve_again(&mut self, now: Instant, left: &Left) -> Box<dyn Served> {
@@ -147,6 +209,26 @@ impl Desk {
 }
 
 impl Services for Desk {
+    fn reserve(&mut self, _open: &Open, reservation: &Reservation, path: Path) -> Result<Standing, (Standing, End)> {
+        assert!(path.bits_per_s > 0, "it was measured");
+        let carrier = Office::carrier();
+        let asked = Claimed { device: "zero", carrier: &carrier, reservation: reservation.clone(), path: Some("desk") };
+        match self.office.ledger.admit(asked) {
+            Ok(news) => {
+                self.office.hear(news);
+                Ok(self.office.ledger.standing("zero").unwrap())
+            }
+            Err(refusal) => {
+                let end = End { cause: Cause::Reservation, message: refusal.to_string() };
+                Err((refusal.standing(reservation.criticality, Reserved::Refused), end))
+            }
+        }
+    }
+
+    fn unreserve(&mut self, _open: &Open) {
+        self.office.ledger.release("zero");
+    }
+
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
         assert_eq!((open.class, open.name.as_str()), (Class::USB, "zero"));
         if self.silicon.lock().unwrap().is_taken {
@@ -278,6 +360,8 @@ pub struct UsbWorld<S: Seat = RemoteUsb> {
     is_configured: bool,
     crashes: u32,
     count: u32,
+    /// Whether something is reserved for its device, of low criticality.
+    reserves: bool,
 }
 
 impl UsbWorld<Kernel> {
@@ -297,11 +381,16 @@ impl UsbWorld<Near> {
 impl<S: Seat> UsbWorld<S> {
     pub fn new(random: &mut Random, allowed: Option<Arc<Allowed>>, seat: impl FnOnce(RemoteUsb) -> S) -> Self {
         let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: "zero".into(), reason: "".into() };
-        let mut world = World::over_links(seat(RemoteUsb::new(1, open)), random.pick(&LINKS));
+        let reserves = random.once_in(3);
+        let claims = vec![Claim { endpoint: INTERRUPT_IN.as_byte(), bytes: 64, period: 1 }];
+        let reservation = Reservation { criticality: Criticality::Low, latency_ns: 0, claims };
+        let remote = if reserves { RemoteUsb::reserving(1, open, reservation) } else { RemoteUsb::new(1, open) };
+        let mut world = World::over_links(seat(remote), random.pick(&LINKS));
         world.allowed = allowed;
         let mut this = Self {
             world,
-            desk: Desk { silicon: Arc::default(), seed: random.next() >> 1 },
+            desk: Desk { silicon: Arc::default(), seed: random.next() >> 1, office: Office::default() },
+            reserves,
             done: Completions::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
             next_id: 0,
@@ -327,11 +416,15 @@ impl<S: Seat> UsbWorld<S> {
         match random.below(40) {
             0..=9 => self.ask(random),
             10 if random.once_in(4) => self.world.cut_some(random),
+            24 if self.reserves && self.world.is_linked() && self.is_in_office() => {
+                self.desk.office.rival();
+            }
             11 if random.once_in(16) => {
                 self.world.crash();
                 self.crashes += 1;
                 self.note_gap();
                 self.desk.silicon.lock().unwrap().is_taken = false;
+                self.desk.office = Office::default();
             }
             12 | 13 if !self.world.is_all_linked() => self.world.link(random, &mut self.done),
             14..=18 => {
@@ -368,7 +461,24 @@ impl<S: Seat> UsbWorld<S> {
             _ => self.world.shuffle(random, &mut self.desk, &mut self.done),
         }
         self.world.remote.pump(self.world.now, false, &mut self.done);
+        self.tell();
         self.check();
+    }
+
+    /// Whether its exporter has reserved what it asked for, and has its device.
+    fn is_in_office(&self) -> bool {
+        let session = self.world.exporter.as_ref();
+        session.is_some_and(|session| session.is_attached(1)) && self.desk.office.ledger.standing("zero").is_some()
+    }
+
+    /// What the session's thread does that is woken.
+    fn tell(&mut self) {
+        if let Some(session) = &mut self.world.exporter
+            && session.is_attached(1)
+            && let Some(standing) = self.desk.office.news.take()
+        {
+            session.say_standing(1, standing);
+        }
     }
 
     fn note_gap(&mut self) {
@@ -474,6 +584,11 @@ impl<S: Seat> UsbWorld<S> {
         while !self.world.is_all_linked() {
             self.world.link(random, &mut self.done);
         }
+        self.world.exchange(&mut self.desk, &mut self.done);
+        if self.desk.office.has_rival {
+            self.desk.office.rival();
+            self.tell();
+        }
         for _ in 0..20 {
             self.world.exchange(&mut self.desk, &mut self.done);
             self.world.remote.pump(self.world.now, true, &mut self.done);
@@ -481,6 +596,10 @@ impl<S: Seat> UsbWorld<S> {
         }
         assert!(self.asked.is_empty(), "nothing hangs");
         assert_eq!(self.world.remote.owes(), 0);
+        if self.reserves && *self.world.remote.state() == State::Open {
+            let told = self.world.remote.remote().reserved().map(|standing| standing.state);
+            assert_eq!(told, Some(Reserved::Admitted), "and whoever was suspended goes on");
+        }
         let silicon = self.desk.silicon.lock().unwrap();
         let mut arrived = silicon.arrived.iter();
         for accepted in &self.accepted {

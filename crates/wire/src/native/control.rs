@@ -183,10 +183,12 @@ pub enum Cause {
     Class,
     /// The modules that it is used through do not fit, or cannot go on.
     Module,
+    /// What was to be reserved for it is not to be had.
+    Reservation,
 }
 
 impl Cause {
-    const ALL: [Cause; 9] = [
+    const ALL: [Cause; 10] = [
         Self::Asked,
         Self::Device,
         Self::Network,
@@ -196,6 +198,7 @@ impl Cause {
         Self::Stale,
         Self::Class,
         Self::Module,
+        Self::Reservation,
     ];
 }
 
@@ -307,7 +310,7 @@ mod tests {
             let end = End { cause, message: "because".into() };
             assert_eq!(End::decode(&end.encode()), Ok(end));
         }
-        assert_eq!(End::decode(&[9, 0, 0]).unwrap_err().field, "cause");
+        assert_eq!(End::decode(&[10, 0, 0]).unwrap_err().field, "cause");
         assert_eq!(End::decode(&[0, 1, 0, 0xff]).unwrap_err().rule, "a text is UTF-8");
     }
 

@@ -63,12 +63,14 @@ pub enum Kind {
     Event,
     /// A module's half to its other half.
     Aside,
+    /// What is reserved for a device; whoever knows nothing of that passes it over.
+    Reserve,
     /// A counted kind that a later version knows; to be passed over.
     Later(u8),
 }
 
-/// Kinds from here on may be passed over by whoever does not know them.
-const LATER_FIRST: u8 = 0x80;
+/// Kinds from here on, and the one before, may be passed over by whoever does not know them.
+const LATER_FIRST: u8 = 0x81;
 
 impl Kind {
     /// The wire's number.
@@ -93,6 +95,7 @@ impl Kind {
             Kind::Cancel => 35,
             Kind::Event => 36,
             Kind::Aside => 37,
+            Kind::Reserve => 128,
             Kind::Later(code) => code,
         }
     }
@@ -122,6 +125,7 @@ impl Kind {
             35 => Kind::Cancel,
             36 => Kind::Event,
             37 => Kind::Aside,
+            128 => Kind::Reserve,
             LATER_FIRST.. => Kind::Later(code),
             _ => return Err(Reject::new("kind", code as u64, "no frame is of that kind")),
         })

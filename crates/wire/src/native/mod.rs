@@ -10,6 +10,7 @@
 //! | [`lanes`] | all lanes of a session, and on which of them what goes |
 //! | [`control`] | what opens and closes an attachment |
 //! | [`modules`] | how two ends agree on modules, and what goes through them |
+//! | [`reserve`] | what is reserved for a device, and how the path to its user is measured |
 //! | [`usb`], [`block`], [`stream`] | what is asked of devices of these classes, and answered |
 //!
 //! `docs/protocol.md` says it byte by byte.
@@ -23,6 +24,7 @@ pub mod lanes;
 pub mod message;
 pub mod modules;
 mod queue;
+pub mod reserve;
 pub mod stream;
 pub mod usb;
 

@@ -188,6 +188,7 @@ impl Kept {
         client.take_links(spec.links);
         client.ask_ahead(spec.ahead);
         client.keep(spec.cache);
+        client.reserve(spec.reservation.clone());
         client.go_through(workshop.recipe(&spec).map_err(std::io::Error::other)?);
         if let Some(grace) = spec.grace {
             client.outlive(grace);
@@ -273,6 +274,7 @@ impl Kept {
             mode: state.mode.map(DiskMode::as_str),
             link_lost_s: None,
             latency: None,
+            reservation: None,
             counts: BTreeMap::new(),
             drift_us: None,
             links: None,

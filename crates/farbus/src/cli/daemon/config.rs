@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use farbus_model::limits::LANES_MAX;
 use farbus_modules::{Asked, Catalogue, Files, Recipe, Sink};
+use farbus_session::reserve::Reservation;
 use farbus_session::rules::{Pattern, Rule, id_from};
 use serde::Deserialize;
 use toml::Spanned;
@@ -30,6 +31,7 @@ use crate::module_program::Program;
 use crate::opened_disk::DiskMode;
 use crate::over::Over;
 use crate::place::{Place, Protocol, SocketMode};
+use crate::reserve::{Wish, together};
 use crate::sessions::GRACE_MAX;
 use crate::wanted::Wanted;
 
@@ -67,6 +69,8 @@ pub struct Shared {
     pub name: String,
     /// What it is.
     pub what: What,
+    /// What is reserved for whoever uses it.
+    pub reservation: Option<Reservation>,
 }
 
 /// A device that is kept attached.
@@ -92,6 +96,8 @@ pub struct Attach {
     pub over: Over,
     /// What is done about its distance.
     pub ahead: Ahead,
+    /// What is reserved for it at its exporter.
+    pub reservation: Option<Reservation>,
     /// What it goes through.
     pub modules: Vec<Asked>,
     /// What for.
@@ -180,6 +186,8 @@ struct Secure {
 struct ShareTable {
     what: Spanned<String>,
     name: Option<Spanned<String>>,
+    #[serde(default)]
+    reserve: Vec<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -210,6 +218,8 @@ struct AttachTable {
     ahead: Option<Spanned<String>>,
     #[serde(default)]
     modules: Vec<Spanned<String>>,
+    #[serde(default)]
+    reserve: Vec<Spanned<String>>,
     reason: Option<String>,
 }
 
@@ -378,7 +388,12 @@ fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<Shared,
         None => free_name(what.kind(), names),
     };
     names.insert(name.clone());
-    Ok(Shared { name, what })
+    let reservation = reservation_from(&table.reserve)?;
+    if let (Some(word), What::Usb(_)) = (table.reserve.first(), &what) {
+        let message = "a real device may be several, and come and go: whoever attaches it says 'reserve'";
+        return Err((Some(word.span()), message.into()));
+    }
+    Ok(Shared { name, what, reservation })
 }
 
 /// `kind`, or `kind2`, `kind3`, …
@@ -461,7 +476,19 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
     let ahead = table.ahead.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let modules = table.modules.iter().map(module_from).collect::<Result<_, _>>()?;
     let at = table.at.map(Spanned::into_inner);
-    Ok(Attach { target, via, at, place, mode, cache, grace, links, over, ahead, modules, reason: table.reason })
+    let reservation = reservation_from(&table.reserve)?;
+    if let Some(word) = table.reserve.first().filter(|_| !matches!(via, Via::Kernel | Via::Redir | Via::Auto)) {
+        let message = "'reserve' goes with via = \"kernel\" and \"redir\": a part of a USB bus is reserved";
+        return Err((Some(word.span()), message.into()));
+    }
+    let reason = table.reason;
+    Ok(Attach { target, via, at, place, mode, cache, grace, links, over, ahead, reservation, modules, reason })
+}
+
+/// What is reserved for one device.
+fn reservation_from(words: &[Spanned<String>]) -> Result<Option<Reservation>, Wrong> {
+    let wishes = words.iter().map(parsed).collect::<Result<Vec<Wish>, _>>()?;
+    together(&wishes).map_err(|message| (words.first().map(Spanned::span), message))
 }
 
 /// A module. What it needs of this host is looked at when the daemon begins, which has its rights then ([`needs_host`]).

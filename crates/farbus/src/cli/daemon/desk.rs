@@ -308,7 +308,19 @@ impl Desk {
     fn offer(&self, shared: &Shared) -> Result<Vec<String>, FailureReport> {
         let offered = offer(&self.share, &mut None, &self.hands, &shared.name, &shared.what)
             .map_err(|failure| failure.report())?;
-        Ok(offered.iter().map(|record| name_of(record).to_owned()).collect())
+        let names: Vec<_> = offered.iter().map(|record| name_of(record).to_owned()).collect();
+        let reserved = match &shared.reservation {
+            Some(reservation) => names.iter().try_for_each(|name| self.share.reserve(name, reservation.clone())),
+            None => Ok(()),
+        };
+        if let Err(error) = reserved {
+            // Who was promised something does not find it without that.
+            for name in &names {
+                let _ = self.share.remove(name);
+            }
+            return Err(FailureReport { attribute: Attribute::Refused, message: error.to_string() });
+        }
+        Ok(names)
     }
 
     /// What could not be had is tried again.

@@ -1,0 +1,540 @@
+//! What is reserved for what is shared here: the ledger, the gates of those who are suspended, and what the paths to importers carry.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant as Moment;
+
+use farbus_io::link::{Favour, Link, Progress};
+use farbus_model::{EpAddr, Instant};
+use farbus_realtime::vcpu::{Overload, Reserve};
+use farbus_session::reserve::congestion::{Conclusion, Congestion, Sample};
+use farbus_session::reserve::ledger::{Line, Path};
+use farbus_session::reserve::{
+    Asked, CLAIMS_MAX, Carrier, Claim, Cost, Criticality, Gate, Lack, Ledger, News, Refusal, Reservation, Standing,
+    State,
+};
+use farbus_session::snapshot::{self, Reader, Writer};
+use serde::{Deserialize, Serialize};
+
+/// Kind of its snapshots.
+const SNAPSHOT_KIND: u16 = 13;
+/// A paced link may catch up by so much, %.
+const PACE_PERCENT: u64 = 150;
+/// A link whose device waits sends what it still has at this part of what was reserved.
+const WAITING_PART: u64 = 8;
+/// What is said of TCP's payload is so much more on the link.
+const SEGMENT_BYTES: u64 = 1448;
+const SEGMENT_HEAD_BYTES: u64 = 52;
+
+/// What is asked for on a command line or in a configuration: `bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish(pub Reservation);
+
+impl FromStr for Wish {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut reservation = Reservation::default();
+        let (mut bytes, mut period, mut endpoint) = (None, None, 0);
+        for word in text.split(',') {
+            let (key, value) = word.split_once('=').unwrap_or((word, ""));
+            let number = || parsed(value).ok_or_else(|| format!("'{word}': {key}= has a number behind it"));
+            match key {
+                "bytes" => bytes = Some(number()?),
+                "period" => period = Some(number()?),
+                "endpoint" => {
+                    endpoint = u8::try_from(number()?).map_err(|_| format!("'{word}': endpoints have a byte"))?
+                }
+                "criticality" => {
+                    reservation.criticality = match value {
+                        "high" => Criticality::High,
+                        "low" => Criticality::Low,
+                        _ => return Err(format!("'{word}': criticality is high or low")),
+                    }
+                }
+                "latency" => {
+                    reservation.latency_ns =
+                        span_ns(value).ok_or_else(|| format!("'{word}': a latency is such as 5ms or 250us"))?;
+                }
+                _ => {
+                    return Err(format!(
+                        "a reservation has no '{word}': there are bytes=, period= (in microframes, in frames at full speed), \
+                         endpoint=, criticality=high|low and latency="
+                    ));
+                }
+            }
+        }
+        let (Some(bytes), Some(period)) = (bytes, period) else {
+            return Err(format!("'{text}': a reservation says how much and how often, such as bytes=1024,period=8"));
+        };
+        reservation.claims.push(Claim { endpoint, bytes, period });
+        Ok(Self(reservation))
+    }
+}
+
+fn parsed(value: &str) -> Option<u32> {
+    match value.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => value.parse().ok(),
+    }
+}
+
+fn span_ns(value: &str) -> Option<u64> {
+    let units = [("ns", 1), ("us", 1000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+    let (digits, unit) = units.iter().find_map(|&(name, ns)| Some((value.strip_suffix(name)?, ns)))?;
+    digits.parse::<u64>().ok()?.checked_mul(unit).filter(|&ns| ns > 0)
+}
+
+/// Several wishes for one device: each for another endpoint, all equally critical.
+///
+/// # Errors
+/// A sentence for a person.
+pub fn together(wishes: &[Wish]) -> Result<Option<Reservation>, String> {
+    let Some((Wish(first), rest)) = wishes.split_first() else { return Ok(None) };
+    let mut all = first.clone();
+    for Wish(reservation) in rest {
+        if reservation.criticality != all.criticality {
+            return Err("what is reserved for one device is all of one criticality".to_owned());
+        }
+        all.latency_ns = match (all.latency_ns, reservation.latency_ns) {
+            (0, latency) | (latency, 0) => latency,
+            (one, other) => one.min(other),
+        };
+        all.claims.extend_from_slice(&reservation.claims);
+    }
+    let mut endpoints: Vec<u8> = all.claims.iter().map(|claim| claim.endpoint).collect();
+    endpoints.sort_unstable();
+    endpoints.dedup();
+    if endpoints.len() < all.claims.len() || (all.claims.len() > 1 && endpoints[0] == 0) {
+        return Err("several reservations for one device say endpoint=, each another".to_owned());
+    }
+    match all.claims.len() > CLAIMS_MAX {
+        true => Err(format!("a device has {CLAIMS_MAX} reservations at most")),
+        false => Ok(Some(all)),
+    }
+}
+
+/// A reservation, as `farbus status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReservationStatus {
+    /// `admitted`, `suspended` or `refused`.
+    pub state: String,
+    /// `high` or `low`.
+    pub criticality: String,
+    /// What there is too little of, if it is not admitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lack: Option<String>,
+    /// How much of it, and in which unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<String>,
+    /// The bus it is of, where that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus: Option<String>,
+    /// What it takes of that, millionths.
+    pub bus_ppm: u32,
+    /// What it takes of the path, bits a second.
+    pub path_bits_per_s: u64,
+    /// How long its data take from the bus to the importer at the most, microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound_us: Option<u64>,
+    /// The processor of which it has a part, where that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processor: Option<usize>,
+}
+
+impl ReservationStatus {
+    /// What an importer was told.
+    pub fn told(standing: &Standing) -> Self {
+        let state = match standing.state {
+            State::Admitted => "admitted",
+            State::Suspended => "suspended",
+            State::Refused => "refused",
+        };
+        let criticality = if standing.criticality == Criticality::High { "high" } else { "low" };
+        let (lack, missing) = in_words(standing.lack, standing.missing).unzip();
+        Self {
+            state: state.to_owned(),
+            criticality: criticality.to_owned(),
+            lack,
+            missing,
+            bus: None,
+            bus_ppm: standing.bus_ppm,
+            path_bits_per_s: standing.path_bits_per_s,
+            bound_us: (standing.state == State::Admitted).then_some(standing.bound_ns.div_ceil(1000)),
+            processor: None,
+        }
+    }
+
+    fn of(line: &Line<'_>) -> Self {
+        let told = Self::told(&line.standing);
+        Self { bus: Some(line.bus.to_owned()), processor: line.processor.map(|(processor, _)| processor), ..told }
+    }
+
+    /// For people, in one line.
+    pub fn in_a_line(&self) -> String {
+        let mut words = vec![format!("reserved, {}, {}", self.criticality, self.state)];
+        if let (Some(lack), Some(missing)) = (&self.lack, &self.missing) {
+            words.push(format!("{lack}: {missing} missing"));
+        }
+        if let Some(us) = self.bound_us {
+            words.push(format!("within {}.{:03} ms", us / 1000, us % 1000));
+        }
+        if self.path_bits_per_s > 0 {
+            words.push(format!("{} kbit/s of the path", self.path_bits_per_s.div_ceil(1000)));
+        }
+        let of = self.bus.as_ref().map_or("the bus", String::as_str);
+        if self.bus_ppm > 0 {
+            words.push(format!("{}.{:02} % of {of}", self.bus_ppm / 10_000, self.bus_ppm % 10_000 / 100));
+        }
+        words.join(", ")
+    }
+}
+
+fn in_words(lack: Lack, missing: u64) -> Option<(String, String)> {
+    let (lack, missing) = match lack {
+        Lack::None => return None,
+        Lack::Bus => ("bus", format!("{}.{:03} us of an interval", missing / 1_000_000, missing % 1_000_000 / 1000)),
+        Lack::Processor => ("processor", format!("{missing} billionths")),
+        Lack::Rate => ("path", format!("{missing} bit/s")),
+        Lack::Delay => ("delay", format!("{} us", missing.div_ceil(1000))),
+        Lack::Endpoint => ("endpoint", format!("{missing:#04x}")),
+        Lack::Period => ("period", format!("period={missing}")),
+        Lack::Budget => ("budget", format!("{missing} bytes")),
+        Lack::Kind => ("kind", "a USB device".to_owned()),
+    };
+    Some((lack.to_owned(), missing))
+}
+
+/// All of it. Whoever changes something tells what comes of it to those whom it concerns ([`News`]).
+pub struct Reservations {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    ledger: Ledger,
+    /// The owner's word, which holds while no importer has asked for something else.
+    owned: BTreeMap<String, Reservation>,
+    gates: BTreeMap<String, Gate>,
+    paths: BTreeMap<String, Congestion>,
+    /// What they were known to carry before more was tried.
+    proved: BTreeMap<String, u64>,
+}
+
+impl Default for Reservations {
+    fn default() -> Self {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let ledger = Ledger::new(processors, measured_cost());
+        let (owned, gates) = (BTreeMap::new(), BTreeMap::new());
+        let (paths, proved) = (BTreeMap::new(), BTreeMap::new());
+        Self { inner: Mutex::new(Inner { ledger, owned, gates, paths, proved }) }
+    }
+}
+
+/// What a turn and a KiB cost this machine: a pair of sockets, some of each, the shortest of several tries (what else runs is not ours).
+fn measured_cost() -> Cost {
+    const TRIES: u32 = 32;
+    const KIB: usize = 32;
+    let try_all = || -> std::io::Result<Cost> {
+        let (link, other) = Link::pair("ourselves")?;
+        let other = std::os::unix::net::UnixStream::from(other);
+        let (mut turn_ns, mut large_ns) = (u64::MAX, u64::MAX);
+        let mut bytes = vec![0; KIB << 10];
+        for (size, best) in [(64, &mut turn_ns), (KIB << 10, &mut large_ns)] {
+            for _ in 0..TRIES {
+                let began = Moment::now();
+                link.try_send(&[std::io::IoSlice::new(&bytes[..size])])?;
+                std::io::Read::read_exact(&mut &other, &mut bytes[..size])?;
+                *best = (*best).min(began.elapsed().as_nanos() as u64);
+            }
+        }
+        // The protocol's own work beside the two calls.
+        Ok(Cost { turn_ns: 2 * turn_ns, kib_ns: (large_ns.saturating_sub(turn_ns) / KIB as u64).max(1) })
+    };
+    try_all().unwrap_or(Cost { turn_ns: 50_000, kib_ns: 2_000 })
+}
+
+impl Reservations {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The owner reserves something for whoever uses a device.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn own(&self, device: &str, carrier: &Carrier, reservation: Reservation) -> Result<Vec<News>, Refusal> {
+        let mut inner = self.inner();
+        let news = inner.admit(device, carrier, reservation.clone(), None)?;
+        inner.owned.insert(device.to_owned(), reservation);
+        Ok(news)
+    }
+
+    /// An importer reserves something for a device that he is about to use, over a path that was measured.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn admit(
+        &self,
+        device: &str,
+        carrier: &Carrier,
+        reservation: Reservation,
+        (path, measured): (&str, Path),
+    ) -> Result<(Standing, Vec<News>), Refusal> {
+        let mut inner = self.inner();
+        let known = inner.ledger.path(path).unwrap_or_default();
+        // What others use of it meanwhile was not there to be measured.
+        let bits_per_s = known.bits_per_s.max(measured.bits_per_s);
+        let round_trip_ns = match (known.round_trip_ns, measured.round_trip_ns) {
+            (0, ns) | (ns, 0) => ns,
+            (one, other) => one.min(other),
+        };
+        let mut news = inner.ledger.note_path(path, Path { bits_per_s, round_trip_ns });
+        news.extend(inner.admit(device, carrier, reservation, Some(path))?);
+        let standing = inner.ledger.standing(device).expect("it was admitted just now");
+        inner.close_gates(&news);
+        Ok((standing, news))
+    }
+
+    /// What the process before this one had reserved for a device is reserved here.
+    pub fn admit_again(&self, device: &str, carrier: &Carrier, path: &str) -> Result<Vec<News>, Refusal> {
+        let mut inner = self.inner();
+        let Some(reservation) = inner.ledger.expected(device).cloned() else { return Ok(Vec::new()) };
+        inner.admit(device, carrier, reservation, Some(path))
+    }
+
+    /// A device goes on with another importer, and what is reserved for it.
+    pub fn move_to(&self, device: &str, path: &str) -> Vec<News> {
+        let mut inner = self.inner();
+        inner.forget_link(device);
+        let news = inner.ledger.move_to(device, path);
+        inner.close_gates(&news);
+        news
+    }
+
+    /// An importer uses a device no more: what its owner said of it holds again.
+    pub fn release(&self, device: &str, carrier: Option<&Carrier>) -> Vec<News> {
+        let mut inner = self.inner();
+        inner.forget_link(device);
+        inner.gates.remove(device);
+        let mut news = inner.ledger.release(device);
+        if let (Some(owned), Some(carrier)) = (inner.owned.get(device).cloned(), carrier) {
+            // If there is no room any more it is asked for again when something else is released.
+            news.extend(inner.admit(device, carrier, owned, None).unwrap_or_default());
+        }
+        inner.close_gates(&news);
+        news
+    }
+
+    /// A device is shared no more.
+    pub fn disown(&self, device: &str) -> Vec<News> {
+        self.inner().owned.remove(device);
+        self.release(device, None)
+    }
+
+    /// What holds a device's requests while it is suspended, and which; none if nothing ever does.
+    pub fn gate(&self, device: &str, carrier: &Carrier) -> Option<(Gate, Vec<EpAddr>)> {
+        let inner = self.inner();
+        let gate = inner.gates.get(device)?.clone();
+        let endpoints = inner.ledger.claims(device).iter().map(|claim| carrier.address(claim)).collect();
+        Some((gate, endpoints))
+    }
+
+    /// Whether it is its user who reserved something for a device.
+    pub fn is_a_users(&self, device: &str) -> bool {
+        self.inner().ledger.lines().any(|line| line.device == device && line.path.is_some())
+    }
+
+    /// How a device's reservation stands.
+    pub fn standing(&self, device: &str) -> Option<Standing> {
+        self.inner().ledger.standing(device)
+    }
+
+    /// The same for people and programs.
+    pub fn status(&self, device: &str) -> Option<ReservationStatus> {
+        let inner = self.inner();
+        let mut lines = inner.ledger.lines();
+        lines.find(|line| line.device == device).map(|line| ReservationStatus::of(&line))
+    }
+
+    /// A part of a processor for whoever reserves by himself, a tuned pipe: all reservations are held against what is left.
+    ///
+    /// # Errors
+    /// [`Overload`]: nothing has changed.
+    pub fn enter_thread(&self, owner: &str, reserve: Reserve) -> Result<(usize, Vec<News>), Overload> {
+        let mut inner = self.inner();
+        let processor = inner.ledger.processors_mut().enter(owner, reserve)?;
+        let news = inner.ledger.settle_again();
+        inner.close_gates(&news);
+        Ok((processor, news))
+    }
+
+    /// He needs it no more.
+    pub fn leave_thread(&self, owner: &str) -> Vec<News> {
+        let mut inner = self.inner();
+        inner.ledger.processors_mut().leave(owner);
+        let news = inner.ledger.settle_again();
+        inner.close_gates(&news);
+        news
+    }
+
+    /// The link of a device tells how far it has come.
+    pub fn note_progress(&self, now: Instant, device: &str, progress: Progress) -> Vec<News> {
+        let mut inner = self.inner();
+        let Some(path) = inner.ledger.lines().find(|line| line.device == device).and_then(|line| line.path) else {
+            return Vec::new();
+        };
+        let path = path.to_owned();
+        let standing = inner.ledger.standing(device).filter(|standing| standing.state == State::Admitted);
+        let Some(standing) = standing else {
+            inner.forget_link(device);
+            return Vec::new();
+        };
+        let on_link = |bytes: u64| bytes / SEGMENT_BYTES * (SEGMENT_BYTES + SEGMENT_HEAD_BYTES);
+        let sample = Sample {
+            arrived_bytes: on_link(progress.acknowledged_bytes),
+            queued_bytes: on_link(progress.queued_bytes),
+        };
+        let congestion = inner.paths.entry(path.clone()).or_default();
+        let concluded = congestion.note(now, device, standing.path_bits_per_s, sample);
+        let known = inner.ledger.path(&path).unwrap_or_default();
+        let bits_per_s = match concluded {
+            None => return Vec::new(),
+            Some(Conclusion::Carries(rate)) if known.bits_per_s == 0 || rate < known.bits_per_s => rate,
+            Some(Conclusion::Carries(_)) => return Vec::new(),
+            Some(Conclusion::CarriesNoMore) => match inner.proved.remove(&path) {
+                Some(rate) => rate,
+                None => return Vec::new(),
+            },
+            Some(Conclusion::MayCarryMore) => match inner.room_for_one_more(&path) {
+                Some(rate) if rate > known.bits_per_s => {
+                    inner.proved.insert(path.clone(), known.bits_per_s);
+                    rate
+                }
+                _ => return Vec::new(),
+            },
+        };
+        let news = inner.ledger.note_path(&path, Path { bits_per_s, ..known });
+        tracing::info!(path, bits_per_s, changes = news.len(), "the path to an importer carries something else");
+        inner.close_gates(&news);
+        for News { device, standing } in &news {
+            if standing.state != State::Admitted {
+                inner.forget_link(device);
+            }
+        }
+        news
+    }
+
+    /// What a session of another process goes on with.
+    pub fn save(&self) -> Vec<u8> {
+        let mut to = Writer::new(SNAPSHOT_KIND);
+        self.inner().ledger.save(&mut to);
+        to.into_bytes()
+    }
+
+    /// The same there.
+    ///
+    /// # Errors
+    /// Nothing such was ever reserved.
+    pub fn expect(&self, saved: &[u8]) -> Result<(), farbus_session::Reject> {
+        let mut from: Reader<'_> = snapshot::open(saved, SNAPSHOT_KIND)?;
+        self.inner().ledger.restore(&mut from)?;
+        from.end("reservations")
+    }
+}
+
+impl Inner {
+    fn admit(
+        &mut self,
+        device: &str,
+        carrier: &Carrier,
+        reservation: Reservation,
+        path: Option<&str>,
+    ) -> Result<Vec<News>, Refusal> {
+        let is_low = reservation.criticality == Criticality::Low;
+        let news = self.ledger.admit(Asked { device, carrier, reservation, path })?;
+        if is_low {
+            self.gates.entry(device.to_owned()).or_default();
+        } else {
+            self.gates.remove(device);
+        }
+        let state = self.ledger.standing(device).map(|standing| standing.state);
+        if let Some(gate) = self.gates.get(device) {
+            gate.close(state == Some(State::Suspended));
+        }
+        self.close_gates(&news);
+        Ok(news)
+    }
+
+    fn close_gates(&self, news: &[News]) {
+        for News { device, standing } in news {
+            if let Some(gate) = self.gates.get(device) {
+                gate.close(standing.state != State::Admitted);
+            }
+        }
+    }
+
+    fn forget_link(&mut self, device: &str) {
+        self.paths.values_mut().for_each(|congestion| congestion.forget(device));
+        self.paths.retain(|_, congestion| !congestion.is_empty());
+        let paths = &self.paths;
+        self.proved.retain(|path, _| paths.contains_key(path));
+    }
+
+    /// What a path has to carry so that whoever waits longest has room.
+    fn room_for_one_more(&self, path: &str) -> Option<u64> {
+        let mut its_own = self.ledger.lines().filter(|line| line.path == Some(path));
+        let waiting =
+            its_own.find(|line| line.standing.state == State::Suspended && line.standing.lack == Lack::Rate)?;
+        Some((self.ledger.path_bits_per_s(path) + waiting.bits_per_s) / 90 * 100 + 1000)
+    }
+}
+
+/// How the link of a device stands, whose reservation stands so.
+pub fn favour(standing: Option<&Standing>, asked_bits_per_s: u64) -> Favour {
+    match standing {
+        None => Favour::None,
+        Some(Standing { criticality: Criticality::High, .. }) => Favour::First,
+        Some(Standing { state: State::Admitted, path_bits_per_s, .. }) => {
+            Favour::Last { bytes_per_s: (path_bits_per_s * PACE_PERCENT / 100 / 8).max(1) }
+        }
+        Some(_) => Favour::Last { bytes_per_s: (asked_bits_per_s / WAITING_PART / 8).max(1500) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reservation_is_read_as_the_help_says() {
+        let Wish(read) = "bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83".parse().unwrap();
+        let claims = vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }];
+        assert_eq!(read, Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims });
+        let Wish(short) = "bytes=64,period=1".parse().unwrap();
+        assert_eq!((short.criticality, short.latency_ns, short.claims[0].endpoint), (Criticality::High, 0, 0));
+        for wrong in ["", "bytes=64", "period=8", "bytes=x,period=8", "bytes=1,period=1,criticality=some", "rate=5"] {
+            assert!(wrong.parse::<Wish>().is_err(), "{wrong}");
+        }
+        assert!("bytes=1,period=1,latency=5".parse::<Wish>().unwrap_err().contains("5ms"));
+    }
+
+    #[test]
+    fn several_are_for_several_endpoints() {
+        let wish = |text: &str| text.parse::<Wish>().unwrap();
+        let both = [wish("bytes=64,period=8,endpoint=0x82,latency=9ms"), wish("bytes=1024,period=1,endpoint=0x83")];
+        let all = together(&both).unwrap().unwrap();
+        assert_eq!((all.claims.len(), all.latency_ns), (2, 9_000_000));
+        assert_eq!(together(&[]), Ok(None));
+        assert!(together(&[both[0].clone(), both[0].clone()]).is_err());
+        assert!(together(&[both[0].clone(), wish("bytes=64,period=8")]).is_err());
+        assert!(together(&[both[0].clone(), wish("bytes=64,period=8,endpoint=1,criticality=low")]).is_err());
+    }
+
+    #[test]
+    fn what_a_turn_costs_here_is_some_time_and_less_than_a_millisecond() {
+        let Cost { turn_ns, kib_ns } = measured_cost();
+        assert!((1..1_000_000).contains(&turn_ns) && (1..1_000_000).contains(&kib_ns), "{turn_ns} {kib_ns}");
+    }
+}

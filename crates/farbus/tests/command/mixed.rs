@@ -1,0 +1,204 @@
+//! Mixed criticality, end to end (R2): streams of one bus over one link, of which one matters. The link is narrowed, and widened again.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus::client::{Client, Target};
+use farbus::host::Port;
+use farbus::model::{EpAddr, IsoPacket, Payload, Setup, Status, Urb, UrbId};
+use farbus::reserve::Wish;
+use farbus::session_port::SessionPort;
+use serde_json::Value;
+
+use super::congestion::on_host;
+use super::harness::{House, PATIENCE, Running, Share, has, wait_until};
+use super::network::{FAR, Network, command_in, ip};
+
+/// Of full speed: a packet of this many bytes each millisecond, 2 Mb/s.
+const PACKET_BYTES: u32 = 256;
+const ISO_IN: u8 = 0x83;
+/// Packets a request, and requests at a time: two seconds' worth, so that what waits in a queue meanwhile is not missed.
+const PACKETS: u32 = 8;
+const DEPTH: u64 = 256;
+
+/// What a stream has brought.
+#[derive(Default)]
+struct Brought {
+    packets: AtomicU64,
+    /// Packets that were missed, or came in part.
+    missed: AtomicU64,
+    is_suspended: AtomicBool,
+    /// What its reader was told, in order.
+    told: Mutex<Vec<String>>,
+}
+
+fn reservation(criticality: &str) -> farbus::reserve::Wish {
+    format!("bytes={PACKET_BYTES},period=1,criticality={criticality}").parse::<Wish>().unwrap()
+}
+
+fn client(criticality: &str) -> Client {
+    let mut client = Client::default();
+    client.outlive(Duration::from_secs(20));
+    let Wish(wished) = reservation(criticality);
+    client.reserve(Some(wished));
+    client
+}
+
+/// Reads a stream until it is told to end.
+fn read(target: &Target, criticality: &str, brought: &Brought, is_over: &AtomicBool, is_on: impl FnOnce()) {
+    let linked = client(criticality).session(target, Duration::ZERO).unwrap().expect("a session was asked for");
+    let standing = linked.standing();
+    let mut port = SessionPort::new(linked);
+    port.submit(Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty));
+    assert_eq!(port.wait(None).unwrap().unwrap().status, Status::Ok);
+    is_on();
+    let (mut id, mut asked, mut expected) = (1, VecDeque::new(), None);
+    let mut told = String::new();
+    while !is_over.load(Ordering::Acquire) {
+        while (asked.len() as u64) < DEPTH {
+            let mut urb = Urb::data_in(UrbId(id), EpAddr::from_byte(ISO_IN), PACKETS * PACKET_BYTES);
+            let packet = |at| IsoPacket { offset: at * PACKET_BYTES, length: PACKET_BYTES, ..IsoPacket::default() };
+            urb.iso = (0..PACKETS).map(packet).collect();
+            urb.flags.iso_asap = true;
+            urb.interval = 1;
+            port.submit(urb);
+            asked.push_back(id);
+            id += 1;
+        }
+        if let Some(reserved) = standing.reserved() {
+            let now = format!("{:?}", reserved.state);
+            brought.is_suspended.store(now == "Suspended", Ordering::Release);
+            if now != told {
+                brought.told.lock().unwrap().push(now.clone());
+                told = now;
+            }
+        }
+        let Some(done) = port.wait(Some(port.now() + Duration::from_millis(50))).unwrap() else { continue };
+        assert_eq!((asked.pop_front(), done.status), (Some(done.id.0), Status::Ok));
+        let whole = done.iso.iter().filter(|packet| packet.status == Status::Ok && packet.actual == PACKET_BYTES);
+        let missed = u64::from(PACKETS) - whole.count() as u64;
+        // The device counts its frames: a gap between two requests is what nobody asked for in time.
+        let gap = expected.map_or(0, |expected: u32| u64::from(done.start_frame.wrapping_sub(expected)));
+        expected = Some(done.start_frame.wrapping_add(PACKETS));
+        brought.missed.fetch_add(missed + gap, Ordering::AcqRel);
+        brought.packets.fetch_add(u64::from(PACKETS) - missed, Ordering::AcqRel);
+    }
+    asked.iter().for_each(|&id| port.cancel(UrbId(id)));
+    let until = Instant::now() + PATIENCE;
+    while !asked.is_empty() {
+        assert!(Instant::now() < until, "whatever was asked is answered");
+        let done = port.wait(Some(port.now() + Duration::from_millis(50))).unwrap();
+        asked.retain(|&id| done.as_ref().is_none_or(|done| done.id.0 != id));
+    }
+}
+
+/// What `farbus status` says of the reservations, in the order of the devices.
+fn reservations(house: &House) -> Vec<Value> {
+    let status = house.json(&["status", "--json"]);
+    let share = status.as_array().unwrap().iter().find(|process| process["role"] == "share").unwrap();
+    share["devices"].as_array().unwrap().iter().map(|device| device["reservation"].clone()).collect()
+}
+
+fn narrow(network: &Network, kbit: u64) {
+    let router = &network.router;
+    let word =
+        format!("netns exec {router} tc qdisc replace dev near root tbf rate {kbit}kbit burst 16kb latency 200ms");
+    assert!(ip(&word), "{word}");
+}
+
+#[test]
+fn one_stream_that_matters_keeps_its_figure_and_three_others_give_way_in_order() {
+    let network = Network::lay("mixed");
+    if !has("network namespaces", network.is_some()) {
+        return;
+    }
+    let network = network.expect("looked at just now");
+    let shapes = ip(&format!(
+        "netns exec {} tc qdisc replace dev near root tbf rate 50mbit burst 64kb latency 50ms",
+        network.router
+    ));
+    if !has("shaper of links", shapes) {
+        return;
+    }
+    let house = House::alone();
+    let arguments: Vec<String> = ["share", "zero,speed=full", "zero,speed=full", "zero,speed=full", "zero,speed=full"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(["zero,speed=full".into(), "--listen".into(), format!("{FAR}:0")])
+        .collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let share = Share::follow(Running::start(command_in(&house, &network.far, &arguments)));
+    let names = ["zero", "zero2", "zero3", "zero4"];
+    let targets = names.map(|name| share.library_target(name));
+    let brought: [Arc<Brought>; 4] = std::array::from_fn(|_| Arc::default());
+    let is_over = AtomicBool::new(false);
+    let count = |at: usize| brought[at].packets.load(Ordering::Acquire);
+    let missed = |at: usize| brought[at].missed.load(Ordering::Acquire);
+    let is_suspended = |at: usize| brought[at].is_suspended.load(Ordering::Acquire);
+    thread::scope(|scope| {
+        // Three of low criticality one after the other, then the one that matters; all on one bus.
+        for at in [0, 1, 2, 3] {
+            let criticality = if at == 3 { "high" } else { "low" };
+            let (on, is_on) = std::sync::mpsc::channel();
+            let (target, brought, is_over) = (&targets[at], &brought[at], &is_over);
+            let near = &network.near;
+            scope.spawn(move || {
+                on_host(near, || read(target, criticality, brought, is_over, || on.send(()).unwrap()));
+            });
+            is_on
+                .recv_timeout(PATIENCE)
+                .unwrap_or_else(|_| panic!("stream {at} is not there\n{}", share.process.log()));
+        }
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            wait_until(PATIENCE, "all of them run", || (0..4).all(|at| count(at) > 500));
+            // The bus has 900 us of each millisecond, and a fifth does not fit: what is missing is said.
+            let fifth = share.library_target("zero5");
+            let fifth = on_host(&network.near, || client("low").session(&fifth, Duration::ZERO));
+            let refusal = fifth.err().expect("five of them are more than the bus has").to_string();
+            assert!(refusal.contains("us of an interval are missing"), "{refusal}");
+            println!("a fifth: {}", refusal.lines().last().unwrap_or_default());
+
+            let before: [u64; 4] = std::array::from_fn(count);
+            let (missed_before, began) = (missed(3), Instant::now());
+            narrow(&network, 6000);
+            wait_until(PATIENCE, "the last two of low criticality are suspended", || {
+                is_suspended(1) && is_suspended(2)
+            });
+            println!("suspended after {:?}", began.elapsed());
+            thread::sleep(Duration::from_secs(8));
+            let span_ms = began.elapsed().as_millis() as u64;
+            let passed: [u64; 4] = std::array::from_fn(|at| count(at) - before[at]);
+            println!("narrow, {span_ms} ms: packets {passed:?}, missed by the high one {}", missed(3) - missed_before);
+            assert_eq!(missed(3), missed_before, "the one that matters keeps its figure to the packet");
+            assert!(passed[3] + 1200 > span_ms, "it has come all the time: {passed:?} in {span_ms} ms");
+            assert!(
+                passed[0] > passed[1] && passed[1] + passed[2] < passed[0],
+                "who came first gives way last: {passed:?}"
+            );
+            let said = reservations(&house);
+            assert_eq!(said[3]["state"], "admitted", "{said:?}");
+            assert_eq!((&said[2]["state"], &said[2]["lack"]), (&"suspended".into(), &"path".into()), "{said:?}");
+
+            narrow(&network, 50_000);
+            let widened = Instant::now();
+            wait_until(PATIENCE, "all of them are admitted again", || (0..3).all(|at| !is_suspended(at)));
+            println!("all admitted again after {:?}", widened.elapsed());
+            let resumed: [u64; 4] = std::array::from_fn(count);
+            wait_until(PATIENCE, "and run", || (0..4).all(|at| count(at) > resumed[at] + 500));
+            assert_eq!(missed(3), missed_before, "the one that matters knows nothing of it");
+        }));
+        is_over.store(true, Ordering::Release);
+        for (at, brought) in brought.iter().enumerate() {
+            println!("{}: told {:?}", names[at], brought.told.lock().unwrap());
+        }
+        if let Err(panic) = outcome {
+            println!("{}", share.process.log());
+            std::panic::resume_unwind(panic);
+        }
+    });
+    assert_eq!(*brought[3].told.lock().unwrap(), ["Admitted"]);
+    wait_until(PATIENCE, "what nobody uses is reserved for nobody", || reservations(&house).iter().all(Value::is_null));
+}

@@ -1,0 +1,101 @@
+//! What is reserved: who is refused and why, what is shown, and that it goes along when a process is replaced.
+
+use std::thread;
+use std::time::Duration;
+
+use farbus::client::Client;
+use farbus::model::{EpAddr, Status, Urb};
+use farbus::reserve::Wish;
+use serde_json::Value;
+
+use super::driver::Driver;
+use super::harness::{House, PATIENCE, wait_until};
+use super::restart::{exporter, restart};
+use super::trust::{Host, hosts};
+
+const LOW: &str = "bytes=256,period=1,criticality=low,endpoint=0x83";
+
+/// What the status says of each device that has a reservation: its name, and how that stands.
+fn reserved(host: &Host<'_>) -> Vec<(String, String)> {
+    let status = host.json(&["status", "--json"]);
+    let devices = status[0]["devices"].as_array().cloned().unwrap_or_default();
+    let reserved = devices.iter().filter(|device| device["reservation"] != Value::Null);
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    reserved.map(|device| (text(&device["name"]), text(&device["reservation"]["state"]))).collect()
+}
+
+fn as_told(driver: &mut Driver) -> Option<String> {
+    driver.submit(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 64));
+    assert_eq!(driver.wait().status, Status::Ok, "what is not reserved goes on");
+    driver.linked.standing().reserved().map(|reserved| format!("{:?}", reserved.state))
+}
+
+#[test]
+fn what_cannot_be_reserved_is_refused_with_what_to_say_instead() {
+    let house = House::new();
+    for (wish, why) in [
+        ("zero:bytes=64,period=3", "a period of 3 intervals is no power of two; 2 serves it at least as often"),
+        ("zero:bytes=2000,period=1", "976 too few"),
+        ("zero:bytes=64,period=1,endpoint=0x87", "the device has no endpoint 0x87"),
+        ("zero:bytes=512,period=8,endpoint=0x81,criticality=low", "bulk and control endpoints are of high criticality"),
+        ("none:bytes=64,period=1", "no device called 'none'"),
+    ] {
+        let refused = house.run(&["share", "zero", "--listen", "127.0.0.1:0", "--reserve", wish]);
+        assert!(refused.code == Some(3) && refused.stderr.contains(why), "{wish}: {refused:?}");
+    }
+    let keyboard =
+        house.run(&["share", "keyboard", "--listen", "127.0.0.1:0", "--reserve", "keyboard:bytes=9,period=8"]);
+    assert!(keyboard.code == Some(3) && keyboard.stderr.contains("the wire carries 8"), "{keyboard:?}");
+    let misread = house.run(&["share", "zero", "--reserve", "bytes=64,period=1"]);
+    assert!(misread.code == Some(2), "{misread:?}");
+    // The same by an importer.
+    let share = house.share(&["zero"]);
+    let Wish(odd) = "bytes=64,period=3".parse().unwrap();
+    let mut client = Client::default();
+    client.reserve(Some(odd));
+    let refused = client.session(&share.library_target("zero"), Duration::from_secs(5)).err().expect("it cannot be");
+    assert!(refused.to_string().contains("it cannot be reserved: endpoint 0x83: a period of 3"), "{refused}");
+    let Wish(quick) = "bytes=64,period=1,latency=10us".parse().unwrap();
+    client.reserve(Some(quick));
+    let refused = client.session(&share.library_target("zero"), Duration::from_secs(5)).err().expect("it is too slow");
+    assert!(refused.to_string().contains("ms are missing: data are there after"), "{refused}");
+    let usual = house.run(&["attach", &share.target("zero"), "--via", "redir", "--reserve", "bytes=64,period=3"]);
+    assert!(usual.code == Some(3) && usual.stderr.contains("no power of two"), "{usual:?}");
+}
+
+#[test]
+fn what_is_reserved_goes_along_when_another_process_goes_on() {
+    let house = House::new();
+    let [lab3, _] = hosts(&house);
+    let stream = "{what='zero,speed=full'}";
+    let owned = "{what='zero,speed=full', name='mine', reserve=['bytes=256,period=1,endpoint=0x83']}";
+    let (_daemon, plain, _) = exporter(&house, &lab3, &format!("{stream}, {stream}, {stream}, {stream}, {owned}"));
+    let admitted =
+        |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), "admitted".to_owned())).collect::<Vec<_>>();
+    assert_eq!(reserved(&lab3), admitted(&["mine"]));
+    let mut low = ["zero", "zero2", "zero3"].map(|name| Driver::reserving(&plain, name, LOW));
+    assert_eq!(reserved(&lab3), admitted(&["zero", "zero2", "zero3", "mine"]));
+    let mut later = vec![restart(&lab3, 3)];
+    wait_until(PATIENCE, "all is as it was", || reserved(&lab3) == admitted(&["zero", "zero2", "zero3", "mine"]));
+    // The bus carries four: another of high criticality costs the last that came.
+    let mut high = Driver::reserving(&plain, "zero4", &LOW.replace("low", "high"));
+    wait_until(PATIENCE, "who came last is told", || as_told(&mut low[2]).as_deref() == Some("Suspended"));
+    assert_eq!(as_told(&mut low[1]).as_deref(), Some("Admitted"));
+    let text = lab3.run(&["status"]).stdout;
+    assert!(text.contains("zero3: reserved, low, suspended, bus: 135.503 us of an interval missing"), "{text}");
+    low[2].submit(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 64));
+    assert_eq!(low[2].wait().status, Status::Ok);
+    later.push(restart(&lab3, 4));
+    let suspended =
+        |host: &Host<'_>| reserved(host).iter().any(|(name, state)| name == "zero3" && state == "suspended");
+    wait_until(PATIENCE, "it still is", || suspended(&lab3) && reserved(&lab3).len() == 5);
+    assert_eq!(as_told(&mut low[2]).as_deref(), Some("Suspended"));
+    let others = [&mut high].into_iter().chain(&mut low[..2]);
+    others.for_each(|driver| assert_eq!(as_told(driver).as_deref(), Some("Admitted")));
+    drop(high);
+    wait_until(PATIENCE, "and goes on when there is room", || {
+        thread::sleep(Duration::from_millis(50));
+        as_told(&mut low[2]).as_deref() == Some("Admitted")
+    });
+    assert_eq!(reserved(&lab3), admitted(&["zero", "zero2", "zero3", "mine"]));
+}

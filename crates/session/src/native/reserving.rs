@@ -1,0 +1,150 @@
+//! What is reserved for attachments that are opened next, and how the path to their importer is measured before.
+//!
+//! | the importer says | the exporter |
+//! |---|---|
+//! | ask | says *echo* |
+//! | open | keeps it |
+//! | echo | knows how long the path is, and sends a train |
+//! | measured | knows how wide it is: the device is opened |
+
+use std::collections::BTreeMap;
+
+use farbus_model::{Instant, Payload};
+use farbus_wire::native::control::Open;
+use farbus_wire::native::frame::Head;
+use farbus_wire::native::reserve::{CAR_BYTES, Reservation, TRAIN_CARS, Word};
+use farbus_wire::native::{Flow, Kind, Lanes, Message, Urgency};
+
+use crate::Reject;
+use crate::reserve::ledger::Path;
+use crate::snapshot::{Reader, Writer};
+
+/// At once: each is for an attachment.
+const ASKED_MAX: usize = 512;
+
+/// Reservations that were asked for, by attachment.
+#[derive(Default)]
+pub(super) struct Reserving(BTreeMap<u16, Asking>);
+
+struct Asking {
+    reservation: Reservation,
+    path: Path,
+    /// When *echo* was said, and not by another process.
+    echo_at: Option<Instant>,
+    has_echoed: bool,
+    is_measured: bool,
+    open: Option<Open>,
+}
+
+impl Reserving {
+    /// Something was said of a reservation. Answers with what is to be opened now.
+    pub fn hear(
+        &mut self,
+        now: Instant,
+        number: u16,
+        is_used: bool,
+        bytes: &[u8],
+        lanes: &mut Lanes,
+    ) -> Result<Option<Open>, Reject> {
+        let wrong = |rule| Reject::new("attachment", number.into(), rule);
+        let word = Word::decode(bytes)?;
+        if let Word::Ask(reservation) = word {
+            if number == 0 || is_used || self.0.len() >= ASKED_MAX || self.0.contains_key(&number) {
+                return Err(wrong("a reservation is for a device that is opened next"));
+            }
+            let echo_at = Some(now);
+            let path = Path::default();
+            let asking = Asking { reservation, path, echo_at, has_echoed: false, is_measured: false, open: None };
+            self.0.insert(number, asking);
+            lanes.send(Message::control(Kind::Reserve, number, 0, Word::Echo.encode().into()));
+            return Ok(None);
+        }
+        let Some(asking) = self.0.get_mut(&number) else {
+            // It was closed meanwhile.
+            return Ok(None);
+        };
+        match word {
+            Word::Echo if !asking.has_echoed => {
+                asking.has_echoed = true;
+                let round_trip = asking.echo_at.map(|at| now - at).unwrap_or_default();
+                asking.path.round_trip_ns = round_trip.as_nanos().try_into().unwrap_or(u64::MAX);
+                send_train(number, lanes);
+                Ok(None)
+            }
+            Word::Measured(bits_per_s) if asking.has_echoed && !asking.is_measured => {
+                (asking.is_measured, asking.path.bits_per_s) = (true, bits_per_s);
+                Ok(asking.open.take())
+            }
+            _ => Err(wrong("an importer does not say that of a reservation now")),
+        }
+    }
+
+    /// Keeps what is to be opened, if its path is being measured.
+    pub fn keep(&mut self, number: u16, open: &Open) -> Result<bool, Reject> {
+        match self.0.get_mut(&number) {
+            Some(Asking { open: Some(_), .. }) => {
+                Err(Reject::new("attachment", number.into(), "a device is opened once"))
+            }
+            Some(asking) if !asking.is_measured => {
+                asking.open = Some(open.clone());
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// What is reserved for it, once its path was measured.
+    pub fn take(&mut self, number: u16) -> Option<(Reservation, Path)> {
+        let asking = self.0.remove(&number)?;
+        Some((asking.reservation, asking.path))
+    }
+
+    /// It is not opened after all. Says whether it was to be.
+    pub fn forget(&mut self, number: u16) -> bool {
+        self.0.remove(&number).is_some_and(|asking| asking.open.is_some())
+    }
+
+    pub fn save(&self, to: &mut Writer) {
+        to.count(self.0.len());
+        for (&number, Asking { reservation, path, has_echoed, is_measured, open, .. }) in &self.0 {
+            to.u16(number);
+            to.bytes(&Word::Ask(reservation.clone()).encode());
+            to.u64(path.round_trip_ns);
+            to.u64(path.bits_per_s);
+            to.flag(*has_echoed);
+            to.flag(*is_measured);
+            to.bytes(&open.as_ref().map(Open::encode).unwrap_or_default());
+        }
+    }
+
+    /// As another process wrote it down.
+    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let mut all = BTreeMap::new();
+        for _ in 0..from.count("reservations", 28)? {
+            let number = from.u16("attachment")?;
+            let Word::Ask(reservation) = Word::decode(from.bytes("reservation")?)? else {
+                return Err(Reject::new("reservation", number.into(), "it is one"));
+            };
+            let path = Path { round_trip_ns: from.u64("round trip")?, bits_per_s: from.u64("bits a second")? };
+            let (has_echoed, is_measured) = (from.flag("echoed")?, from.flag("measured")?);
+            let open = from.bytes("open")?;
+            let open = if open.is_empty() { None } else { Some(Open::decode(open)?) };
+            let is_sound = number > 0 && (has_echoed || !is_measured) && !(is_measured && open.is_some());
+            let asking = Asking { reservation, path, echo_at: None, has_echoed, is_measured, open };
+            if !is_sound || all.insert(number, asking).is_some() || all.len() > ASKED_MAX {
+                return Err(Reject::new("attachment", number.into(), "each is asked for once, and measured before"));
+            }
+        }
+        Ok(Self(all))
+    }
+}
+
+/// As fast as the path takes it.
+fn send_train(number: u16, lanes: &mut Lanes) {
+    for place in 0..TRAIN_CARS {
+        let part = Word::Train { place, cars: TRAIN_CARS }.encode().into();
+        let (head, payload) = (Head::new(Kind::Reserve, number, 0), Payload::from(vec![0; CAR_BYTES]));
+        let flow = Flow(u32::from(number) << 8);
+        lanes.send(Message { head, part, payload, urgency: Urgency::Low, flow, done_at: None });
+    }
+}

@@ -1,0 +1,97 @@
+//! What a session's exporter is offered by whoever has the devices, and what it may be told.
+
+use farbus_model::Instant;
+use farbus_modules::Allowance;
+use farbus_wire::native::control::{Cause, End, Inherit, Open};
+
+use super::served::{Bequest, Recalled, Served};
+use crate::reserve::ledger::Path;
+use crate::reserve::{Refusal, Reservation, Standing, State};
+
+/// A device that was handed over, in its heir's hands.
+pub struct Inherited {
+    /// The heir's lease.
+    pub lease: u64,
+    /// It.
+    pub served: Box<dyn Served>,
+    /// What came along.
+    pub luggage: Vec<u8>,
+}
+
+/// What an exporter offers to sessions.
+pub trait Services {
+    /// Opens a device for attachment `number`, and says under which lease.
+    ///
+    /// # Errors
+    /// [`End`]: why not.
+    fn open(&mut self, now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End>;
+
+    /// An heir asks for a device that is to be handed over to it. `None`: it was not yet, and is asked for again by
+    /// the session when it looks for legacies.
+    ///
+    /// # Errors
+    /// [`End`]: it never will.
+    fn inherit(&mut self, now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Inherited, End>> {
+        let _ = (now, number, inherit);
+        Some(Err(End { cause: Cause::Refused, message: "nothing is handed over here".to_owned() }))
+    }
+
+    /// What an heir may see of the device until it is his: it changes nothing. `None`: nothing, as of any but block devices.
+    ///
+    /// # Errors
+    /// [`End`]: it never will be his.
+    fn show(&mut self, now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
+        let _ = (now, number, inherit);
+        None
+    }
+
+    /// Reserves what is asked for the device that is to be opened as `open` next, by an importer whose path was measured.
+    ///
+    /// # Errors
+    /// How it stands, and the end that says why in words; nothing is reserved then.
+    fn reserve(&mut self, open: &Open, reservation: &Reservation, path: Path) -> Result<Standing, (Standing, End)> {
+        let _ = (open, path);
+        let refusal = Refusal::Kind;
+        let message = "nothing is reserved here".to_owned();
+        Err((refusal.standing(reservation.criticality, State::Refused), End { cause: Cause::Reservation, message }))
+    }
+
+    /// What was reserved so is not needed: its device was not opened.
+    fn unreserve(&mut self, open: &Open) {
+        let _ = open;
+    }
+
+    /// What attachment `number` handed over, of which nobody knows yet what becomes of it; `None`: that is known, or there is nothing.
+    fn recall(&mut self, now: Instant, number: u16, open: &Open) -> Option<Recalled> {
+        let _ = (now, number, open);
+        None
+    }
+}
+
+/// The modules that an importer may ask for, and where they get randomness from.
+pub struct Allowed {
+    /// Which.
+    pub modules: Allowance,
+    /// Fills bytes that nobody can guess.
+    pub random: FillShared,
+}
+
+/// Fills bytes that nobody can guess, for all sessions at once.
+pub type FillShared = Box<dyn Fn(&mut [u8]) + Send + Sync>;
+
+/// An attachment of another process, which is yet to be served here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Its number.
+    pub number: u16,
+    /// What was asked for; the name is the one that its device has in the lists.
+    pub open: Open,
+    /// Under which lease it is used.
+    pub lease: u64,
+    /// What [`Served::save`] wrote; none of what nobody can go on with.
+    pub state: Option<Vec<u8>>,
+    /// What [`Served::save_modules`] wrote.
+    pub modules: Vec<u8>,
+    /// It was handed over, and waits for its heir.
+    pub bequest: Option<Bequest>,
+}

@@ -1,0 +1,147 @@
+//! What a device's endpoints can carry, and on which bus.
+
+use farbus_model::{Descriptors, Direction, EpAddr, Speed, TransferType};
+use farbus_realtime::schedule::{self, Request};
+use farbus_realtime::transfer::{self, Shape, interval_ps};
+use farbus_realtime::{self as realtime, TransferKind};
+use farbus_wire::native::reserve::{Claim, Criticality};
+
+use super::refusal::Refusal;
+
+/// A device as the bus sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carrier {
+    bus: String,
+    speed: realtime::Speed,
+    endpoints: Vec<Endpoint>,
+}
+
+/// An endpoint in its largest setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Endpoint {
+    address: u8,
+    /// None: no bus carries such packets.
+    shape: Option<Shape>,
+    /// Of how many intervals it is served in one, if it is served regularly.
+    every: u32,
+}
+
+impl Carrier {
+    /// A device that says this of itself, on the bus instance that people call `bus`.
+    pub fn new(bus: impl Into<String>, descriptors: &Descriptors, speed: Speed) -> Self {
+        let speed = match speed {
+            Speed::Low => realtime::Speed::Low,
+            Speed::Full => realtime::Speed::Full,
+            Speed::High => realtime::Speed::High,
+            // What carries more than is reckoned with keeps what is promised.
+            _ => realtime::Speed::Super,
+        };
+        let mut endpoints: Vec<Endpoint> = Vec::new();
+        let settings = descriptors.configurations.iter().flat_map(|configuration| &configuration.settings);
+        for endpoint in settings.flat_map(|setting| &setting.endpoints) {
+            let found = Endpoint::of(endpoint, speed);
+            match endpoints.iter_mut().find(|known| known.address == found.address) {
+                Some(known) if known.quantum() < found.quantum() => *known = found,
+                Some(_) => {}
+                None => endpoints.push(found),
+            }
+        }
+        Self { bus: bus.into(), speed, endpoints }
+    }
+
+    /// Its bus instance.
+    pub fn bus(&self) -> &str {
+        &self.bus
+    }
+
+    /// How long an interval of that lasts, ns.
+    pub fn interval_ns(&self) -> u64 {
+        interval_ps(self.speed) / 1000
+    }
+
+    /// A claim as its bus understands it, under this number.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the device cannot carry it.
+    pub fn request(&self, id: u32, claim: &Claim, criticality: Criticality) -> Result<Request, Refusal> {
+        let found = match claim.endpoint {
+            0 => self.usual(),
+            address => self.endpoints.iter().find(|endpoint| endpoint.address == address),
+        };
+        let Endpoint { address: endpoint, shape, every } =
+            *found.ok_or(Refusal::NoEndpoint { endpoint: claim.endpoint })?;
+        let shape = shape.ok_or(Refusal::Unfit { endpoint })?;
+        let criticality = match criticality {
+            Criticality::Low => schedule::Criticality::Low,
+            Criticality::High => schedule::Criticality::High,
+        };
+        let request = Request { id, shape, budget_bytes: claim.bytes, period: claim.period, criticality };
+        request.check().map_err(|why| Refusal::Invalid { endpoint, why })?;
+        if shape.is_periodic() && claim.period < every {
+            return Err(Refusal::TooOften { endpoint, asked: claim.period, own: every });
+        }
+        Ok(request)
+    }
+
+    /// The address of the endpoint that a claim means.
+    pub fn address(&self, claim: &Claim) -> EpAddr {
+        let address = if claim.endpoint == 0 { self.usual().map_or(0, |usual| usual.address) } else { claim.endpoint };
+        EpAddr::from_byte(address)
+    }
+
+    /// The one that the device's data go through: isochronous before interrupt before bulk, in before out, the larger first.
+    fn usual(&self) -> Option<&Endpoint> {
+        let rank = |endpoint: &&Endpoint| {
+            let shape = endpoint.shape?;
+            let kind = match shape.kind() {
+                TransferKind::Isochronous => 3,
+                TransferKind::Interrupt => 2,
+                TransferKind::Bulk => 1,
+                TransferKind::Control => return None,
+            };
+            Some((kind, endpoint.address & 0x80 != 0, shape.quantum_bytes()))
+        };
+        let usual = self.endpoints.iter().filter(|endpoint| rank(endpoint).is_some());
+        // Of equals the first.
+        usual.rev().max_by_key(rank)
+    }
+}
+
+impl Endpoint {
+    fn of(endpoint: &farbus_model::Endpoint, speed: realtime::Speed) -> Self {
+        let kind = match endpoint.kind {
+            TransferType::Control => TransferKind::Control,
+            TransferType::Isochronous => TransferKind::Isochronous,
+            TransferType::Bulk => TransferKind::Bulk,
+            TransferType::Interrupt => TransferKind::Interrupt,
+        };
+        let direction = match endpoint.address.direction() {
+            Direction::In => transfer::Direction::In,
+            Direction::Out => transfer::Direction::Out,
+        };
+        let packets = u32::from(endpoint.packets_per_interval.max(1));
+        let (burst, mult) = match (speed, kind) {
+            (realtime::Speed::Super, TransferKind::Bulk) => (packets - 1, 0),
+            (realtime::Speed::Super, TransferKind::Isochronous) => {
+                let bursts = (1..=3).find(|bursts| packets.is_multiple_of(*bursts) && packets / bursts <= 16);
+                bursts.map_or((packets - 1, 0), |bursts| (packets / bursts - 1, bursts - 1))
+            }
+            _ => (0, packets - 1),
+        };
+        let shape = Shape::new(speed, kind, direction, endpoint.packet_bytes_max.into(), burst, mult).ok();
+        let exponent = u32::from(endpoint.interval.clamp(1, 16) - 1);
+        let every = match (speed, kind) {
+            (_, TransferKind::Control | TransferKind::Bulk) => 1,
+            // Hosts keep the power of two below.
+            (realtime::Speed::Low | realtime::Speed::Full, TransferKind::Interrupt) => {
+                1 << u32::from(endpoint.interval.max(1)).ilog2()
+            }
+            _ => 1 << exponent,
+        };
+        Self { address: endpoint.address.as_byte(), shape, every }
+    }
+
+    fn quantum(&self) -> u32 {
+        self.shape.map_or(0, |shape| shape.quantum_bytes())
+    }
+}

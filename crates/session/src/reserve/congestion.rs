@@ -1,0 +1,219 @@
+//! What a path to an importer still carries, by what arrives of that which is reserved there.
+//!
+//! | seen | what is taken for the path's rate |
+//! |---|---|
+//! | a link delivers less than is reserved, and the rest queues up | the sum of what arrives over all links of the path, if that is less than was known |
+//! | the same, just after more was tried | what it was before that |
+//! | nothing of the kind for a while, and somebody is suspended | enough for one more: whether it is there is seen then |
+//!
+//! The second is tried less and less often as long as it fails: a path does not say that it has become wider.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use farbus_model::Instant;
+
+/// What queues up for longer than this is late.
+const QUEUE_MAX: Duration = Duration::from_millis(100);
+/// Over so long what arrives is counted.
+const WINDOW: Duration = Duration::from_millis(200);
+/// Something is late for so long before it is concluded what the path carries.
+const LATE_FOR: Duration = Duration::from_millis(700);
+/// After a change what was in queues is on its way for so long.
+const SETTLING: Duration = Duration::from_secs(1);
+/// For so long nothing has to be late before one more is tried; each time that fails, twice as long.
+const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE_MAX: Duration = Duration::from_secs(15);
+/// Less than so much of what is reserved is less.
+const ENOUGH_PERCENT: u64 = 97;
+/// Links of a path.
+const LINKS_MAX: usize = 1024;
+
+/// What a link tells of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Bytes that arrived, of all that was ever sent.
+    pub arrived_bytes: u64,
+    /// Bytes that were not acknowledged, or not even sent.
+    pub queued_bytes: u64,
+}
+
+/// The links of a path, and what is thought of it.
+#[derive(Clone, Debug, Default)]
+pub struct Congestion {
+    links: BTreeMap<String, Seen>,
+    /// Nothing is concluded before.
+    settled_at: Option<Instant>,
+    /// Since when nothing was late.
+    calm_since: Option<Instant>,
+    patience: Option<Duration>,
+    is_trying: bool,
+    /// Since when something is late, and the most that arrived in a window since.
+    late: Option<(Instant, u64)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    began: Instant,
+    first: Sample,
+    /// Of the last whole window.
+    bits_per_s: Option<u64>,
+    is_late: bool,
+}
+
+/// What is concluded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conclusion {
+    /// It carries this, bits a second.
+    Carries(u64),
+    /// It may carry more: one more is tried.
+    MayCarryMore,
+    /// It does not: it carries what it carried before that.
+    CarriesNoMore,
+}
+
+impl Congestion {
+    /// A link of a device, for which so many bits a second are reserved and admitted, tells of itself.
+    pub fn note(&mut self, now: Instant, device: &str, reserved_bits_per_s: u64, sample: Sample) -> Option<Conclusion> {
+        if self.links.len() >= LINKS_MAX && !self.links.contains_key(device) {
+            return None;
+        }
+        let fresh = Seen { began: now, first: sample, bits_per_s: None, is_late: false };
+        let seen = self.links.entry(device.to_owned()).or_insert(fresh);
+        let span = now - seen.began;
+        // Another link counts from its own beginning.
+        if sample.arrived_bytes < seen.first.arrived_bytes {
+            *seen = fresh;
+            return None;
+        }
+        if span < WINDOW {
+            return None;
+        }
+        let bits = u128::from(sample.arrived_bytes - seen.first.arrived_bytes) * 8;
+        let bits_per_s = u64::try_from(bits * 1_000_000_000 / span.as_nanos()).unwrap_or(u64::MAX);
+        let queued_ns = u128::from(sample.queued_bytes) * 8 * 1_000_000_000 / u128::from(reserved_bits_per_s.max(1));
+        let is_late = queued_ns > QUEUE_MAX.as_nanos()
+            && u128::from(bits_per_s) * 100 < u128::from(reserved_bits_per_s) * u128::from(ENOUGH_PERCENT);
+        *seen = Seen { began: now, first: sample, bits_per_s: Some(bits_per_s), is_late };
+        self.conclude(now)
+    }
+
+    /// A link is not there any more, or carries nothing that was admitted.
+    pub fn forget(&mut self, device: &str) {
+        self.links.remove(device);
+    }
+
+    /// Whether no link is known.
+    pub fn is_empty(&self) -> bool {
+        self.links.is_empty()
+    }
+
+    fn conclude(&mut self, now: Instant) -> Option<Conclusion> {
+        if self.settled_at.is_some_and(|at| now < at) || self.links.values().any(|seen| seen.bits_per_s.is_none()) {
+            return None;
+        }
+        let calm_since = *self.calm_since.get_or_insert(now);
+        if self.links.values().any(|seen| seen.is_late) {
+            // A window in which something was lost and sent again tells less than the path carries.
+            let arrived = self.links.values().filter_map(|seen| seen.bits_per_s).sum();
+            let (since, best) = self.late.unwrap_or((now, 0));
+            let best = best.max(arrived);
+            self.late = Some((since, best));
+            self.calm_since = None;
+            if now < since + LATE_FOR {
+                return None;
+            }
+            self.settle(now);
+            if !std::mem::take(&mut self.is_trying) {
+                return Some(Conclusion::Carries(best));
+            }
+            self.patience = Some((self.patience.unwrap_or(PATIENCE) * 2).min(PATIENCE_MAX));
+            return Some(Conclusion::CarriesNoMore);
+        }
+        self.late = None;
+        if self.is_trying && now >= calm_since + PATIENCE {
+            // What was tried has gone well.
+            (self.is_trying, self.patience) = (false, None);
+        }
+        if now < calm_since + self.patience.unwrap_or(PATIENCE) {
+            return None;
+        }
+        self.is_trying = true;
+        self.settle(now);
+        Some(Conclusion::MayCarryMore)
+    }
+
+    fn settle(&mut self, now: Instant) {
+        self.settled_at = Some(now + SETTLING);
+        (self.calm_since, self.late) = (None, None);
+        for seen in self.links.values_mut() {
+            seen.is_late = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MBIT: u64 = 1_000_000;
+
+    fn at(ms: u64) -> Instant {
+        Instant::ZERO + Duration::from_millis(ms)
+    }
+
+    /// Links of 2 Mb/s each, and what passed so far.
+    #[derive(Default)]
+    struct Road {
+        congestion: Congestion,
+        now_ms: u64,
+        arrived: [u64; 4],
+        queued: [u64; 4],
+    }
+
+    impl Road {
+        /// So many of them over a path that carries so much, until something is concluded.
+        fn run(&mut self, links: usize, carries: u64, span_ms: u64) -> Option<(u64, Conclusion)> {
+            let (began, step_ms) = (self.now_ms, 50);
+            while self.now_ms < began + span_ms {
+                self.now_ms += step_ms;
+                for link in 0..4 {
+                    let made = if link < links { 2 * MBIT / 8 * step_ms / 1000 } else { 0 };
+                    let passes = (carries / links as u64 / 8 * step_ms / 1000).min(made + self.queued[link]);
+                    self.arrived[link] += passes;
+                    self.queued[link] = self.queued[link] + made - passes;
+                    let sample = Sample { arrived_bytes: self.arrived[link], queued_bytes: self.queued[link] };
+                    let name = format!("zero{link}");
+                    if link >= links {
+                        self.congestion.forget(&name);
+                    } else if let Some(concluded) = self.congestion.note(at(self.now_ms), &name, 2 * MBIT, sample) {
+                        return Some((self.now_ms - began, concluded));
+                    }
+                }
+            }
+            None
+        }
+    }
+
+    #[test]
+    fn a_path_that_carries_less_than_is_reserved_is_known_soon() {
+        let mut road = Road::default();
+        let Some((ms, Conclusion::Carries(rate))) = road.run(4, 6 * MBIT, 5000) else { panic!("it is full") };
+        assert!(ms <= 2000 && (5_900_000..=6_100_000).contains(&rate), "{ms} ms, {rate} bit/s");
+        assert_eq!(Road::default().run(4, 9 * MBIT, 2900), None, "and nothing where all arrives");
+    }
+
+    #[test]
+    fn one_more_is_tried_less_and_less_often_while_it_fails() {
+        let (mut road, mut tries) = (Road::default(), Vec::new());
+        for _ in 0..6 {
+            let Some((ms, Conclusion::MayCarryMore)) = road.run(2, 5 * MBIT, 100_000) else { panic!("it is calm") };
+            tries.push(ms);
+            let Some((_, Conclusion::CarriesNoMore)) = road.run(3, 5 * MBIT, 100_000) else { panic!("it is full") };
+        }
+        assert!(tries.is_sorted() && tries[5] > 3 * tries[0] && tries[5] < 20_000, "{tries:?}");
+        assert_eq!(road.run(3, 9 * MBIT, 100_000).map(|(_, concluded)| concluded), Some(Conclusion::MayCarryMore));
+        let next = road.run(4, 9 * MBIT, 100_000);
+        assert!(next.is_some_and(|(ms, _)| ms < 10_000), "what goes well is tried again soon: {next:?}");
+    }
+}

@@ -1,0 +1,112 @@
+//! Who has which part of which processor.
+//!
+//! Equation 1 is a test of one processor, so whoever comes is given one of them, the first that carries it beside those who have it.
+//! Whoever reserves by itself (a tuned pipe) enters here as well: [`Processors::enter`], by any name, and [`Processors::leave`].
+
+use farbus_realtime::vcpu::{Overload, Reserve, admit};
+
+/// The processors of this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Processors {
+    count: usize,
+    mains: Vec<Main>,
+}
+
+/// A server that was admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Main {
+    owner: String,
+    reserve: Reserve,
+    processor: usize,
+}
+
+/// Servers at most: as many as a host has streams.
+const MAINS_MAX: usize = 1024;
+
+impl Processors {
+    /// So many of them.
+    pub fn new(count: usize) -> Self {
+        Self { count: count.max(1), mains: Vec::new() }
+    }
+
+    /// Gives `owner` a part of one; says of which. Whoever had one under that name has this instead.
+    ///
+    /// # Errors
+    /// [`Overload`] of the one that has most left; then `owner` has what he had.
+    pub fn enter(&mut self, owner: &str, reserve: Reserve) -> Result<usize, Overload> {
+        let before = self.mains.iter().position(|main| main.owner == owner).map(|at| self.mains.remove(at));
+        let entered = self.place(owner, reserve);
+        if entered.is_err() {
+            self.mains.extend(before);
+        }
+        entered
+    }
+
+    fn place(&mut self, owner: &str, reserve: Reserve) -> Result<usize, Overload> {
+        let mut least: Option<Overload> = None;
+        for processor in 0..self.count.max(1) {
+            let there = self.mains.iter().filter(|main| main.processor == processor);
+            let all: Vec<Reserve> = there.map(|main| main.reserve).chain([reserve]).collect();
+            match admit(&all, &[]) {
+                Ok(_) if self.mains.len() < MAINS_MAX => {
+                    self.mains.push(Main { owner: owner.to_owned(), reserve, processor });
+                    return Ok(processor);
+                }
+                Ok(load) => return Err(Overload::Demand(load)),
+                Err(overload) => {
+                    let is_less = least.as_ref().is_none_or(|least| missing_ppb(&overload) < missing_ppb(least));
+                    least = if is_less { Some(overload) } else { least };
+                }
+            }
+        }
+        Err(least.expect("there is one processor at least"))
+    }
+
+    /// He has none any more.
+    pub fn leave(&mut self, owner: &str) {
+        self.mains.retain(|main| main.owner != owner);
+    }
+
+    /// Who has what, and of which processor.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, Reserve, usize)> {
+        self.mains.iter().map(|main| (main.owner.as_str(), main.reserve, main.processor))
+    }
+}
+
+/// What an overload lacks, billionths of a processor.
+pub fn missing_ppb(overload: &Overload) -> u64 {
+    match overload {
+        Overload::Demand(load) => load.missing_ppb(),
+        // More than all of one.
+        Overload::Reserve(Reserve { budget_ns, period_ns }) => {
+            let over = u128::from(budget_ns.saturating_sub(*period_ns)) * 1_000_000_000;
+            u64::try_from(over / u128::from((*period_ns).max(1))).unwrap_or(u64::MAX).max(1)
+        }
+        Overload::Utilization { .. } => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reserve(budget_ns: u64, period_ns: u64) -> Reserve {
+        Reserve { budget_ns, period_ns }
+    }
+
+    #[test]
+    fn the_second_processor_carries_what_the_first_does_not() {
+        let mut both = Processors::new(2);
+        assert_eq!(both.enter("a", reserve(60, 100)), Ok(0));
+        assert_eq!(both.enter("b", reserve(60, 100)), Ok(1));
+        let refused = both.enter("c", reserve(30, 100)).unwrap_err();
+        // 0.6 + 0.3 beside 2 (sqrt 2 - 1).
+        assert_eq!(missing_ppb(&refused), 900_000_000 - 828_427_124);
+        assert_eq!(both.enter("a", reserve(10, 100)), Ok(0), "who comes again has another part");
+        assert_eq!(both.enter("c", reserve(30, 100)), Ok(0));
+        assert!(both.enter("c", reserve(101, 100)).is_err());
+        assert_eq!(both.entries().count(), 3, "and who is refused keeps what he had");
+        both.leave("b");
+        assert_eq!(both.enter("d", reserve(100, 100)), Ok(1));
+    }
+}

@@ -1,0 +1,144 @@
+//! Why something is not to be had, and how much of it is missing.
+
+use std::fmt;
+
+use farbus_realtime::schedule::Invalid;
+use farbus_wire::native::reserve::{Criticality, Lack, Standing, State};
+
+/// Why a reservation is refused, or suspended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The device has no such endpoint, or none at all that carries data.
+    NoEndpoint {
+        /// Its address, 0 if any would have done.
+        endpoint: u8,
+    },
+    /// The endpoint's descriptor says what its bus cannot carry.
+    Unfit {
+        /// Its address.
+        endpoint: u8,
+    },
+    /// What is asked for cannot be, whatever else there is.
+    Invalid {
+        /// The endpoint's address.
+        endpoint: u8,
+        /// Why.
+        why: Invalid,
+    },
+    /// The endpoint is not served as often.
+    TooOften {
+        /// Its address.
+        endpoint: u8,
+        /// Asked for, intervals.
+        asked: u32,
+        /// Its own, intervals.
+        own: u32,
+    },
+    /// The bus has not as much left.
+    Bus {
+        /// Which.
+        bus: String,
+        /// Of an interval, ps.
+        missing_ps: u64,
+    },
+    /// The processors have not as much left.
+    Processor {
+        /// Of the one that has most, billionths.
+        missing_ppb: u64,
+    },
+    /// The path has not as much left.
+    Rate {
+        /// Bits a second.
+        missing_bits_per_s: u64,
+        /// What all reservations may have of it, bits a second.
+        path_bits_per_s: u64,
+    },
+    /// Data would arrive later.
+    Delay {
+        /// By so much, ns.
+        missing_ns: u64,
+        /// What can be promised, ns.
+        bound_ns: u64,
+    },
+    /// Nothing is reserved for what is no USB device, or for so many.
+    Kind,
+}
+
+impl Refusal {
+    /// What there is too little of, and how much is missing.
+    pub fn lack(&self) -> (Lack, u64) {
+        match self {
+            Self::NoEndpoint { endpoint } | Self::Unfit { endpoint } => (Lack::Endpoint, (*endpoint).into()),
+            Self::Invalid { why: Invalid::PeriodNotPowerOfTwo { shorter, .. }, .. } => {
+                (Lack::Period, (*shorter).into())
+            }
+            Self::Invalid { why: Invalid::Period { max, .. }, .. } => (Lack::Period, (*max).into()),
+            Self::Invalid { why: Invalid::BudgetOverWire { asked_bytes, max_bytes }, .. } => {
+                (Lack::Budget, (asked_bytes - max_bytes).into())
+            }
+            Self::Invalid { why: Invalid::NoBudget, .. } => (Lack::Budget, 0),
+            Self::Invalid { endpoint, .. } => (Lack::Endpoint, (*endpoint).into()),
+            Self::TooOften { own, .. } => (Lack::Period, (*own).into()),
+            Self::Bus { missing_ps, .. } => (Lack::Bus, *missing_ps),
+            Self::Processor { missing_ppb } => (Lack::Processor, *missing_ppb),
+            Self::Rate { missing_bits_per_s, .. } => (Lack::Rate, *missing_bits_per_s),
+            Self::Delay { missing_ns, .. } => (Lack::Delay, *missing_ns),
+            Self::Kind => (Lack::Kind, 0),
+        }
+    }
+
+    /// The same as it is said to whoever asked.
+    pub fn standing(&self, criticality: Criticality, state: State) -> Standing {
+        let (lack, missing) = self.lack();
+        Standing { state, lack, criticality, missing, bound_ns: 0, path_bits_per_s: 0, bus_ppm: 0 }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = |ps: u64| format!("{}.{:03}", ps / 1_000_000, ps % 1_000_000 / 1000);
+        match self {
+            Self::NoEndpoint { endpoint: 0 } => write!(f, "the device has no endpoint that carries data"),
+            Self::NoEndpoint { endpoint } => {
+                write!(f, "the device has no endpoint {endpoint:#04x}; without endpoint= its exporter chooses one")
+            }
+            Self::Unfit { endpoint } => {
+                write!(f, "endpoint {endpoint:#04x} says of its packets what no bus of its speed carries")
+            }
+            Self::Invalid { endpoint, why } => write!(f, "endpoint {endpoint:#04x}: {why}"),
+            Self::TooOften { endpoint, asked, own } => write!(
+                f,
+                "endpoint {endpoint:#04x} is served once in {own} intervals, not in {asked}: ask for period={own}"
+            ),
+            Self::Bus { bus, missing_ps } => {
+                write!(f, "{bus}: {} us of an interval are missing", us(*missing_ps))
+            }
+            Self::Processor { missing_ppb } => {
+                write!(
+                    f,
+                    "the processors: {}.{:07} % of one are missing",
+                    missing_ppb / 10_000_000,
+                    missing_ppb % 10_000_000
+                )
+            }
+            Self::Rate { missing_bits_per_s, path_bits_per_s } => {
+                write!(f, "the path: {missing_bits_per_s} bit/s are missing of {path_bits_per_s} that may be reserved")
+            }
+            Self::Delay { missing_ns, bound_ns } => write!(
+                f,
+                "{} ms are missing: data are there after {} ms at the latest",
+                thousandths(*missing_ns),
+                thousandths(*bound_ns)
+            ),
+            Self::Kind => write!(f, "nothing is reserved for what is no USB device, nor for more than 256 endpoints"),
+        }
+    }
+}
+
+/// Milliseconds of nanoseconds, rounded up.
+fn thousandths(ns: u64) -> String {
+    let us = ns.div_ceil(1000);
+    format!("{}.{:03}", us / 1000, us % 1000)
+}
+
+impl std::error::Error for Refusal {}

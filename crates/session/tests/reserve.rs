@@ -1,0 +1,290 @@
+//! What is reserved for devices: who is admitted, who gives way, what is missing; and a thousand hosts on which all of that happens at
+//! random.
+
+use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_model::{Device, Speed};
+use farbus_realtime::schedule::Invalid;
+use farbus_realtime::transfer::interval_ps;
+use farbus_realtime::vcpu::Reserve;
+use farbus_session::reserve::ledger::Path;
+use farbus_session::reserve::{
+    Asked, Carrier, Claim, Cost, Criticality, Lack, Ledger, News, Refusal, Reservation, Standing, State,
+};
+use farbus_session::snapshot::{self, Writer};
+
+const COST: Cost = Cost { turn_ns: 20_000, kib_ns: 1000 };
+const ISO_IN: u8 = 0x83;
+
+fn carrier(bus: &str, speed: Speed) -> Carrier {
+    let device = SourceSink::device(speed, Fill::Zeros, false);
+    Carrier::new(bus, device.descriptors(), speed)
+}
+
+fn stream(criticality: Criticality, bytes: u32, period: u32) -> Reservation {
+    Reservation { criticality, latency_ns: 0, claims: vec![Claim { endpoint: ISO_IN, bytes, period }] }
+}
+
+fn ask(ledger: &mut Ledger, device: &str, carrier: &Carrier, reservation: Reservation) -> Result<Vec<News>, Refusal> {
+    ledger.admit(Asked { device, carrier, reservation, path: Some("desk") })
+}
+
+fn state(ledger: &Ledger, device: &str) -> State {
+    ledger.standing(device).expect("it has a reservation").state
+}
+
+fn states(ledger: &Ledger) -> Vec<(&str, State)> {
+    ledger.lines().map(|line| (line.device, line.standing.state)).collect()
+}
+
+#[test]
+fn what_a_device_cannot_carry_is_refused_by_its_kind() {
+    let (mut ledger, carrier) = (Ledger::new(2, COST), carrier("bus", Speed::High));
+    let mut refused = |endpoint, bytes, period, criticality| {
+        let claims = vec![Claim { endpoint, bytes, period }];
+        ask(&mut ledger, "zero", &carrier, Reservation { criticality, latency_ns: 0, claims }).unwrap_err()
+    };
+    assert_eq!(refused(0x85, 1, 1, Criticality::High), Refusal::NoEndpoint { endpoint: 0x85 });
+    let odd = refused(ISO_IN, 64, 3, Criticality::High);
+    let why = Invalid::PeriodNotPowerOfTwo { asked: 3, shorter: 2 };
+    assert_eq!((odd.lack(), odd), ((Lack::Period, 2), Refusal::Invalid { endpoint: ISO_IN, why }));
+    let large = refused(ISO_IN, 1025, 1, Criticality::Low);
+    assert_eq!(large.lack(), (Lack::Budget, 1));
+    assert!(large.to_string().contains("the wire carries 1024 a period"), "{large}");
+    let bulk = refused(0x81, 512, 8, Criticality::Low);
+    assert_eq!(bulk, Refusal::Invalid { endpoint: 0x81, why: Invalid::LowAsynchronous });
+    assert_eq!(refused(ISO_IN, 0, 1, Criticality::High).lack(), (Lack::Budget, 0));
+    assert_eq!(ledger.lines().count(), 0);
+}
+
+#[test]
+fn an_endpoint_that_nobody_names_is_the_one_that_data_go_through() {
+    let carrier = carrier("bus", Speed::High);
+    let claim = Claim { endpoint: 0, bytes: 1024, period: 1 };
+    assert_eq!(carrier.address(&claim).as_byte(), ISO_IN);
+    let slow = Claim { endpoint: 0x81, ..claim };
+    assert!(carrier.request(1, &slow, Criticality::High).is_ok(), "bulk endpoints are of high criticality");
+}
+
+#[test]
+fn low_criticality_gives_way_to_high_in_the_order_of_its_coming_and_comes_back() {
+    let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::Full));
+    for device in ["a", "b", "c", "d"] {
+        let news = ask(&mut ledger, device, &carrier, stream(Criticality::Low, 256, 1)).unwrap();
+        assert_eq!((news.len(), news[0].standing.state), (1, State::Admitted));
+    }
+    let places = ledger.plan("bus").unwrap().placements().to_vec();
+    let refused = ask(&mut ledger, "e", &carrier, stream(Criticality::Low, 256, 1)).unwrap_err();
+    let (lack, missing_ps) = refused.lack();
+    assert!(lack == Lack::Bus && missing_ps > 0, "{refused}");
+    let news = ask(&mut ledger, "high", &carrier, stream(Criticality::High, 256, 1)).unwrap();
+    let by_name = |name: &str| news.iter().find(|news| news.device == name).map(|news| news.standing);
+    assert_eq!(by_name("high").map(|standing| standing.state), Some(State::Admitted));
+    let Some(Standing { state: State::Suspended, lack: Lack::Bus, missing, .. }) = by_name("d") else {
+        panic!("the last to come gives way: {news:?}")
+    };
+    assert_eq!(missing, missing_ps);
+    let now = ledger.plan("bus").unwrap();
+    assert!(places.iter().take(3).all(|place| now.placement(place.id) == Some(*place)), "who stays is not moved");
+    // A second one of high criticality, and a third that has no room left: nobody of high criticality is displaced.
+    for name in ["high2", "high3", "high4"] {
+        ask(&mut ledger, name, &carrier, stream(Criticality::High, 256, 1)).unwrap();
+    }
+    let refused = ask(&mut ledger, "high5", &carrier, stream(Criticality::High, 256, 1)).unwrap_err();
+    assert_eq!(refused.lack().0, Lack::Bus);
+    let running = states(&ledger).into_iter().filter(|(_, state)| *state == State::Admitted);
+    assert_eq!(running.map(|(name, _)| name).collect::<Vec<_>>(), ["high", "high2", "high3", "high4"]);
+    let resumed = ledger.release("high2");
+    assert_eq!(resumed.iter().map(|news| news.device.as_str()).collect::<Vec<_>>(), ["a"], "the first to come");
+    ["high", "high3", "high4"].iter().for_each(|name| drop(ledger.release(name)));
+    assert!(states(&ledger).iter().all(|(_, state)| *state == State::Admitted));
+}
+
+#[test]
+fn a_path_that_is_narrowed_costs_low_criticality_alone() {
+    let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::High));
+    let wide = Path { bits_per_s: 100_000_000, round_trip_ns: 400_000 };
+    ledger.note_path("desk", wide);
+    ask(&mut ledger, "high", &carrier, stream(Criticality::High, 1024, 8)).unwrap();
+    for device in ["a", "b", "c"] {
+        ask(&mut ledger, device, &carrier, stream(Criticality::Low, 1024, 8)).unwrap();
+    }
+    let one = ledger.standing("high").unwrap().path_bits_per_s;
+    assert!((8_192_000..9_000_000).contains(&one), "{one}");
+    let narrow = |streams: u64| Path { bits_per_s: one * streams * 100 / 90 + 100, ..wide };
+    let news = ledger.note_path("desk", narrow(2));
+    let gone: Vec<_> = news.iter().map(|news| (news.device.as_str(), news.standing.lack)).collect();
+    assert_eq!(gone, [("b", Lack::Rate), ("c", Lack::Rate)]);
+    ledger.note_path("desk", Path { bits_per_s: one / 2, ..wide });
+    assert_eq!(state(&ledger, "high"), State::Admitted, "never displaced");
+    assert_eq!(state(&ledger, "a"), State::Suspended);
+    let refused = ask(&mut ledger, "high2", &carrier, stream(Criticality::High, 1024, 8)).unwrap_err();
+    assert_eq!(refused.lack().0, Lack::Rate, "{refused}");
+    let back = ledger.note_path("desk", narrow(3));
+    assert_eq!(back.iter().map(|news| news.device.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(ledger.note_path("desk", wide).len(), 1);
+}
+
+#[test]
+fn what_comes_too_late_is_refused_with_what_is_missing() {
+    let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::High));
+    ledger.note_path("desk", Path { bits_per_s: 1_000_000_000, round_trip_ns: 10_000_000 });
+    let within = |ns| Reservation { latency_ns: ns, ..stream(Criticality::High, 1024, 8) };
+    let Err(Refusal::Delay { missing_ns, bound_ns }) = ask(&mut ledger, "zero", &carrier, within(6_000_000)) else {
+        panic!("half a round trip, a thread's period and the transfer are more")
+    };
+    assert_eq!(bound_ns - missing_ns, 6_000_000);
+    ask(&mut ledger, "zero", &carrier, within(bound_ns)).unwrap();
+    assert_eq!(ledger.standing("zero").unwrap().bound_ns, bound_ns);
+    assert!(ask(&mut ledger, "zero", &carrier, within(bound_ns - 1)).is_err());
+    assert_eq!(state(&ledger, "zero"), State::Admitted, "who asks for more than there is keeps what he had");
+}
+
+#[test]
+fn a_processor_that_pipes_have_taken_carries_no_more() {
+    let (mut ledger, carrier) = (Ledger::new(1, COST), carrier("bus", Speed::High));
+    ask(&mut ledger, "low", &carrier, stream(Criticality::Low, 1024, 8)).unwrap();
+    let reserve = Reserve { budget_ns: 80, period_ns: 100 };
+    ledger.processors_mut().leave("session of low");
+    ledger.processors_mut().enter("pipe", reserve).unwrap();
+    let news = ledger.settle_again();
+    assert_eq!(news.iter().map(|news| news.standing.lack).collect::<Vec<_>>(), [Lack::Processor]);
+    let refused = ask(&mut ledger, "high", &carrier, stream(Criticality::High, 1024, 8)).unwrap_err();
+    assert!(matches!(refused, Refusal::Processor { missing_ppb: 1.. }), "{refused}");
+    ledger.processors_mut().leave("pipe");
+    assert_eq!(ledger.settle_again().len(), 1);
+    assert_eq!(state(&ledger, "low"), State::Admitted);
+}
+
+/// Numbers from a seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+
+    fn pick<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len() as u64) as usize]
+    }
+}
+
+/// What holds of every ledger, whatever has happened.
+fn check(ledger: &mut Ledger, buses: &[&str], paths: &[&str]) {
+    for bus in buses {
+        let Some(plan) = ledger.plan(bus) else { continue };
+        for interval in 0..plan.cycle() {
+            let is_there =
+                |place: &&farbus_realtime::schedule::Placement| interval % place.every == place.start % place.every;
+            let used: u64 = plan.placements().iter().filter(is_there).map(|place| place.time_ps).sum();
+            assert!(used + plan.reservation_ps() <= interval_ps(plan.speed()), "more than an interval has");
+        }
+    }
+    for path in paths {
+        let low = |line: &farbus_session::reserve::ledger::Line<'_>| {
+            line.path == Some(path)
+                && line.standing.state == State::Admitted
+                && line.reservation.criticality == Criticality::Low
+        };
+        if let Some(measured) = ledger.path(path).filter(|measured| measured.bits_per_s > 0)
+            && ledger.lines().any(|line| low(&line))
+        {
+            assert!(ledger.path_bits_per_s(path) <= measured.bits_per_s / 100 * 90);
+        }
+    }
+    assert!(ledger.settle_again().is_empty(), "nothing is left to be settled: whoever can be resumed was");
+    for line in ledger.lines() {
+        let is_high = line.reservation.criticality == Criticality::High;
+        assert!(!is_high || line.standing.state == State::Admitted, "high criticality is never displaced");
+        assert_ne!(line.standing.state, State::Refused);
+    }
+}
+
+fn again(ledger: &Ledger, carriers: &[(String, Carrier, &'static str)]) -> Ledger {
+    let mut to = Writer::new(7);
+    ledger.save(&mut to);
+    let bytes = to.into_bytes();
+    let mut from = snapshot::open(&bytes, 7).unwrap();
+    let mut next = Ledger::new(2, COST);
+    next.restore(&mut from).unwrap();
+    from.end("snapshot").unwrap();
+    for line in ledger.lines() {
+        let (device, carrier, path) = carriers.iter().find(|(device, ..)| device == line.device).unwrap();
+        let reservation = next.expected(device).expect("it was written down").clone();
+        next.admit(Asked { device, carrier, reservation, path: Some(path) }).expect("what was there is there again");
+    }
+    next
+}
+
+#[test]
+fn a_thousand_hosts_keep_what_they_promised() {
+    let (mut admitted, mut refused, mut suspended, mut resumed) = (0, 0, 0, 0);
+    for seed in 0..1000 {
+        let mut random = Random(seed);
+        let mut ledger = Ledger::new(2, COST);
+        let buses = ["slow", "quick"];
+        let paths = ["desk", "lab"];
+        let carriers: Vec<(String, Carrier, &'static str)> = (0..12)
+            .map(|at| {
+                let (bus, speed) = if at % 3 == 0 { (buses[0], Speed::Full) } else { (buses[1], Speed::High) };
+                (format!("zero{at}"), carrier(bus, speed), paths[at % 2])
+            })
+            .collect();
+        for _ in 0..30 {
+            let (device, carrier, path) = &carriers[random.below(12) as usize];
+            let before: Vec<String> = ledger
+                .lines()
+                .filter(|line| line.reservation.criticality == Criticality::High)
+                .map(|line| line.device.to_owned())
+                .collect();
+            let news = match random.below(8) {
+                0..=3 => {
+                    let criticality = random.pick(&[Criticality::Low, Criticality::Low, Criticality::High]);
+                    let endpoint = random.pick(&[0, ISO_IN, 0x82, 0x81]);
+                    let claims = vec![Claim {
+                        endpoint,
+                        bytes: random.pick(&[64, 200, 256, 512, 1024]),
+                        period: 1 << random.below(5),
+                    }];
+                    let reservation = Reservation { criticality, latency_ns: 0, claims };
+                    match ledger.admit(Asked { device, carrier, reservation, path: Some(path) }) {
+                        Ok(news) => {
+                            admitted += 1;
+                            news
+                        }
+                        Err(refusal) => {
+                            refused += 1;
+                            assert_ne!(refusal.lack().0, Lack::None);
+                            Vec::new()
+                        }
+                    }
+                }
+                4 | 5 => ledger.release(device),
+                6 => {
+                    let bits_per_s = random.pick(&[0, 2_000_000, 20_000_000, 200_000_000]);
+                    ledger.note_path(path, Path { bits_per_s, round_trip_ns: 1_000_000 })
+                }
+                _ => {
+                    let next = again(&ledger, &carriers);
+                    assert_eq!(next.lines().count(), ledger.lines().count());
+                    assert!(next.lines().zip(ledger.lines()).all(|(next, before)| next.device == before.device));
+                    ledger = next;
+                    Vec::new()
+                }
+            };
+            for news in &news {
+                match news.standing.state {
+                    State::Suspended => {
+                        suspended += 1;
+                        assert!(!before.contains(&news.device) || news.device == *device, "high gives way to nobody");
+                    }
+                    _ if news.device != *device => resumed += 1,
+                    _ => {}
+                }
+            }
+            check(&mut ledger, &buses, &paths);
+        }
+    }
+    println!("{admitted} admitted, {refused} refused, {suspended} suspended, {resumed} resumed");
+    assert!([admitted, refused, suspended, resumed].iter().all(|&count| count > 100));
+}

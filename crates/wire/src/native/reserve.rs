@@ -1,0 +1,286 @@
+//! What is reserved for a device: asked for before it is opened, answered, and told whenever that changes (requirement R2).
+//!
+//! ```text
+//!   ask       importer: 0, criticality 1, claims 1, 0, latency ns 8, then of each claim: endpoint 1, 0 0 0, bytes 4, period 4
+//!   standing  exporter: 1, state 1, lack 1, criticality 1, missing 8, bound ns 8, bits a second 8, share of the bus ppm 4
+//!   echo      exporter: 2; importer: the same at once
+//!   train     exporter: 3, place 1, cars 1, then zeros
+//!   measured  importer: 4, bits a second 8
+//! ```
+//!
+//! The kind is one that may be passed over: an exporter that knows none of it opens the device and says nothing of a standing.
+
+use super::reader::Reader;
+use crate::reject::Reject;
+
+/// Claims of one reservation: a device has 30 endpoints beside its control endpoint, and few of them matter at once.
+pub const CLAIMS_MAX: usize = 16;
+/// Cars of a train, all but the first half of which are measured: what a shaper lets through at once is in that.
+pub const TRAIN_CARS: u8 = 4;
+/// Bytes of a car.
+pub const CAR_BYTES: usize = 32 << 10;
+
+/// What happens to a reservation when there is not enough for all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Criticality {
+    /// It is suspended when one of high criticality needs what it has.
+    Low,
+    /// It keeps what it has.
+    #[default]
+    High,
+}
+
+/// Bytes of an endpoint, each period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Claim {
+    /// Its address; 0 is the one that the device's data go through, of its exporter's choice.
+    pub endpoint: u8,
+    /// Bytes each period.
+    pub bytes: u32,
+    /// In intervals of the device's bus: microframes, frames at low and full speed.
+    pub period: u32,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Reservation {
+    /// How much it matters.
+    pub criticality: Criticality,
+    /// The longest that data may take from the bus to their user, ns; 0: however long.
+    pub latency_ns: u64,
+    /// Of which endpoints.
+    pub claims: Vec<Claim>,
+}
+
+/// Where a reservation stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// What it asks for is its own.
+    Admitted,
+    /// Not now; it will be told when it is again.
+    Suspended,
+    /// It never was.
+    Refused,
+}
+
+/// What there is too little of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lack {
+    /// Nothing.
+    None,
+    /// Time of the bus; missing are picoseconds of an interval.
+    Bus,
+    /// Time of a processor; missing are billionths of one.
+    Processor,
+    /// Rate of the path to the importer; missing are bits a second.
+    Rate,
+    /// The path is not as quick; missing are nanoseconds.
+    Delay,
+    /// The device has no such endpoint, or it carries nothing of the kind; missing is its address.
+    Endpoint,
+    /// The period is none that the bus has, or the endpoint; missing is one that would do, 0 if there is none.
+    Period,
+    /// The budget is more than the wire carries each period; missing are bytes.
+    Budget,
+    /// Nothing of that kind is kept there.
+    Kind,
+}
+
+/// What the exporter says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Standing {
+    /// Where it stands.
+    pub state: State,
+    /// What there is too little of.
+    pub lack: Lack,
+    /// How much it matters.
+    pub criticality: Criticality,
+    /// How much of it, in the unit of [`Lack`].
+    pub missing: u64,
+    /// The longest that its data take from the bus to the importer, ns, while it is admitted.
+    pub bound_ns: u64,
+    /// What it takes of the path, bits a second.
+    pub path_bits_per_s: u64,
+    /// What it takes of its bus, parts per million.
+    pub bus_ppm: u32,
+}
+
+/// Anything that is said of a reservation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// Importer: for the device that is opened next. It is not opened before the path was measured.
+    Ask(Reservation),
+    /// Exporter: so it stands.
+    Standing(Standing),
+    /// Exporter: say this back at once. Importer: there.
+    Echo,
+    /// Exporter: one of several, as fast as the path takes them.
+    Train {
+        /// Which, from 0.
+        place: u8,
+        /// Of how many.
+        cars: u8,
+    },
+    /// Importer: so fast the second half of the train came, bits a second.
+    Measured(u64),
+}
+
+const CRITICALITIES: [Criticality; 2] = [Criticality::Low, Criticality::High];
+const STATES: [State; 3] = [State::Admitted, State::Suspended, State::Refused];
+const LACKS: [Lack; 9] = [
+    Lack::None,
+    Lack::Bus,
+    Lack::Processor,
+    Lack::Rate,
+    Lack::Delay,
+    Lack::Endpoint,
+    Lack::Period,
+    Lack::Budget,
+    Lack::Kind,
+];
+
+fn code_of<T: PartialEq>(all: &[T], one: &T) -> u8 {
+    all.iter().position(|known| known == one).expect("all are listed") as u8
+}
+
+fn of_code<T: Copy>(all: &[T], code: u8, field: &'static str, rule: &'static str) -> Result<T, Reject> {
+    all.get(usize::from(code)).copied().ok_or(Reject::new(field, code.into(), rule))
+}
+
+impl Word {
+    /// As it travels; a car is followed by [`CAR_BYTES`] of zeros.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Word::Ask(Reservation { criticality, latency_ns, claims }) => {
+                let mut bytes = vec![0, code_of(&CRITICALITIES, criticality), claims.len() as u8, 0];
+                bytes.extend(latency_ns.to_le_bytes());
+                for Claim { endpoint, bytes: budget, period } in claims {
+                    bytes.extend([*endpoint, 0, 0, 0]);
+                    bytes.extend(budget.to_le_bytes());
+                    bytes.extend(period.to_le_bytes());
+                }
+                bytes
+            }
+            Word::Standing(standing) => {
+                let Standing { state, lack, criticality, .. } = standing;
+                let mut bytes =
+                    vec![1, code_of(&STATES, state), code_of(&LACKS, lack), code_of(&CRITICALITIES, criticality)];
+                for number in [standing.missing, standing.bound_ns, standing.path_bits_per_s] {
+                    bytes.extend(number.to_le_bytes());
+                }
+                bytes.extend(standing.bus_ppm.to_le_bytes());
+                bytes
+            }
+            Word::Echo => vec![2],
+            Word::Train { place, cars } => vec![3, *place, *cars],
+            Word::Measured(bits_per_s) => [&[4][..], &bits_per_s.to_le_bytes()].concat(),
+        }
+    }
+
+    /// As it travelled.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
+        let mut reader = Reader::new(bytes);
+        let word = match reader.u8("word")? {
+            0 => Word::Ask(reservation(&mut reader)?),
+            1 => Word::Standing(standing(&mut reader)?),
+            2 => Word::Echo,
+            3 => {
+                let (place, cars) = (reader.u8("place")?, reader.u8("cars")?);
+                if place >= cars {
+                    return Err(Reject::new("place", place.into(), "a car is one of its train"));
+                }
+                // What follows is there to take its time.
+                return Ok(Word::Train { place, cars });
+            }
+            4 => Word::Measured(reader.u64("bits a second")?),
+            other => return Err(Reject::new("word", other.into(), "nobody says that of a reservation")),
+        };
+        reader.end("reservation").map(|()| word)
+    }
+}
+
+fn reservation(reader: &mut Reader<'_>) -> Result<Reservation, Reject> {
+    let criticality = of_code(&CRITICALITIES, reader.u8("criticality")?, "criticality", "it is low or high")?;
+    let count = reader.u8("claims")?;
+    if count == 0 || usize::from(count) > CLAIMS_MAX {
+        return Err(Reject::new("claims", count.into(), "a reservation has 1 to 16"));
+    }
+    reader.u8("zero")?;
+    let latency_ns = reader.u64("latency")?;
+    let mut claims = Vec::new();
+    for _ in 0..count {
+        let endpoint = reader.u8("endpoint")?;
+        if endpoint & 0x70 != 0 {
+            return Err(Reject::new("endpoint", endpoint.into(), "an endpoint's number is below 16"));
+        }
+        if claims.iter().any(|claim: &Claim| claim.endpoint == endpoint) {
+            return Err(Reject::new("endpoint", endpoint.into(), "each endpoint is claimed once"));
+        }
+        reader.take(3, "zeros")?;
+        claims.push(Claim { endpoint, bytes: reader.u32("bytes")?, period: reader.u32("period")? });
+    }
+    Ok(Reservation { criticality, latency_ns, claims })
+}
+
+fn standing(reader: &mut Reader<'_>) -> Result<Standing, Reject> {
+    Ok(Standing {
+        state: of_code(&STATES, reader.u8("state")?, "state", "it is admitted, suspended or refused")?,
+        lack: of_code(&LACKS, reader.u8("lack")?, "lack", "a reservation lacks nothing such")?,
+        criticality: of_code(&CRITICALITIES, reader.u8("criticality")?, "criticality", "it is low or high")?,
+        missing: reader.u64("missing")?,
+        bound_ns: reader.u64("bound")?,
+        path_bits_per_s: reader.u64("bits a second")?,
+        bus_ppm: reader.u32("share of the bus")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_survives_the_way_and_none_without_its_end() {
+        let claims =
+            vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }, Claim { endpoint: 2, bytes: 64, period: 1 }];
+        let ask = Word::Ask(Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims });
+        let standing = |state, lack| {
+            Word::Standing(Standing {
+                state,
+                lack,
+                criticality: Criticality::High,
+                missing: 7,
+                bound_ns: 8,
+                path_bits_per_s: 9,
+                bus_ppm: 10,
+            })
+        };
+        let standings = STATES.map(|state| standing(state, Lack::None)).into_iter();
+        let lacking = LACKS.map(|lack| standing(State::Refused, lack)).into_iter();
+        for word in [ask, Word::Echo, Word::Measured(20_000_000)].into_iter().chain(standings).chain(lacking) {
+            let bytes = word.encode();
+            assert_eq!(Word::decode(&bytes), Ok(word));
+            assert!((0..bytes.len()).all(|end| Word::decode(&bytes[..end]).is_err()));
+            assert!(Word::decode(&[&bytes[..], &[0]].concat()).is_err());
+        }
+        let car = Word::Train { place: 3, cars: 4 };
+        assert_eq!(Word::decode(&[&car.encode()[..], &[0; CAR_BYTES]].concat()), Ok(car));
+    }
+
+    #[test]
+    fn what_nobody_reserves_is_refused_by_its_name() {
+        let claim = |endpoint| [endpoint, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0];
+        let field = |count: u8, endpoints: &[u8]| {
+            let claims = endpoints.iter().flat_map(|&endpoint| claim(endpoint));
+            let bytes: Vec<u8> = [0, 1, count, 0, 0, 0, 0, 0, 0, 0, 0, 0].into_iter().chain(claims).collect();
+            Word::decode(&bytes).unwrap_err().field
+        };
+        assert_eq!((field(0, &[]), field(17, &[])), ("claims", "claims"));
+        assert_eq!((field(1, &[0x71]), field(2, &[1, 1])), ("endpoint", "endpoint"));
+        assert_eq!(Word::decode(&[9]).unwrap_err().field, "word");
+        assert_eq!(Word::decode(&[3, 4, 4]).unwrap_err().field, "place");
+        assert_eq!(Word::decode(&[1, 3]).unwrap_err().field, "state");
+    }
+}
