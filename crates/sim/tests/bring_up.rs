@@ -101,7 +101,7 @@ fn hosts(topology: &Topology, seed: u64) -> Vec<Host> {
     let count = topology.hosts();
     let ports: Vec<_> = (0..count).map(|host| DebugPort::new(&format!("host{host}"))).collect();
     let cables: Vec<_> = ports.iter().map(DebugPort::cable).collect();
-    let (mut links, mut heard): (Vec<BTreeMap<u32, TcpStream>>, Vec<_>) =
+    let (mut links, heard): (Vec<BTreeMap<u32, TcpStream>>, Vec<_>) =
         (0..count).map(|_| (BTreeMap::new(), channel())).unzip();
     let entrance = TcpListener::bind("127.0.0.1:0").unwrap();
     for (a, b) in topology.debug_links() {

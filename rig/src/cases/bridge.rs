@@ -85,6 +85,6 @@ fn raw(giver: &mut Guest, taker: &mut Guest) -> Result<String> {
 
 /// The word that follows on a line that begins so; the last such line.
 fn word_after(text: &str, start: &str) -> String {
-    let lines = text.lines().filter_map(|line| line.trim().strip_prefix(start.trim()));
-    lines.last().and_then(|rest| rest.split_whitespace().next()).unwrap_or_default().to_owned()
+    let mut lines = text.lines().filter_map(|line| line.trim().strip_prefix(start.trim()));
+    lines.next_back().and_then(|rest| rest.split_whitespace().next()).unwrap_or_default().to_owned()
 }

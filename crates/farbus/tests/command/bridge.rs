@@ -4,6 +4,8 @@ use farbus::model::{Direction, EpAddr, Payload, Setup, Status, Urb, UrbId};
 
 use super::driver::Driver;
 use super::harness::House;
+use super::restart::{exporter, restart};
+use super::trust::hosts;
 
 const FRAMES_OUT: EpAddr = EpAddr::from_byte(0x02);
 const FRAMES_IN: EpAddr = EpAddr::from_byte(0x82);
@@ -33,7 +35,8 @@ fn what_one_host_sends_into_a_bridge_the_other_receives() {
     assert_eq!(names, ["bridge-a", "bridge-b"], "{listed}");
 
     let [mut a, mut b] = ["bridge-a", "bridge-b"].map(|end| Driver::new(&share.address, end));
-    [&mut a, &mut b].map(network_on);
+    network_on(&mut a);
+    network_on(&mut b);
     let frame = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 6, 1, 2, 3];
     // One waits before the other sends: it is woken.
     b.submit(|id: UrbId| Urb::data_in(id, FRAMES_IN, 16_384));
@@ -60,6 +63,27 @@ fn what_one_host_sends_into_a_bridge_the_other_receives() {
     let counts = &status[0]["devices"][0]["counts"];
     assert!(counts["frames"] == 1 && counts["blocks_refused"] == 1, "{status}");
     assert_eq!(status[0]["devices"][1]["counts"]["raw_bytes"], 100_513, "{status}");
+}
+
+#[test]
+fn a_bridge_goes_on_in_another_process_with_what_waited_for_an_end() {
+    let house = House::new();
+    let [lab3, _] = hosts(&house);
+    let (daemon, plain, _) = exporter(&house, &lab3, "{what='bridge',name='lab'}");
+    let [mut a, mut b] = ["lab-a", "lab-b"].map(|end| Driver::new(&plain, end));
+    let mut later = Vec::new();
+    for round in 1..=3u8 {
+        // Sent and not fetched; and asked for and not sent.
+        let given = a.ask(|id| Urb::data_out(id, RAW_OUT, vec![round; 3000].into()));
+        assert_eq!(given.status, Status::Ok);
+        a.submit(|id| Urb::data_in(id, RAW_IN, 512));
+        later.push(restart(&lab3, 2));
+        let fetched = b.ask(|id| Urb::data_in(id, RAW_IN, 4096));
+        assert_eq!(fetched.payload.into_vec(), vec![round; 3000], "round {round}\n{}", daemon.log());
+        let answered = b.ask(|id| Urb::data_out(id, RAW_OUT, vec![!round; 9].into()));
+        assert_eq!((answered.status, a.wait().payload.into_vec()), (Status::Ok, vec![!round; 9]), "round {round}");
+    }
+    assert!(a.linked.relinks() >= 3 && b.linked.relinks() >= 3);
 }
 
 #[test]
