@@ -19,7 +19,6 @@ pub fn set_retransmission_min(socket: impl AsFd, span: Duration) -> io::Result<(
     let us = c_int::try_from(span.as_micros()).map_err(|_| io::ErrorKind::InvalidInput)?;
     set(socket, libc::IPPROTO_TCP, TCP_RTO_MIN_US, &us)
 }
-}
 
 /// The round trip to the peer as the kernel has measured and smoothed it; none of what is no TCP connection, or was not measured yet.
 pub fn round_trip(socket: impl AsFd) -> Option<Duration> {
