@@ -194,8 +194,8 @@ mod tests {
         };
         // As printed, with hosts from 0 on, and the last one the other way round: (a) a star without its third host, (b) two hosts
         // into a third that the first takes instead of the fourth, (c) a ring in which two ports went the wrong way.
-        type Owner = (usize, Option<u32>);
-        let figures: [(&[(u32, u32)], &[Owner]); 3] = [
+        type Figure = (&'static [(u32, u32)], &'static [(usize, Option<u32>)]);
+        let figures: [Figure; 3] = [
             (&[(0, 1), (0, 2)], &[(1, Some(0)), (2, None)]),
             (&[(2, 0), (2, 1), (3, 2)], &[(2, Some(0))]),
             (&[(0, 1), (1, 2), (2, 3), (3, 0)], &[(3, Some(0)), (2, Some(1))]),

@@ -273,7 +273,7 @@ mod tests {
             let pairs: Vec<_> = (0..hosts).flat_map(|a| (a + 1..hosts).map(move |b| (a, b))).collect();
             for graph in 0..1u32 << pairs.len() {
                 let cables: Vec<_> = (0..pairs.len()).filter(|i| graph >> i & 1 == 1).map(|i| pairs[i]).collect();
-                for without in [0, 1, 0b1010 & ((1 << hosts) - 1)] {
+                for without in 0..1u32 << hosts {
                     let without_debug: BTreeSet<_> = (0..hosts).filter(|host| without >> host & 1 == 1).collect();
                     let topology = plan(hosts, &cables, &without_debug).unwrap();
                     let mut targets = topology.debug_links().map(|link| link.0).collect::<Vec<_>>();
