@@ -28,6 +28,11 @@ pub(super) const CASES: &[Case] = &[
         run: |lab| tree_by(lab, Client::Farbus, UAS),
     },
     Case {
+        name: "storage-auto",
+        purpose: "the same when nobody says by what way: a disk in a session is taken by uas",
+        run: |lab| tree_by(lab, Client::Farbus, AUTO),
+    },
+    Case {
         name: "storage-uas-ro",
         purpose: "the same disk, read-only: it says so, refuses writes, and its image stays untouched",
         run: |lab| read_only_by(lab, Client::Farbus, UAS),
@@ -73,6 +78,8 @@ const IMAGE_BYTES: u64 = 64 << 20;
 
 /// What a guest's script is told that has its disk by `--via uas`.
 const UAS: &[(&str, &str)] = &[("ATTACH_OPTIONS", "--via uas --grace 20"), ("DRIVER", "uas"), ("KEEPS_MEDIUM", "yes")];
+/// Nobody says how; the rest is as it is by uas.
+const AUTO: &[(&str, &str)] = &[("ATTACH_OPTIONS", "--grace 20"), UAS[1], UAS[2]];
 /// What it loads besides.
 pub(super) const UAS_MODULE: &str = "uas";
 

@@ -159,13 +159,12 @@ impl Inward {
             status => return Err(status),
         }
         let count = done.iso.len() as u64;
-        // How far these lie ahead of what was handed over last.
-        let intervals = (first + count).cast_signed() - self.head.cast_signed();
-        let ahead_ns = intervals.saturating_mul(ns_of(self.interval));
+        let (ahead_ns, next_ns) = (self.needed_ns(first), self.needed_ns(first + count));
+        let whole_ns = ns_of(self.span_of(self.pattern.iso.len()));
         let depth = self.depth;
-        // The first that comes waits as long as the buffer is deep.
+        // What comes next, as long after this as it is long itself, waits as long as the buffer is deep.
         let pace = self.pace.get_or_insert_with(|| {
-            let due = (now + depth).as_nanos().saturating_add_signed(-ahead_ns);
+            let due = (now + depth).as_nanos().saturating_add_signed(whole_ns.saturating_sub(next_ns));
             Pace::new(Way::In, Instant::from_nanos(due))
         });
         let slack_ns = ahead_ns.saturating_add(ns_between(now, pace.now()));
@@ -177,6 +176,14 @@ impl Inward {
             return self.take_in(first + self.skipped(slack_ns), done);
         }
         self.take_in(first, done)
+    }
+
+    /// How long after what was handed over last this packet is handed over: with all of the driver's request that it is in, which need not begin
+    /// where one of ours does.
+    fn needed_ns(&self, number: u64) -> i64 {
+        let whole = i64::try_from(self.pattern.iso.len().max(1)).unwrap_or(i64::MAX);
+        let requests = (number.cast_signed() - self.head.cast_signed()).div_euclid(whole) + 1;
+        requests.saturating_mul(whole).saturating_mul(ns_of(self.interval))
     }
 
     /// By how many intervals packets that are so late are numbered on.
@@ -292,7 +299,7 @@ impl Inward {
     /// Writes it down: what is here of it, and what is asked.
     pub fn save(&self, to: &mut Writer) {
         to.urb(&self.pattern);
-        save_span(self.pace.as_ref().map_or(self.depth, Pace::depth), to);
+        save_span(self.pace.as_ref().map_or(self.depth, Pace::level), to);
         to.u32(self.frames.next());
         to.u64(self.next - self.head);
         to.count(self.waiting.len());

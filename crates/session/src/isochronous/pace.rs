@@ -153,6 +153,12 @@ impl Pace {
         (self.margin() + self.jitter()).min(DEPTH_MAX)
     }
 
+    /// How deep this one's is as it stands: who goes on with the stream keeps its packets that long, and it neither jumps nor stops.
+    pub fn level(&self) -> Duration {
+        let slack = Duration::from_nanos(u64::try_from(self.slack_ns().unwrap_or_default()).unwrap_or_default());
+        self.depth().max(slack + self.jitter() / 2).min(DEPTH_MAX)
+    }
+
     /// What a later clock does to the slack.
     fn effect_of(&self, later_ns: i64) -> i64 {
         match self.way {
@@ -164,6 +170,10 @@ impl Pace {
     fn correction(&self, span: Duration) -> i64 {
         let Some(slack_ns) = self.slack_ns() else { return 0 };
         let missing_ns = ns_of(self.margin()) - slack_ns;
+        if missing_ns < 0 && self.window.len() < WINDOW_SLOTS {
+            // What is yet to be seen of the way may need it.
+            return 0;
+        }
         let (over, ppm_max) = if missing_ns > 0 { (GROW_OVER, GROW_PPM_MAX) } else { (SHRINK_OVER, SHRINK_PPM_MAX) };
         let span_ns = ns_of(span);
         let most = (span_ns / 1000 * ppm_max / 1000).min(STEP_CHANGE_NS_MAX);
