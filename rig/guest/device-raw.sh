@@ -1,16 +1,15 @@
 # A raw disk in requests of 4 KiB, one after the other, past the page cache: the guest's own, and through vhci by each importer. RTTS, and how
 # much is moved, come from the case.
-MIB=$((1 << 20))
-measure fill /tmp/disk $((DISK_MIB * MIB)) || fail "no disk"
+measure fill /tmp/disk $((NEAR_KIB * 1024)) || fail "no disk"
 
-# measured WAY RTT MIB: the disk that is there, read and written.
+# measured WAY RTT KIB: the disk that is there, read and written.
 measured() {
   wait_for 60 has_disk || fail "no disk appeared"
   dev=/dev/$(disk)
   # What the kernel asks of a new disk is over.
   sleep $((1 + $2 / 50))
-  read4k=$(measure read "$dev" 4096 $(($3 * MIB))) || fail "$read4k"
-  write4k=$(measure write "$dev" 4096 $(($3 * MIB))) || fail "$write4k"
+  read4k=$(measure read "$dev" 4096 $(($3 * 1024))) || fail "$read4k"
+  write4k=$(measure write "$dev" 4096 $(($3 * 1024))) || fail "$write4k"
   echo "far: row $1 $2 $read4k $write4k"
 }
 
@@ -23,7 +22,7 @@ echo 0x0104 >$gadget/idProduct
 echo /tmp/disk >$gadget/functions/mass_storage.0/lun.0/file
 ln -s $gadget/functions/mass_storage.0 $gadget/configs/c.1
 echo dummy_udc.0 >$gadget/UDC || fail "the gadget does not bind"
-measured local 0 "$DISK_MIB"
+measured local 0 "$NEAR_KIB"
 echo >$gadget/UDC
 wait_for 10 no_disk || fail "the stick stayed"
 
@@ -35,8 +34,8 @@ through() {
     CLIENT=$2
     ATTACH_OPTIONS=$4
     attach "$3"
-    if [ "$rtt" = 0 ]; then mib=$DISK_MIB; else mib=$FAR_MIB; fi
-    measured "$1" "$rtt" "$mib"
+    if [ "$rtt" = 0 ]; then kib=$NEAR_KIB; else kib=$FAR_KIB; fi
+    measured "$1" "$rtt" "$kib"
     detach
     wait_for 10 no_disk || fail "the disk stayed after detach"
     # The exporter resets it and has it again.

@@ -24,11 +24,11 @@ const WAYS: [(&str, &str); 4] = [
 ];
 
 fn raw(lab: &Lab) -> Result<String> {
-    let (near_mib, far_mib) = if is_thorough(lab) { (20, 20) } else { (4, 1) };
+    let (near_kib, far_kib) = if is_thorough(lab) { (20 << 10, 20 << 10) } else { (2 << 10, 512) };
     let told = [
         ("RTTS", ROUND_TRIPS_MS.map(|ms| ms.to_string()).join(" ")),
-        ("DISK_MIB", near_mib.to_string()),
-        ("FAR_MIB", far_mib.to_string()),
+        ("NEAR_KIB", near_kib.to_string()),
+        ("FAR_KIB", far_kib.to_string()),
     ];
     let said = run(lab, include_str!("../../../guest/device-raw.sh"), MODULES, &told)?;
     let rows: Vec<Row> = said.lines().filter_map(Row::parse).collect();
