@@ -248,6 +248,33 @@ mod tests {
     }
 
     #[test]
+    fn on_a_processor_of_its_own_a_thread_has_a_deadline_all_the_same() {
+        use super::super::scheduling::{Policy, Reservation};
+        use std::time::Duration;
+        let last = std::thread::available_parallelism().unwrap().get() - 1;
+        let own = match Exclusive::take(last) {
+            Ok(own) => own,
+            // Nothing to be had here: then it is said what stands against it.
+            Err(error) => return assert!(error.to_string().starts_with("no "), "{error}"),
+        };
+        let folder = own.folder.clone();
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                own.enter().unwrap();
+                let [budget, period] = [1, 100].map(Duration::from_millis);
+                let reservation = Reservation::take(&[Policy::Deadline { budget, period }]);
+                let cpus = rustix::thread::sched_getaffinity(None).unwrap();
+                assert!(cpus.count() == 1 && cpus.is_set(last));
+                let why: Vec<_> = reservation.denied().iter().map(|denied| denied.why).collect();
+                assert!(!why.contains(&super::super::scheduling::Why::Affinity), "{why:?}");
+            });
+            inside.join().unwrap();
+        });
+        drop(own);
+        assert!(!folder.exists());
+    }
+
+    #[test]
     fn a_processor_that_there_is_not_is_denied_and_nothing_is_left_behind() {
         let folders = || {
             let ours = |root: &str| fs::read_dir(root).into_iter().flatten().flatten();

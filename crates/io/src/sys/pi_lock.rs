@@ -43,7 +43,7 @@ impl<T> PiLock<T> {
     /// # Panics
     /// If this thread has it already, or the kernel has no such lock.
     pub fn lock(&self) -> Guard<'_, T> {
-        let me = gettid().as_raw_nonzero().get() as u32;
+        let me = me();
         // Nobody to wait for, no call.
         if self.holder.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_err() {
             loop {
@@ -58,10 +58,22 @@ impl<T> PiLock<T> {
     }
 }
 
+/// The kernel's number of this thread, asked for once.
+fn me() -> u32 {
+    thread_local!(static ME: u32 = gettid().as_raw_nonzero().get() as u32);
+    ME.with(|me| *me)
+}
+
+impl<T: Default> Default for PiLock<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         let holder = &self.lock.holder;
-        let me = gettid().as_raw_nonzero().get() as u32;
+        let me = me();
         if holder.compare_exchange(me, 0, Ordering::Release, Ordering::Relaxed).is_err() {
             // Somebody waits: the kernel gives it to the most urgent, who sees what was written through the kernel's own barriers.
             let given = futex::unlock_pi(holder, futex::Flags::PRIVATE);
