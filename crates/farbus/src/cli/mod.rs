@@ -14,6 +14,7 @@ mod nbd;
 mod observe;
 mod output;
 mod owner;
+mod pipe;
 mod plan;
 mod release;
 mod served;
@@ -75,6 +76,7 @@ enum Verb {
     Eject(owner::DeviceArgs),
     Insert(owner::DeviceArgs),
     Demo(demo::Args),
+    Pipe(pipe::Args),
     Plan(plan::Args),
     Id(trust::IdArgs),
     Pair(trust::PairArgs),
@@ -120,6 +122,7 @@ impl Cli {
             Verb::Module(args) => args.is_for_programs(),
             Verb::Nbd(args) => args.json,
             Verb::Observe(args) => args.json,
+            Verb::Pipe(args) => args.json,
             Verb::Plan(args) => args.is_for_programs(),
             Verb::Stream(args) => args.is_for_programs(),
             Verb::Status(args) => args.json,
@@ -159,6 +162,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Eject(args) => owner::eject(args),
         Verb::Insert(args) => owner::insert(args),
         Verb::Demo(args) => demo::run(&args),
+        Verb::Pipe(args) => pipe::run(&args),
         Verb::Plan(args) => plan::run(&args),
         Verb::Id(args) => trust::id(&args),
         Verb::Pair(args) => trust::pair(&args),
