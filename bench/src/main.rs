@@ -53,6 +53,7 @@ use crate::{
   farbus-bench --only survey --json survey.json
   farbus-bench --only modules --plots .       what a pair of modules costs; ten minutes
   farbus-bench --only realtime --plots .      the real-time paper's experiments, in simulation
+  farbus-bench --only pipes --plots .         the same of its tuned pipes on this machine, as root; six minutes
   chrt -f 1 farbus-bench --pin split --patience 0
                                           on a busy machine, to look for causes"
 )]
