@@ -3,7 +3,7 @@
 //! The numbers are those of Linux's `drivers/net/can/usb/gs_usb.c`.
 
 use farbus_host::{Port, RemoteDevice, RemoteError};
-use farbus_model::{Direction, Setup, TransferType};
+use farbus_model::{Direction, Setup, Status, TransferType};
 use farbus_realtime::pipe::Attributes;
 
 use super::codec::{Codec, Sorted};
@@ -81,7 +81,10 @@ pub fn set_up<P: Port>(device: &mut RemoteDevice<P>, rates: &[Option<u32>], room
     let (input, output) = (of(Direction::In), of(Direction::Out));
     let packet_bytes = setting.find(TransferType::Bulk, Direction::In).map_or(512, |e| u32::from(e.packet_bytes_max));
     let (setup, data) = told(HOST_FORMAT, 1, &[LITTLE_ENDIAN]);
-    device.control_out(setup, data)?;
+    device.control_out(setup, data).map_err(|error| match error {
+        RemoteError::Transfer(Status::Stall) => no_adapter(),
+        error => error.into(),
+    })?;
     let config = ask(device, DEVICE_CONFIG, 1, 12)?;
     let channels = usize::from(*config.get(3).ok_or_else(no_adapter)?) + 1;
     if rates.len() > channels {
