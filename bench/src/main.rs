@@ -55,6 +55,7 @@ use crate::{
   farbus-bench survey --json survey.json
   farbus-bench modules --plots .          what a pair of modules costs; ten minutes
   farbus-bench realtime --plots .         the real-time paper's experiments, in simulation
+  farbus-bench pipes --plots .            the same of its tuned pipes on this machine, as root; six minutes
   chrt -f 1 farbus-bench --pin split --patience 0
                                           on a busy machine, to look for causes"
 )]

@@ -17,6 +17,7 @@ mod naming;
 mod native;
 mod nbd;
 mod overhead;
+mod pipes;
 mod realtime;
 mod round_trip;
 mod stages;
@@ -38,7 +39,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 25] = [
+pub const ALL: [Benchmark; 26] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -164,6 +165,12 @@ pub const ALL: [Benchmark; 25] = [
         target: "in simulation, Tables 4, 6, 9 and Figures 10, 12 to 16 of West, Golchin and Njavro (2023): bounds kept, no overrun; an hour of bus time in 120 s",
         by_default: false,
         run: realtime::run,
+    },
+    Benchmark {
+        name: pipes::NAME,
+        target: "all processors busy: five CAN channels through tuned pipes in and out, no overrun, every valid second within its bounds; round trips over a router within theirs (root)",
+        by_default: false,
+        run: pipes::run,
     },
     Benchmark {
         name: line::NAME,

@@ -80,6 +80,7 @@ pub mod standing;
 pub mod streams;
 pub mod swap;
 pub mod trust;
+pub mod tuned;
 pub mod usb;
 pub mod wanted;
 

@@ -11,7 +11,8 @@
 //!
 //! Enter at [`bandwidth::table`] for the tables and [`bandwidth::bulk_only`] for mass storage,
 //! at [`transfer::Shape`] for the time of a packet, at [`schedule::plan`] for a schedule that is admitted or refused,
-//! at [`vcpu::admit`] and [`pipe::derive`] for processors and pipes, at [`topology::plan`] for hosts that are joined by USB.
+//! at [`vcpu::admit`] and [`pipe::derive`] for processors and pipes, at [`timetable::Timetable`] for when a pipe runs,
+//! at [`topology::plan`] for hosts that are joined by USB.
 //!
 //! Why so: admission and planning must be decidable before a device exists, on any machine, and must come out the same in
 //! a test, in the simulator and in the daemon. Numbers that depend on nothing do. No table entry is typed in: each is
@@ -63,6 +64,7 @@ pub mod bandwidth;
 mod bus;
 pub mod pipe;
 pub mod schedule;
+pub mod timetable;
 pub mod topology;
 pub mod transfer;
 pub mod vcpu;

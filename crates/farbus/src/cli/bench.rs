@@ -12,7 +12,7 @@ use super::Failure;
 /// The program.
 pub const PROGRAM: &str = "farbus-bench";
 /// What it measures, by name: a test of its own holds it to this list.
-pub const NAMES: [&str; 25] = [
+pub const NAMES: [&str; 26] = [
     "round-trip",
     "syscalls",
     "deep",
@@ -34,6 +34,7 @@ pub const NAMES: [&str; 25] = [
     "journey",
     "modules",
     "realtime",
+    "pipes",
     "line",
     "device",
     "links",

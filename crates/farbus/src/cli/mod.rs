@@ -15,6 +15,7 @@ mod nbd;
 mod observe;
 mod output;
 mod owner;
+mod pipe;
 mod plan;
 mod release;
 mod served;
@@ -76,6 +77,7 @@ enum Verb {
     Eject(owner::DeviceArgs),
     Insert(owner::DeviceArgs),
     Demo(demo::Args),
+    Pipe(pipe::Args),
     Plan(plan::Args),
     Bench(bench::Args),
     Id(trust::IdArgs),
@@ -122,6 +124,7 @@ impl Cli {
             Verb::Module(args) => args.is_for_programs(),
             Verb::Nbd(args) => args.json,
             Verb::Observe(args) => args.json,
+            Verb::Pipe(args) => args.json,
             Verb::Plan(args) => args.is_for_programs(),
             Verb::Stream(args) => args.is_for_programs(),
             Verb::Status(args) => args.json,
@@ -161,6 +164,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Eject(args) => owner::eject(args),
         Verb::Insert(args) => owner::insert(args),
         Verb::Demo(args) => demo::run(&args),
+        Verb::Pipe(args) => pipe::run(&args),
         Verb::Plan(args) => plan::run(&args),
         Verb::Bench(args) => bench::run(args),
         Verb::Id(args) => trust::id(&args),

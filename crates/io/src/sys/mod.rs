@@ -3,10 +3,13 @@
 pub mod activation;
 pub mod confine;
 pub mod confine_program;
+pub mod cpuset;
 pub mod errno;
 pub mod lease;
 pub mod passing;
 pub mod peer;
+pub mod pi_lock;
+pub mod scheduling;
 pub mod shared_words;
 pub mod tcp;
 pub mod unread;

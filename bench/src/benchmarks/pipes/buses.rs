@@ -1,0 +1,306 @@
+//! Five CAN buses behind one adapter with a small buffer, a pipe each (Table 7, Figures 13 to 16).
+
+use std::{sync::Arc, thread, time::Duration};
+
+use anyhow::{Context, Result, anyhow};
+use farbus::{
+    gadgets::can::{Can, Settings},
+    model::Direction,
+    tuned::{
+        End, Endpoint, Flow, Pipe, Processors, Quality, Report, Strictness, Terms, Turn, can, here, scheduling::now_ns,
+        tpipe,
+    },
+};
+
+use super::{
+    canary::{Busy, Gap, SPINNERS, is_void},
+    words::{NAME, once},
+};
+use crate::{
+    lab::Lab,
+    report::Finding,
+    stats::Target,
+    svg::{Chart, Line, Panel},
+};
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// Frames of a pipe's buffer, and the time in which its function is through with them (section 6.2.2).
+const BUFFER: u64 = 128;
+const EXECUTION_NS: u64 = 2_000_000;
+/// The last two channels are the ones that the paper plots.
+const PLOTTED: [usize; 2] = [3, 4];
+/// So many times as long as wanted is waited for valid seconds.
+const PATIENCE: usize = 3;
+
+/// Buses, and what goes over them.
+struct Scenario {
+    name: &'static str,
+    plot: &'static str,
+    adapter: &'static str,
+    rates: [u32; 5],
+    /// Of each channel, which way, and frames a second.
+    channels: [(Direction, f64); 5],
+}
+
+use Direction::{In, Out};
+
+/// A frame of 8 bytes with a stuffed bit after every six: 126 bits, 149 with a long identifier. A unit that takes 65 % of a bus of
+/// 533,333 bit/s sends one each 363.5 us, as often as the paper's Arduino (2,752 a second at the most).
+const SCENARIOS: [Scenario; 3] = [
+    Scenario {
+        name: "Table 7, five in",
+        plot: "pipes-table-7",
+        adapter: "traffic=10/20x/30/40x/69",
+        rates: [500_000, 250_000, 500_000, 500_000, 500_000],
+        channels: [(In, 396.8), (In, 335.5), (In, 1190.4), (In, 1342.2), (In, 2738.1)],
+    },
+    Scenario {
+        name: "Figures 13 and 14, two in at 2,752",
+        plot: "pipes-in",
+        adapter: "traffic=10/20x/30/65/65",
+        rates: [500_000, 250_000, 500_000, 533_333, 533_333],
+        channels: [(In, 396.8), (In, 335.5), (In, 1190.4), (In, 2751.3), (In, 2751.3)],
+    },
+    Scenario {
+        name: "Figures 15 and 16, two out at 2,752",
+        plot: "pipes-out",
+        adapter: "traffic=10/20x/30/0/0",
+        rates: [500_000, 250_000, 500_000, 500_000, 500_000],
+        channels: [(In, 396.8), (In, 335.5), (In, 1190.4), (Out, 2752.0), (Out, 2752.0)],
+    },
+];
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for scenario in &SCENARIOS {
+        let (wanted, contrast) = if lab.quick { (3, 3) } else { (60, 20) };
+        let promised = scenario.play(Strictness::Deadline, wanted)?;
+        let ordinary = scenario.play(Strictness::None, contrast)?;
+        let judged = [(&promised, "promised"), (&ordinary, "without promises")];
+        for (seen, how) in judged {
+            let is_promised = how == "promised";
+            let valid = seen.valid().count();
+            let lost: u64 = seen.valid().map(|second| second.lost).sum();
+            let target = if is_promised { Target::AtMost(0.0) } else { Target::Context };
+            let what = format!("{}, {how}: frames lost to overruns", scenario.name);
+            findings.push(Finding::absolute(NAME, what, once(lost as f64, ""), target).with_detail(seen.described()));
+            let within = seen.valid().filter(|second| second.is_within).count();
+            let share = within as f64 / valid.max(1) as f64;
+            let target = if is_promised { Target::AtLeast(1.0) } else { Target::Context };
+            let what = format!("{}, {how}: seconds of all channels within bounds", scenario.name);
+            let detail = format!("{within} of {valid} valid seconds; {} void", seen.seconds.len() - valid);
+            findings.push(Finding::absolute(NAME, what, once(share, ""), target).with_detail(detail));
+        }
+        lab.plot(scenario.plot, &scenario.chart(&promised, &ordinary).render_close())?;
+    }
+    Ok(findings)
+}
+
+/// What a function saw when.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    at_ns: u64,
+    frames: u64,
+    lost: u64,
+}
+
+/// A pipe's argument: what it saw, in memory that is there before it runs.
+struct Seen {
+    looks: Vec<Look>,
+    now: Look,
+    next: Option<u64>,
+}
+
+fn count(turn: &mut Turn<'_>, seen: &mut Seen) -> Flow {
+    for message in turn.messages() {
+        let Some(frame) = can::Frame::of_message(message) else { continue };
+        let number = u64::from_le_bytes(frame.data);
+        // The unit counts its frames: what is missing was overwritten in the adapter.
+        seen.now.lost += seen.next.map_or(0, |next| number.saturating_sub(next));
+        (seen.next, seen.now.frames) = (Some(number + 1), seen.now.frames + 1);
+    }
+    seen.look(turn.now_ns)
+}
+
+fn send(turn: &mut Turn<'_>, seen: &mut Seen) -> Flow {
+    while turn.room() > 0 {
+        let number = seen.next.unwrap_or(0);
+        turn.put(&can::Frame { id: 0x100, length: 8, data: number.to_le_bytes() }.to_message());
+        seen.next = Some(number + 1);
+    }
+    seen.now.frames = turn.went_out;
+    seen.look(turn.now_ns)
+}
+
+impl Seen {
+    fn look(&mut self, at_ns: u64) -> Flow {
+        self.now.at_ns = at_ns;
+        if self.looks.len() < self.looks.capacity() {
+            self.looks.push(self.now);
+        }
+        Flow::On
+    }
+}
+
+/// A second of all channels.
+struct Second {
+    is_void: bool,
+    is_within: bool,
+    lost: u64,
+    /// Frames a second of each channel.
+    rates: [f64; 5],
+}
+
+struct Outcome {
+    seconds: Vec<Second>,
+    reports: Vec<Report>,
+    gaps: Vec<Gap>,
+    receiver: String,
+    overruns: u64,
+    bounds: [(f64, f64); 5],
+}
+
+impl Scenario {
+    fn play(&self, strictness: Strictness, wanted: usize) -> Result<Outcome> {
+        let settings: Settings = self.adapter.parse().map_err(|error: String| anyhow!(error))?;
+        let adapter = Can::device(&settings);
+        let tally = farbus::model::Device::tally(&adapter).context("an adapter counts")?;
+        let mut device = here(adapter)?;
+        let shape = can::set_up(&mut device, &self.rates.map(Some), can::ROOM)?;
+        let processors = Processors::anywhere(strictness);
+        let endpoint = Endpoint::open(device.into_port().into_way(), shape, &processors, Terms::HERE).map(Arc::new)?;
+        let busy = Busy::begin()?;
+        let pipes = (0..5).map(|at| self.open(&endpoint, at, wanted * PATIENCE)).collect::<Result<Vec<_>>>()?;
+        let receiver_ns = endpoint.period_ns();
+        // The first second is left out, as the paper does.
+        thread::sleep(Duration::from_secs(1));
+        let from_ns = now_ns();
+        let seconds = |gaps: &[Gap]| {
+            // Whoever looks may be late himself.
+            let count = ((now_ns() - from_ns) / SECOND_NS).min((wanted * PATIENCE) as u64);
+            let ends = (0..count).map(|at| (from_ns + at * SECOND_NS, from_ns + (at + 1) * SECOND_NS));
+            ends.map(|(a, b)| is_void(gaps, a, b)).collect::<Vec<_>>()
+        };
+        loop {
+            thread::sleep(Duration::from_millis(500));
+            let voids = seconds(&busy.gaps());
+            if voids.iter().filter(|is_void| !**is_void).count() >= wanted || voids.len() >= wanted * PATIENCE {
+                break;
+            }
+        }
+        let gaps = busy.gaps();
+        let voids = seconds(&gaps);
+        let counts = endpoint.counts();
+        let granted = endpoint.granted();
+        let receiver = format!(
+            "receiver each {:.3} ms, {}{}: {} jobs, {} missed, {} late",
+            receiver_ns as f64 / 1e6,
+            granted.policy.split(' ').next().unwrap_or_default(),
+            if granted.warnings.is_empty() { "" } else { " (less than was asked for)" },
+            counts.jobs.ran,
+            counts.jobs.missed,
+            counts.jobs.late,
+        );
+        let (seen, reports): (Vec<_>, Vec<_>) = pipes.into_iter().map(Pipe::stop).unzip();
+        drop(busy);
+        let looks: Vec<Vec<Look>> = seen.into_iter().map(|seen| seen.map_or(Vec::new(), |seen| seen.looks)).collect();
+        let bounds = std::array::from_fn(|at| self.bounds(at, receiver_ns, SECOND_NS));
+        let second = |(at, &is_void): (usize, &bool)| {
+            let (a, b) = (from_ns + at as u64 * SECOND_NS, from_ns + (at as u64 + 1) * SECOND_NS);
+            let mut second = Second { is_void, is_within: true, lost: 0, rates: [0.0; 5] };
+            for (channel, looks) in looks.iter().enumerate() {
+                // A second of a channel is from job to job.
+                let last =
+                    |until_ns| looks.iter().rev().find(|look| look.at_ns <= until_ns).copied().unwrap_or_default();
+                let (first, last) = (last(a), last(b));
+                let span_ns = last.at_ns.saturating_sub(first.at_ns).max(1);
+                second.lost += last.lost - first.lost;
+                let rate = (last.frames - first.frames) as f64 * 1e9 / span_ns as f64;
+                let (least, most) = self.bounds(channel, receiver_ns, span_ns);
+                // A second without a job says nothing good.
+                second.is_within &= span_ns > SECOND_NS / 2 && (least..=most).contains(&rate);
+                second.rates[channel] = rate;
+            }
+            second
+        };
+        let seconds = voids.iter().enumerate().map(second).collect();
+        let overruns = tally.read().filter(|(name, _)| name.ends_with("overruns")).map(|(_, count)| count).sum();
+        Ok(Outcome { seconds, reports, gaps, receiver, overruns, bounds })
+    }
+
+    fn open(&self, endpoint: &Arc<Endpoint>, channel: usize, seconds: usize) -> Result<Pipe<Seen>> {
+        let (direction, per_s) = self.channels[channel];
+        let bytes = can::MESSAGE_BYTES as u64;
+        let quality = Quality {
+            latency_ns: SECOND_NS,
+            throughput_bits: per_s.ceil() as u64 * 8 * bytes,
+            buffer_bytes: BUFFER * bytes,
+            execution_ns: EXECUTION_NS,
+        };
+        let jobs = seconds * (per_s as usize).div_ceil(BUFFER as usize) * 2 + 100;
+        let seen = Seen { looks: Vec::with_capacity(jobs), now: Look::default(), next: None };
+        let function = if direction == In { count } else { send };
+        Ok(tpipe(endpoint, End { channel, direction }, quality, function, seen)?)
+    }
+
+    /// What a channel carries, and what may be fetched a little earlier or later: two looks of the receiving thread, and a frame at each end.
+    fn bounds(&self, channel: usize, receiver_ns: u64, span_ns: u64) -> (f64, f64) {
+        let (_, per_s) = self.channels[channel];
+        let slack = per_s * 2.0 * receiver_ns as f64 / span_ns as f64 + 2e9 / span_ns as f64;
+        (per_s - slack, per_s + slack)
+    }
+
+    fn chart(&self, promised: &Outcome, ordinary: &Outcome) -> Chart {
+        let panel = |seen: &Outcome, how: &str| {
+            let points = |channel: usize| {
+                let seconds = seen.seconds.iter().enumerate().filter(|(_, second)| !second.is_void);
+                seconds.map(|(at, second)| (at as f64 + 1.0, second.rates[channel])).collect()
+            };
+            let mut lines: Vec<_> =
+                PLOTTED.map(|channel| Line { name: format!("CAN{}", channel + 1), points: points(channel) }).into();
+            let (least, most) = seen.bounds[PLOTTED[1]];
+            let last = seen.seconds.len().max(2) as f64;
+            for bound in [least, most] {
+                lines.push(Line { name: format!("bound: {bound:.0}"), points: vec![(1.0, bound), (last, bound)] });
+            }
+            Panel { up: format!("frames/s, {how}"), is_logarithmic: false, lines }
+        };
+        Chart {
+            title: format!("{}: frames a second, all processors busy", self.name),
+            across: "second".into(),
+            panels: vec![panel(promised, "promised"), panel(ordinary, "without promises")],
+        }
+    }
+}
+
+impl Outcome {
+    fn valid(&self) -> impl Iterator<Item = &Second> {
+        self.seconds.iter().filter(|second| !second.is_void)
+    }
+
+    fn described(&self) -> String {
+        let jobs = |of: fn(&Report) -> u64| self.reports.iter().map(of).sum::<u64>();
+        let ends = |channel: usize| {
+            let rates = || self.valid().map(|second| second.rates[channel]);
+            let (least, most) = (rates().fold(f64::INFINITY, f64::min), rates().fold(0.0, f64::max));
+            format!("CAN{} {least:.0} to {most:.0} frames/s", channel + 1)
+        };
+        let longest = self.gaps.iter().map(|gap| gap.long_ns).max().unwrap_or(0);
+        format!(
+            "{SPINNERS} spinning threads a processor; {} valid seconds, {} void ({} gaps, the longest {:.1} ms); {}; {} overruns of the adapter in all \
+             seconds; pipes: {} jobs, {} missed, {} late, {} too long; {}, {}",
+            self.valid().count(),
+            self.seconds.iter().filter(|second| second.is_void).count(),
+            self.gaps.len(),
+            longest as f64 / 1e6,
+            self.receiver,
+            self.overruns,
+            jobs(|report| report.jobs.ran),
+            jobs(|report| report.jobs.missed),
+            jobs(|report| report.jobs.late),
+            jobs(|report| report.jobs.overruns),
+            ends(PLOTTED[0]),
+            ends(PLOTTED[1]),
+        )
+    }
+}

@@ -1,0 +1,102 @@
+//! Load, and who watches whether the machine itself stood still.
+
+use std::{
+    hint::black_box,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+};
+
+use anyhow::{Result, bail};
+use farbus::tuned::scheduling::{Policy, Reservation, now_ns, sleep_until};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// Threads that spin, on each processor.
+pub const SPINNERS: usize = 4;
+/// A canary that woke later than this saw the machine stand still.
+const GAP_NS_MAX: u64 = 5_000_000;
+const INTERVAL_NS: u64 = 1_000_000;
+/// What a gap left behind is through after this: the longest period of a pipe here, twice.
+const AFTERMATH_NS: u64 = 700_000_000;
+
+/// When a processor was not there, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Gap {
+    pub end_ns: u64,
+    pub long_ns: u64,
+}
+
+/// A machine that is busy and watched until this is dropped.
+pub struct Busy {
+    is_over: Arc<AtomicBool>,
+    gaps: Arc<Mutex<Vec<Gap>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Busy {
+    pub fn begin() -> Result<Self> {
+        let cpus = thread::available_parallelism()?.get();
+        let (is_over, gaps) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::with_capacity(1 << 16))));
+        let mut busy = Self { is_over, gaps, threads: Vec::new() };
+        let (tell, told) = mpsc::channel();
+        for cpu in 0..cpus {
+            let (is_over, gaps, tell) = (Arc::clone(&busy.is_over), Arc::clone(&busy.gaps), tell.clone());
+            busy.threads.push(thread::spawn(move || watch(cpu, &is_over, &gaps, &tell)));
+        }
+        for _ in 0..cpus {
+            if told.recv()? == Policy::Ordinary {
+                bail!("a canary needs the highest priority: run as root, or with CAP_SYS_NICE");
+            }
+        }
+        for _ in 0..SPINNERS * cpus {
+            let is_over = Arc::clone(&busy.is_over);
+            busy.threads.push(thread::spawn(move || {
+                let mut count = 0_u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    count = black_box(count.wrapping_add(1));
+                }
+            }));
+        }
+        Ok(busy)
+    }
+
+    pub fn gaps(&self) -> Vec<Gap> {
+        self.gaps.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Whether nothing is to be said of what happened from `from_ns` to `to_ns`.
+pub fn is_void(gaps: &[Gap], from_ns: u64, to_ns: u64) -> bool {
+    gaps.iter().any(|gap| gap.end_ns + AFTERMATH_NS > from_ns && gap.end_ns.saturating_sub(gap.long_ns) < to_ns)
+}
+
+fn watch(cpu: usize, is_over: &AtomicBool, gaps: &Mutex<Vec<Gap>>, tell: &mpsc::Sender<Policy>) {
+    let mut own = CpuSet::new();
+    own.set(cpu);
+    // One that may run elsewhere would see less.
+    let pinned = sched_setaffinity(None, &own);
+    let reservation = Reservation::take(&[Policy::Fifo { priority: 99 }]);
+    let _ = tell.send(if pinned.is_ok() { reservation.policy() } else { Policy::Ordinary });
+    while !is_over.load(Ordering::Relaxed) {
+        let due_ns = now_ns() + INTERVAL_NS;
+        sleep_until(due_ns);
+        let end_ns = now_ns();
+        let long_ns = end_ns.saturating_sub(due_ns);
+        if long_ns > GAP_NS_MAX {
+            gaps.lock().unwrap_or_else(PoisonError::into_inner).push(Gap { end_ns, long_ns });
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! What both experiments are called, and how they say a figure.
+
+use crate::{report::Quantity, stats::Spread};
+
+pub const NAME: &str = "pipes";
+
+pub fn once(value: f64, unit: &'static str) -> Quantity {
+    Quantity::new(Spread::once(value), unit)
+}

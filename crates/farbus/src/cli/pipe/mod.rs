@@ -1,0 +1,372 @@
+//! `farbus pipe`: a device's data by a deadline.
+
+mod function;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus_gadgets::can::Can;
+use farbus_gadgets::serial::Serial;
+use farbus_gadgets::zero::SourceSink;
+use farbus_host::RemoteDevice;
+use farbus_model::{Device, Direction};
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::Failure;
+use super::output::{print_json, say};
+use super::share::What;
+use crate::client::{Attribute, Client, Target};
+use crate::tuned::{
+    End, Endpoint, Inlet, Patient, Pipe, PipeError, Processors, Quality, Received, Report, Shape, Strictness, Terms,
+    can, delay_ns, here, there, tpipe,
+};
+use function::{Function, run_once};
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// Move a device's data in time: a function that runs each period with a promised execution time.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "From --rate, --buffer and --execution-us follow the period in which the buffer fills, whether the endpoint and a processor carry \
+    it (see 'farbus plan pipe'), and how late a message is at the worst: said before it runs. In the end it is said what was kept. \
+    What comes is counted unless it is told where to go. The process keeps the rights it was started with: deadlines take CAP_SYS_NICE, \
+    without it a pipe runs and says that nothing is promised.\n\n\
+    Examples:\n  farbus pipe --here can,traffic=paper --can 500000,250000,500000,500000,500000 --channel 4 --rate 2752 --buffer 128 \\\n      \
+    --execution-us 2000 --seconds 10           count the frames of an adapter's fifth bus\n  \
+    farbus pipe lab3/can --can 500000 --rate 400 --buffer 16 --execution-us 500 --program 'candump-to-db'\n      \
+    a program reads them from its standard input, 20 bytes each as gs_usb has them\n  \
+    farbus pipe lab3/serial --message 1 --rate 11520 --buffer 128 --execution-us 200 --write log.txt\n  \
+    farbus pipe lab3/serial --message 1 --rate 960 --buffer 64 --execution-us 200 --out --program 'cat greeting.txt'\n      \
+    what a program writes goes to the device\n  \
+    farbus pipe lab3/zero --message 512 --rate 1000 --buffer 16 --execution-us 500 --forward lab4/zero\n      \
+    from host to host; the bound is that of both\n  \
+    farbus pipe lab3/can --can 500000 --rate 400 --buffer 16 --execution-us 500 --cpus 1 --json\n\n\
+    Exit codes: 0 kept, 1 failed here or not kept, 2 usage, 3 refused, 4 gone, 5 network, 6 device."
+)]
+pub struct Args {
+    /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
+    #[arg(required_unless_present = "here", conflicts_with = "here")]
+    target: Option<Target>,
+    /// A device of this process, as 'farbus share' has them: can, zero or serial.
+    #[arg(long, value_name = "DEVICE")]
+    here: Option<What>,
+    /// Channels, counted from 0; each has a pipe.
+    #[arg(long, value_name = "NUMBER,…", value_delimiter = ',', default_value = "0")]
+    channel: Vec<usize>,
+    /// Data go to the device.
+    #[arg(long)]
+    out: bool,
+    /// It is a USB-CAN adapter: its channels' rates in bit/s, 0 for one that stays off.
+    #[arg(long, value_name = "BITS/S,…", value_delimiter = ',', conflicts_with = "message")]
+    can: Vec<u32>,
+    /// Bytes of a message of any other device.
+    #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    message: u32,
+    /// Messages a second, at the most, on each channel.
+    #[arg(long, value_name = "NUMBER")]
+    rate: u64,
+    /// Messages of a pipe's buffer: when it is full it must have been processed.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    buffer: u64,
+    /// What the function takes to process a full buffer.
+    #[arg(long, value_name = "US")]
+    execution_us: u64,
+    /// Write what comes to this file.
+    #[arg(long, value_name = "FILE", group = "to", conflicts_with = "out")]
+    write: Option<PathBuf>,
+    /// Give what comes to this program's standard input; with --out, send what it writes.
+    #[arg(long, value_name = "COMMAND", group = "to")]
+    program: Option<String>,
+    /// Send what comes to this device's first channel, of the same kind.
+    #[arg(long, value_name = "HOST/DEVICE", group = "to", conflicts_with = "out")]
+    forward: Option<Target>,
+    /// End after so long.
+    #[arg(long, value_name = "NUMBER")]
+    seconds: Option<u64>,
+    /// What is asked of the scheduler: what it denies is replaced by the next, and said.
+    #[arg(long, value_name = "POLICY", default_value = "deadline", value_parser = ["deadline", "fifo", "none"])]
+    policy: String,
+    /// Processors of its own, taken from all others meanwhile; without this all of them together.
+    #[arg(long, value_name = "NUMBER,…", value_delimiter = ',')]
+    cpus: Vec<usize>,
+    /// How long the network takes at the worst; without this, four times the longest of some round trips.
+    #[arg(long, value_name = "US")]
+    network_us: Option<u64>,
+    /// For programs: one object, when it has ended.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What was promised, and what became of it.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    processors: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_not_locked: Option<String>,
+    receiver_period_ns: u64,
+    receiver: Received,
+    /// Of the whole way, where it goes on to another device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forward_bound_ns: Option<u64>,
+    pipes: Vec<Report>,
+    is_kept: bool,
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let is_over = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&is_over)).map_err(Failure::local)?;
+    }
+    let strictness = match args.policy.as_str() {
+        "fifo" => Strictness::Fifo,
+        "none" => Strictness::None,
+        _ => Strictness::Deadline,
+    };
+    let processors = match args.cpus.as_slice() {
+        [] => Processors::anywhere(strictness),
+        cpus => Processors::exclusive(cpus, strictness)
+            .map_err(|error| Failure::local(format!("{error}\n  without --cpus all processors are used together")))?,
+    };
+    // Programs are started before anybody has a deadline: such a thread may not.
+    let functions = args.functions()?;
+    let endpoint = match &args.here {
+        Some(what) => args.open_here(what, &processors)?,
+        None => args.open_there(args.target.as_ref().expect("clap asks for one of both"), &processors)?,
+    };
+    let forward = args.forward.as_ref().map(|target| args.open_there(target, &processors)).transpose()?;
+    let quality = args.quality(&endpoint);
+    let inlet = forward.as_ref().map(|to| Inlet::open(to, 0, &quality).map(Arc::new)).transpose().map_err(refused)?;
+    let direction = if args.out { Direction::Out } else { Direction::In };
+    let mut pipes = Vec::new();
+    for (&channel, mut function) in args.channel.iter().zip(functions) {
+        if let Some(inlet) = &inlet {
+            function = Function::Forward(Arc::clone(inlet));
+        }
+        let pipe = tpipe(&endpoint, End { channel, direction }, quality, run_once, function).map_err(refused)?;
+        pipes.push(pipe);
+    }
+    let forward_bound_ns = inlet.as_ref().zip(pipes.first()).map(|(inlet, pipe)| {
+        let stages = [pipe.stages().as_slice(), &inlet.stages()].concat();
+        crate::tuned::worst_ns(&stages)
+    });
+    if !args.json {
+        describe(&processors, &endpoint, &pipes, forward_bound_ns);
+    }
+    let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    while !is_over.load(Ordering::Relaxed)
+        && until.is_none_or(|until| Instant::now() < until)
+        && endpoint.end().is_none()
+        && !pipes.iter().all(Pipe::is_ended)
+    {
+        thread::sleep(Duration::from_millis(20));
+    }
+    let reports: Vec<Report> = pipes.iter().map(Pipe::report).collect();
+    let receiver = endpoint.counts();
+    let is_kept = reports.iter().all(Report::is_kept) && inlet.as_ref().is_none_or(|inlet| inlet.lost() == 0);
+    let outcome = Outcome {
+        processors: processors.described(),
+        memory_not_locked: processors.unlocked().map(str::to_owned),
+        receiver_period_ns: endpoint.period_ns(),
+        receiver,
+        forward_bound_ns,
+        pipes: reports,
+        is_kept,
+    };
+    let arguments: Vec<Function> = pipes.into_iter().filter_map(|pipe| pipe.stop().0).collect();
+    if args.json {
+        print_json(&outcome)?;
+    } else {
+        outcome.pipes.iter().for_each(conclude);
+    }
+    for function in arguments {
+        function.finish().map_err(Failure::local)?;
+    }
+    if let Some(error) = endpoint.end() {
+        return Err(Failure::new(PipeError::Lost(error.clone()).attribute(), error));
+    }
+    match is_kept {
+        true => Ok(()),
+        false => Err(Failure::local(
+            "the promise was not kept: messages were lost or late\n  a larger --buffer, --policy deadline as root, or --cpus gives more",
+        )),
+    }
+}
+
+fn refused(error: PipeError) -> Failure {
+    Failure::new(error.attribute(), error)
+}
+
+impl Args {
+    fn message_bytes(&self) -> usize {
+        if self.can.is_empty() { self.message as usize } else { can::MESSAGE_BYTES }
+    }
+
+    fn quality(&self, endpoint: &Endpoint) -> Quality {
+        let bytes = endpoint.message_bytes() as u64;
+        Quality {
+            latency_ns: NS_PER_S,
+            throughput_bits: self.rate.saturating_mul(8 * bytes),
+            buffer_bytes: self.buffer.saturating_mul(bytes),
+            execution_ns: self.execution_us.saturating_mul(1000),
+        }
+    }
+
+    fn functions(&self) -> Result<Vec<Function>, Failure> {
+        let one = |_: &usize| match (&self.write, &self.program, self.out) {
+            (Some(path), _, _) => Function::write(path),
+            (_, Some(command), false) => Function::feed(command),
+            (_, Some(command), true) => Function::fed_by(command, self.message_bytes()),
+            (None, None, false) => Ok(Function::Count),
+            (None, None, true) => Ok(Function::Numbers { next: 0, message: vec![0; self.message_bytes()] }),
+        };
+        self.channel.iter().map(one).collect::<Result<_, _>>().map_err(Failure::local)
+    }
+
+    fn open_here(&self, what: &What, processors: &Processors) -> Result<Arc<Endpoint>, Failure> {
+        let opened = match what {
+            What::Can(settings) => here(Can::device(settings)).map(|device| (device, farbus_model::Speed::High)),
+            What::Zero { speed, fill, verify } => {
+                here(SourceSink::device(*speed, *fill, *verify)).map(|device| (device, *speed))
+            }
+            What::Serial { speed } => {
+                let device = Serial::device(*speed);
+                let speed = device.speed();
+                here(device).map(|device| (device, speed))
+            }
+            _ => {
+                let what = "--here takes can, zero or serial: 'farbus share' offers all others, and 'farbus pipe HOST/DEVICE' takes them";
+                return Err(Failure::new(Attribute::Refused, what));
+            }
+        };
+        let (device, speed) = opened.map_err(Failure::local)?;
+        self.endpoint(device, speed, processors, Terms::HERE)
+    }
+
+    fn open_there(&self, target: &Target, processors: &Processors) -> Result<Arc<Endpoint>, Failure> {
+        let (mut device, speed) = there(&Client::default(), target)?;
+        let delay = match self.network_us {
+            Some(us) => us.saturating_mul(1000),
+            None => delay_ns(&mut device).map_err(|error| Failure::new(Attribute::Device, error))?,
+        };
+        self.endpoint(device, speed, processors, Terms::there(delay))
+    }
+
+    fn endpoint(
+        &self,
+        mut device: RemoteDevice<Patient>,
+        speed: farbus_model::Speed,
+        processors: &Processors,
+        terms: Terms,
+    ) -> Result<Arc<Endpoint>, Failure> {
+        let shape = if self.can.is_empty() {
+            let none = "it has no bulk endpoints: 'farbus attach' makes it this machine's, whatever it is";
+            let shape = Shape::bulk(&device, speed, self.message_bytes());
+            shape.ok_or_else(|| Failure::new(Attribute::Refused, none))?
+        } else {
+            let rates: Vec<_> = self.can.iter().map(|&rate| (rate > 0).then_some(rate)).collect();
+            can::set_up(&mut device, &rates, can::ROOM).map_err(|error| refused(PipeError::Device(error)))?
+        };
+        Endpoint::open(device.into_port().into_way(), shape, processors, terms).map(Arc::new).map_err(refused)
+    }
+}
+
+fn ms(ns: u64) -> String {
+    format!("{}.{:03} ms", ns / 1_000_000, ns / 1000 % 1000)
+}
+
+fn describe(processors: &Processors, endpoint: &Endpoint, pipes: &[Pipe<Function>], forward_bound_ns: Option<u64>) {
+    say(format_args!("processors  {}", processors.described()));
+    say(format_args!("receiver    each {}, {}", ms(endpoint.period_ns()), endpoint.granted().policy));
+    let mut warnings = endpoint.granted().warnings;
+    for pipe in pipes {
+        let Report { channel, direction, budget_ns, period_ns, bound_ns, granted, .. } = pipe.report();
+        let (budget, period, bound) = (ms(budget_ns), ms(period_ns), ms(bound_ns));
+        say(format_args!(
+            "pipe {channel} {direction:<3}  {budget} each {period}, {bound} late at the worst, {}",
+            granted.policy
+        ));
+        warnings.extend(granted.warnings);
+    }
+    if let Some(bound_ns) = forward_bound_ns {
+        say(format_args!("forwarded   {} late at the worst, over both devices", ms(bound_ns)));
+    }
+    warnings.extend(processors.unlocked().map(|why| format!("memory may be paged out: {why}")));
+    warnings.sort();
+    warnings.dedup();
+    warnings.iter().for_each(|warning| eprintln!("farbus: warning: {warning}"));
+}
+
+fn conclude(report: &Report) {
+    let Report { channel, direction, messages, lost, device_overruns, worst_ns, jobs, .. } = report;
+    say(format_args!(
+        "pipe {channel} {direction:<3}  {messages} messages, {lost} lost here, {device_overruns} overruns of the device, {} at the worst; {} jobs, \
+         {} missed, {} late, {} too long",
+        ms(*worst_ns),
+        jobs.ran,
+        jobs.missed,
+        jobs.late,
+        jobs.overruns
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn read(line: &str) -> Result<Args, String> {
+        Line::try_parse_from(line.split_whitespace()).map(|line| line.args).map_err(|error| error.to_string())
+    }
+
+    const USUAL: &str = "--rate 400 --buffer 16 --execution-us 500";
+
+    #[test]
+    fn a_device_is_here_or_there_and_what_comes_goes_one_way() {
+        let args = read(&format!("pipe lab3/can {USUAL} --can 500000,0 --channel 0,1")).unwrap();
+        assert_eq!((args.channel.len(), args.message_bytes()), (2, can::MESSAGE_BYTES));
+        assert!(read(&format!("pipe {USUAL}")).unwrap_err().contains("required"));
+        assert!(read(&format!("pipe lab3/can --here zero {USUAL}")).unwrap_err().contains("cannot be used with"));
+        for both in ["--write a --program b", "--write a --out", "--forward lab4/can --out", "--can 1 --message 2"] {
+            assert!(
+                read(&format!("pipe lab3/can {USUAL} {both}")).unwrap_err().contains("cannot be used with"),
+                "{both}"
+            );
+        }
+        assert!(read("pipe lab3/can --rate 1 --buffer 0 --execution-us 1").is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_what_to_type() {
+        let refusal = |line: &str| {
+            let failure = run(&read(line).unwrap()).unwrap_err();
+            (failure.report().attribute, failure.to_string())
+        };
+        let (attribute, said) = refusal(&format!("pipe --here keyboard {USUAL} --policy none"));
+        assert_eq!(attribute, Attribute::Refused);
+        assert!(said.contains("'farbus pipe HOST/DEVICE'"), "{said}");
+        let line = "pipe --here can --can 500000 --rate 1000 --buffer 1 --execution-us 2000 --policy none";
+        let (attribute, said) = refusal(line);
+        assert_eq!(attribute, Attribute::Refused);
+        assert!(said.contains("larger buffer"), "{said}");
+        assert!(refusal(&format!("pipe --here zero {USUAL} --can 500000 --policy none")).1.contains("gs_usb"));
+    }
+
+    #[test]
+    fn a_bus_is_counted_for_a_second() {
+        let line = "pipe --here can,traffic=10 --can 500000 --rate 400 --buffer 40 --execution-us 2000 --seconds 1";
+        // Whether it was in time is the machine's matter: it is told, one way or the other.
+        if let Err(failure) = run(&read(line).unwrap()) {
+            assert!(failure.to_string().starts_with("the promise was not kept"), "{failure}");
+        }
+    }
+}

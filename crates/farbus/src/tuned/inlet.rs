@@ -1,0 +1,50 @@
+//! Where another pipe's function puts what is to go on: the way through a host that only passes data on takes no thread of its own.
+
+use std::sync::Arc;
+
+use farbus_io::sys::scheduling::now_ns;
+use farbus_model::Direction;
+use farbus_realtime::pipe::{Quality, Stage};
+
+use super::endpoint::Endpoint;
+use super::error::PipeError;
+
+/// The outgoing end of a channel, for a function of another pipe.
+pub struct Inlet {
+    endpoint: Arc<Endpoint>,
+    channel: usize,
+}
+
+impl Inlet {
+    /// Takes the end of a channel.
+    ///
+    /// # Errors
+    /// [`PipeError`].
+    pub fn open(endpoint: &Arc<Endpoint>, channel: usize, quality: &Quality) -> Result<Self, PipeError> {
+        endpoint.claim(channel, Direction::Out, quality, |_, _| Ok(u64::MAX))?;
+        Ok(Self { endpoint: Arc::clone(endpoint), channel })
+    }
+
+    /// Sends a message, if there is room and it has the endpoint's size.
+    pub fn put(&self, message: &[u8]) -> bool {
+        let size = self.endpoint.message_bytes();
+        message.len() == size && self.endpoint.shared().put(self.channel, size, message, now_ns()) == 1
+    }
+
+    /// What lies on its way, after the stages of the pipe whose function puts it in.
+    pub fn stages(&self) -> [Stage; 3] {
+        let server = Stage::Server { period_ns: self.endpoint.period_ns() };
+        [server, server, self.endpoint.transfer()]
+    }
+
+    /// Messages for which there was no room.
+    pub fn lost(&self) -> u64 {
+        self.endpoint.shared().counts_of(self.channel, Direction::Out).lost
+    }
+}
+
+impl Drop for Inlet {
+    fn drop(&mut self) {
+        self.endpoint.release(self.channel, Direction::Out);
+    }
+}

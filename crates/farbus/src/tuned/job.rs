@@ -1,0 +1,121 @@
+//! The jobs of a periodic thread: when they ran, what they took, and which of them broke what was promised.
+
+use farbus_io::sys::scheduling::{now_ns, ran_ns, sleep_until};
+use farbus_realtime::timetable::{Jump, Tick, Timetable};
+use farbus_realtime::vcpu::Reserve;
+use serde::Serialize;
+
+/// What was counted of a thread's jobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Jobs {
+    /// That ran.
+    pub ran: u64,
+    /// Periods without one.
+    pub missed: u64,
+    /// That ended after their period.
+    pub late: u64,
+    /// That took longer than their execution time.
+    pub overruns: u64,
+    /// Of those, the most that one took, in nanoseconds.
+    pub longest_ns: u64,
+    /// Times that the clock jumped, and the thread began anew.
+    pub jumps: u64,
+}
+
+/// A job that begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Now.
+    pub now_ns: u64,
+    /// When its period began.
+    pub release_ns: u64,
+    /// Periods that went by without one before it.
+    pub missed: u64,
+    /// How the clock jumped before it.
+    pub jump: Option<Jump>,
+    began_ns: u64,
+}
+
+/// A periodic thread's own book.
+#[derive(Debug)]
+pub struct Roster {
+    table: Timetable,
+    budget_ns: u64,
+    jump: Option<Jump>,
+    counts: Jobs,
+}
+
+impl Roster {
+    /// The first job is due at once.
+    pub fn new(reserve: Reserve) -> Self {
+        let table = Timetable::new(now_ns(), reserve.period_ns);
+        Self { table, budget_ns: reserve.budget_ns, jump: None, counts: Jobs::default() }
+    }
+
+    /// From the next job on it has this.
+    pub fn change(&mut self, reserve: Reserve) {
+        self.table.set_period(reserve.period_ns);
+        self.budget_ns = reserve.budget_ns;
+    }
+
+    /// Sleeps until a job is due.
+    pub fn next_job(&mut self) -> Job {
+        loop {
+            sleep_until(self.table.next_ns());
+            if let Some(job) = self.look(now_ns()) {
+                return job;
+            }
+        }
+    }
+
+    fn look(&mut self, now_ns: u64) -> Option<Job> {
+        match self.table.look(now_ns) {
+            Tick::Early => None,
+            Tick::Jumped(jump) => {
+                self.counts.jumps += 1;
+                self.jump = Some(jump);
+                None
+            }
+            Tick::Due { release_ns, missed } => {
+                self.counts.missed += missed;
+                let began_ns = ran_ns();
+                Some(Job { now_ns, release_ns, missed, jump: self.jump.take(), began_ns })
+            }
+        }
+    }
+
+    /// It has ended.
+    pub fn end(&mut self, job: Job) -> Jobs {
+        self.note(job, now_ns(), ran_ns().saturating_sub(job.began_ns))
+    }
+
+    fn note(&mut self, job: Job, now_ns: u64, took_ns: u64) -> Jobs {
+        self.counts.ran += 1;
+        self.counts.late += u64::from(now_ns > job.release_ns.saturating_add(self.table.period_ns()));
+        self.counts.longest_ns = self.counts.longest_ns.max(took_ns);
+        self.counts.overruns += u64::from(took_ns > self.budget_ns);
+        self.counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_breaks_a_promise_is_counted_by_kind() {
+        let mut roster = Roster::new(Reserve { budget_ns: 10, period_ns: 100 });
+        roster.table = Timetable::new(1000, 100);
+        let job = roster.look(1020).unwrap();
+        assert_eq!((job.release_ns, job.missed), (1000, 0));
+        assert_eq!(roster.note(job, 1100, 10), Jobs { ran: 1, longest_ns: 10, ..Jobs::default() });
+        let job = roster.look(1350).unwrap();
+        assert_eq!((job.release_ns, job.missed), (1300, 2));
+        let counts = roster.note(job, 1401, 11);
+        assert_eq!(counts, Jobs { ran: 2, missed: 2, late: 1, overruns: 1, longest_ns: 11, jumps: 0 });
+        assert_eq!(roster.look(900), None, "the clock went back");
+        let job = roster.look(1000).unwrap();
+        assert_eq!((job.jump, roster.counts.jumps), (Some(Jump::Back { by_ns: 450 }), 1));
+        assert_eq!(roster.look(1100).unwrap().jump, None, "said once");
+    }
+}

@@ -1,0 +1,311 @@
+//! A pipe: a thread with a promise, and the function that it runs.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use farbus_io::sys::pi_lock::PiLock;
+use farbus_io::sys::scheduling::now_ns;
+use farbus_model::Direction;
+use farbus_realtime::pipe::{Quality, Stage, derive, worst_ns};
+use farbus_realtime::timetable::Jump;
+use farbus_realtime::vcpu::Reserve;
+use serde::Serialize;
+
+use super::endpoint::{Endpoint, Granted, in_range};
+use super::error::PipeError;
+use super::job::{Jobs, Roster};
+
+/// One way of one channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Counted from 0.
+    pub channel: usize,
+    /// From the device, or to it.
+    pub direction: Direction,
+}
+
+/// What a function may see and do in one of its jobs.
+pub struct Turn<'a> {
+    /// Now, on the system's monotonic clock.
+    pub now_ns: u64,
+    /// Periods before this in which there was no job.
+    pub missed: u64,
+    /// How the clock jumped since the last one.
+    pub jump: Option<Jump>,
+    /// To the device: messages that it has sent by now.
+    pub went_out: u64,
+    message_bytes: usize,
+    received: &'a [u8],
+    outgoing: &'a mut Vec<u8>,
+    room: usize,
+}
+
+/// Whether a pipe goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// It does.
+    On,
+    /// This was its last job.
+    End,
+}
+
+impl Turn<'_> {
+    /// What came since the last job.
+    pub fn messages(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.received.chunks_exact(self.message_bytes)
+    }
+
+    /// The same, one behind the other.
+    pub fn bytes(&self) -> &[u8] {
+        self.received
+    }
+
+    /// Messages that may be sent in this job.
+    pub fn room(&self) -> usize {
+        self.room - self.outgoing.len() / self.message_bytes
+    }
+
+    /// Sends a message, if there is room and it has the endpoint's size.
+    pub fn put(&mut self, message: &[u8]) -> bool {
+        let fits = message.len() == self.message_bytes && self.room() > 0;
+        if fits {
+            self.outgoing.extend_from_slice(message);
+        }
+        fits
+    }
+}
+
+/// A pipe that runs. Dropping it ends it.
+pub struct Pipe<A> {
+    end: End,
+    reserve: Reserve,
+    granted: Granted,
+    endpoint: Arc<Endpoint>,
+    inside: Arc<Inside>,
+    thread: Option<JoinHandle<A>>,
+}
+
+#[derive(Default)]
+struct Inside {
+    is_ended: AtomicBool,
+    counts: PiLock<Counts>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    jobs: Jobs,
+    messages: u64,
+    worst_ns: u64,
+}
+
+/// What became of a pipe's promise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Its channel.
+    pub channel: usize,
+    /// `in` or `out`.
+    pub direction: &'static str,
+    /// What its thread was granted, and what was denied.
+    #[serde(flatten)]
+    pub granted: Granted,
+    /// Its execution time each period, in nanoseconds.
+    pub budget_ns: u64,
+    /// Its period.
+    pub period_ns: u64,
+    /// How late a message is at the worst, if nothing breaks its promise.
+    pub bound_ns: u64,
+    /// The same by the paper's Equation 9, whose user thread is woken by the message: a period less.
+    pub equation_9_ns: u64,
+    /// How late one was, from when the receiving thread had it until its function was through with it; outgoing, until that thread sent it.
+    pub worst_ns: u64,
+    /// Its jobs.
+    pub jobs: Jobs,
+    /// Messages that its function has seen, or sent.
+    pub messages: u64,
+    /// Messages for which its buffer had no room.
+    pub lost: u64,
+    /// Times that the device said that it had lost some.
+    pub device_overruns: u64,
+    /// Outgoing: messages that the device has sent.
+    pub went_out: u64,
+}
+
+impl Report {
+    /// Whether anything was lost, or later than it may be.
+    pub fn is_kept(&self) -> bool {
+        self.lost == 0 && self.device_overruns == 0 && self.worst_ns <= self.bound_ns
+    }
+}
+
+/// The paper's call: makes a pipe of that quality at one end of `endpoint`, which runs `function` with `argument` once a period, on a
+/// processor that carries it beside all others.
+///
+/// # Errors
+/// [`PipeError`]: the endpoint or the processors do not carry it, or it cannot be.
+pub fn tpipe<A: Send + 'static>(
+    endpoint: &Arc<Endpoint>,
+    end: End,
+    quality: Quality,
+    mut function: impl FnMut(&mut Turn<'_>, &mut A) -> Flow + Send + 'static,
+    mut argument: A,
+) -> Result<Pipe<A>, PipeError> {
+    let End { channel, direction } = end;
+    let mut derived = None;
+    endpoint.claim(channel, direction, &quality, |attributes, others| {
+        let reserve = derive(attributes, others, &quality)?;
+        let seat =
+            endpoint.processors().seat(Reserve { period_ns: in_range("the pipe", reserve.period_ns)?, ..reserve })?;
+        derived = Some((reserve, seat));
+        Ok(reserve.period_ns)
+    })?;
+    let (reserve, seat) = derived.expect("a claim derives");
+    // From here on a drop gives everything back.
+    let inside = Arc::new(Inside::default());
+    let granted = Granted::default();
+    let mut pipe =
+        Pipe { end, reserve, granted, endpoint: Arc::clone(endpoint), inside: Arc::clone(&inside), thread: None };
+    let (shared, message_bytes) = (Arc::clone(endpoint.shared()), endpoint.message_bytes());
+    let quota = (quality.buffer_bytes as usize / message_bytes).max(1);
+    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    let name = format!("pipe-{}-{channel}", direction_name(direction));
+    let thread = thread::Builder::new().name(name).spawn(move || {
+        let (reservation, warnings) = seat.sit(reserve);
+        let _ = tell.send(Granted { policy: reservation.policy().to_string(), warnings });
+        let (mut roster, mut counts) = (Roster::new(reserve), Counts::default());
+        let room_bytes = quota * message_bytes;
+        let (mut received, mut outgoing) = (Vec::with_capacity(2 * room_bytes), Vec::with_capacity(room_bytes));
+        loop {
+            let job = roster.next_job();
+            let is_last = inside.is_ended.load(Ordering::Acquire) || shared.is_ended();
+            received.clear();
+            outgoing.clear();
+            let (mut since_ns, mut room, mut went_out) = (job.now_ns, 0, 0);
+            match direction {
+                Direction::In => since_ns = shared.take(channel, &mut received),
+                Direction::Out => {
+                    (room, went_out) = shared.room(channel);
+                    room = room.min(quota);
+                }
+            }
+            let mut turn = Turn {
+                now_ns: job.now_ns,
+                missed: job.missed,
+                jump: job.jump,
+                went_out,
+                message_bytes,
+                received: &received,
+                outgoing: &mut outgoing,
+                room,
+            };
+            let flow = function(&mut turn, &mut argument);
+            if !outgoing.is_empty() {
+                shared.put(channel, message_bytes, &outgoing, now_ns());
+            }
+            counts.jobs = roster.end(job);
+            counts.messages += ((received.len() + outgoing.len()) / message_bytes) as u64;
+            if !received.is_empty() {
+                counts.worst_ns = counts.worst_ns.max(now_ns().saturating_sub(since_ns));
+            }
+            *inside.counts.lock() = counts;
+            if is_last || flow == Flow::End {
+                inside.is_ended.store(true, Ordering::Release);
+                return argument;
+            }
+        }
+    });
+    pipe.thread = Some(thread.map_err(PipeError::System)?);
+    pipe.granted = told.recv().unwrap_or_default();
+    Ok(pipe)
+}
+
+/// What comes goes through the transfer, the receiving thread and the function; what goes, the other way. A thread that looks once a period,
+/// and is woken by nobody, has looked as early as may be and looks again as late as may be: two of its periods. Equation 9 has two for the
+/// receiving thread (bottom half and thread) and one for the user's, which a message wakes there.
+fn stages(direction: Direction, transfer: Stage, receiver_ns: u64, period_ns: u64) -> Vec<Stage> {
+    let [receiver, user] = [receiver_ns, period_ns].map(|period_ns| Stage::Server { period_ns });
+    let mut stages = vec![transfer, receiver, receiver, user, user];
+    if direction == Direction::Out {
+        stages.reverse();
+    }
+    stages
+}
+
+const fn direction_name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::In => "in",
+        Direction::Out => "out",
+    }
+}
+
+impl<A> Pipe<A> {
+    /// Its execution time and period.
+    pub fn reserve(&self) -> Reserve {
+        self.reserve
+    }
+
+    /// What lies on its way, as long as the endpoint has the pipes that it has now: a path over several pipes and hosts is late by the sum
+    /// of theirs at the worst (Equation 10, [`worst_ns`]).
+    pub fn stages(&self) -> Vec<Stage> {
+        let receiver_ns = self.endpoint.period_ns();
+        stages(self.end.direction, self.endpoint.transfer(), receiver_ns, self.reserve.period_ns)
+    }
+
+    /// How late a message is at the worst.
+    pub fn bound_ns(&self) -> u64 {
+        worst_ns(&self.stages())
+    }
+
+    /// Whether its function has ended, or the device has.
+    pub fn is_ended(&self) -> bool {
+        self.inside.is_ended.load(Ordering::Acquire)
+    }
+
+    /// What became of its promise until now.
+    pub fn report(&self) -> Report {
+        let End { channel, direction } = self.end;
+        let lane = self.endpoint.shared().counts_of(channel, direction);
+        let Counts { jobs, messages, worst_ns } = *self.inside.counts.lock();
+        Report {
+            channel,
+            direction: direction_name(direction),
+            granted: self.granted.clone(),
+            budget_ns: self.reserve.budget_ns,
+            period_ns: self.reserve.period_ns,
+            bound_ns: self.bound_ns(),
+            equation_9_ns: self.bound_ns() - self.reserve.period_ns,
+            worst_ns: worst_ns.max(lane.waited_ns),
+            jobs,
+            messages,
+            lost: lane.lost,
+            device_overruns: lane.device_lost,
+            went_out: lane.went_out,
+        }
+    }
+
+    /// Ends it after one more job. Gives back its argument; nothing if its function panicked.
+    pub fn stop(mut self) -> (Option<A>, Report) {
+        self.inside.is_ended.store(true, Ordering::Release);
+        let argument = self.thread.take().and_then(|thread| thread.join().ok());
+        let report = self.report();
+        (argument, report)
+    }
+}
+
+impl<A> Drop for Pipe<A> {
+    fn drop(&mut self) {
+        self.inside.is_ended.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported on its way.
+            let _ = thread.join();
+        }
+        self.endpoint.release(self.end.channel, self.end.direction);
+    }
+}
+
+impl<A> fmt::Debug for Pipe<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pipe").field("end", &self.end).field("reserve", &self.reserve).finish_non_exhaustive()
+    }
+}

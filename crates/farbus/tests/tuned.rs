@@ -1,0 +1,290 @@
+//! Tuned pipes on the running system: what is promised, what is refused, and that nothing is lost. Whether it was in time is asserted only
+//! where a thread of the highest priority that does nothing else was itself in time: a machine that stops cannot keep a promise.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use farbus::Share;
+use farbus::client::{Client, Target};
+use farbus::gadgets::can::{Can, Settings};
+use farbus::place::Place;
+use farbus::tuned::{
+    End, Endpoint, Flow, Overload, PipeError, Processors, Quality, Refusal, Strictness, Terms, Turn, can, delay_ns,
+    here, there, tpipe,
+};
+use farbus_io::sys::scheduling::{Policy, Reservation, now_ns, sleep_until};
+use farbus_model::Direction;
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// What Table 7 has on its channels, in frames a second, rounded up.
+const TABLE_7: [u64; 5] = [397, 336, 1191, 1343, 2739];
+const RATES: [Option<u32>; 5] = [Some(500_000), Some(250_000), Some(500_000), Some(500_000), Some(500_000)];
+
+/// So many messages a second through a buffer of so many.
+fn quality(per_s: u64, messages: u64, execution_ns: u64) -> Quality {
+    let bits = 8 * can::MESSAGE_BYTES as u64;
+    Quality {
+        latency_ns: SECOND_NS,
+        throughput_bits: per_s * bits,
+        buffer_bytes: messages * can::MESSAGE_BYTES as u64,
+        execution_ns,
+    }
+}
+
+fn adapter(settings: &str, rates: &[Option<u32>], strictness: Strictness) -> Result<Arc<Endpoint>, PipeError> {
+    let settings: Settings = settings.parse().unwrap();
+    let mut device = here(Can::device(&settings)).unwrap();
+    let shape = can::set_up(&mut device, rates, can::ROOM).unwrap();
+    let processors = Processors::anywhere(strictness);
+    Endpoint::open(device.into_port().into_way(), shape, &processors, Terms::HERE).map(Arc::new)
+}
+
+const fn end(channel: usize, direction: Direction) -> End {
+    End { channel, direction }
+}
+
+/// The longest that a thread of the highest priority was kept from running.
+struct Canary(Arc<AtomicU64>, Arc<AtomicBool>);
+
+impl Canary {
+    fn start() -> Self {
+        let (longest, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (its_longest, its_stop) = (Arc::clone(&longest), Arc::clone(&stop));
+        thread::spawn(move || {
+            let reservation = Reservation::take(&[Policy::Fifo { priority: 99 }]);
+            if reservation.policy() == Policy::Ordinary {
+                // It would say nothing.
+                its_longest.store(u64::MAX, Ordering::Relaxed);
+            }
+            while !its_stop.load(Ordering::Relaxed) {
+                let due = now_ns() + 500_000;
+                sleep_until(due);
+                its_longest.fetch_max(now_ns().saturating_sub(due), Ordering::Relaxed);
+            }
+        });
+        Self(longest, stop)
+    }
+
+    fn was_in_time(&self) -> bool {
+        self.1.store(true, Ordering::Relaxed);
+        self.0.load(Ordering::Relaxed) <= 5_000_000
+    }
+}
+
+/// What a pipe's function has seen of a unit that counts.
+#[derive(Default)]
+struct Seen {
+    frames: u64,
+    next: Option<u64>,
+    gaps: u64,
+}
+
+fn count(turn: &mut Turn<'_>, seen: &mut Seen) -> Flow {
+    for message in turn.messages() {
+        let frame = can::Frame::of_message(message).expect("a frame");
+        let number = u64::from_le_bytes(frame.data);
+        seen.gaps += seen.next.map_or(0, |next| number.wrapping_sub(next));
+        (seen.next, seen.frames) = (Some(number + 1), seen.frames + 1);
+    }
+    Flow::On
+}
+
+#[test]
+fn five_channels_come_through_five_pipes_and_nothing_is_lost() {
+    let endpoint = adapter("traffic=paper", &RATES, Strictness::Deadline).unwrap();
+    let canary = Canary::start();
+    let open = |channel: usize| {
+        let quality = quality(TABLE_7[channel], 64, 2_000_000);
+        tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default()).unwrap()
+    };
+    let pipes: Vec<_> = (0..5).map(open).collect();
+    // Half of the time in which the adapter's room fills: 64 frames of 6,006 a second.
+    assert_eq!(endpoint.period_ns(), 64 * SECOND_NS / TABLE_7.iter().sum::<u64>() / 2);
+    thread::sleep(Duration::from_secs(3));
+    let is_promised = endpoint.granted().warnings.is_empty();
+    let was_in_time = canary.was_in_time() && is_promised;
+    for (channel, pipe) in pipes.into_iter().enumerate() {
+        let (bound_ns, receiver_ns) = (pipe.bound_ns(), endpoint.period_ns());
+        let (seen, report) = pipe.stop();
+        let seen = seen.expect("no panic");
+        assert_eq!(seen.frames, report.messages);
+        // What it lost is known, by the device or by the buffer, and nothing else is missing.
+        assert_eq!(seen.gaps > 0, report.device_overruns + report.lost > 0, "{report:?}");
+        assert!(seen.frames > 0 && report.jobs.ran > 0, "{report:?}");
+        assert_eq!(bound_ns, 125_000 + 2 * receiver_ns + 2 * report.period_ns, "both threads have just looked");
+        if was_in_time {
+            assert_eq!((seen.gaps, report.lost), (0, 0), "{report:?}");
+            let least = TABLE_7[channel] * 2;
+            assert!(seen.frames >= least, "{channel}: {report:?}");
+        }
+    }
+}
+
+#[test]
+fn what_goes_out_is_on_the_bus_and_no_channel_keeps_another_waiting() {
+    let endpoint = adapter("channels=2", &[Some(500_000), Some(10_000)], Strictness::Deadline).unwrap();
+    let send = |turn: &mut Turn<'_>, sent: &mut u64| {
+        while turn.room() > 0 {
+            let frame = can::Frame { id: 0x100, length: 8, data: sent.to_le_bytes() };
+            assert!(turn.put(&frame.to_message()));
+            *sent += 1;
+        }
+        Flow::On
+    };
+    let open = |channel: usize, per_s: u64| {
+        let direction = Direction::Out;
+        tpipe(&endpoint, end(channel, direction), quality(per_s, 32, 500_000), send, 0).unwrap()
+    };
+    // 126 bits a frame: 3,968 a second at 500 kb/s, 79 at 10.
+    let pipes = [open(0, 2752), open(1, 2752)];
+    thread::sleep(Duration::from_secs(2));
+    let [fast, slow] = pipes.map(|pipe| pipe.stop().1);
+    assert!(slow.went_out > 0 && slow.went_out < 400, "the bus is slow: {slow:?}");
+    assert!(fast.went_out > 10 * slow.went_out, "the other is not: {fast:?}");
+    assert!(fast.messages >= fast.went_out && fast.device_overruns == 0, "{fast:?}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_its_reason_and_takes_nothing() {
+    let endpoint = adapter("traffic=10/20", &RATES[..2], Strictness::None).unwrap();
+    let open = |channel, direction, quality| tpipe(&endpoint, end(channel, direction), quality, count, Seen::default());
+    let input = |channel, quality| open(channel, Direction::In, quality).map(drop).unwrap_err();
+
+    assert!(matches!(input(7, quality(100, 10, 1)), PipeError::Channel { asked: 7, channels: 2 }));
+    let slow = input(0, quality(1000, 1, 1_000_001));
+    assert!(
+        matches!(slow, PipeError::Quality(Refusal::Execution { .. })) && slow.to_string().contains("larger buffer")
+    );
+    assert!(matches!(input(0, quality(1_000_000_000, 10, 1)), PipeError::Quality(Refusal::Throughput { .. })));
+    // A period that no scheduler keeps: a thousandth of a second for a buffer of 20,000 messages, and 5 s.
+    let hasty = input(0, Quality { latency_ns: 1_000_000, ..quality(20, 1, 1000) });
+    assert!(matches!(hasty, PipeError::Period { period_ns: 50_000, .. }), "{hasty}");
+    assert!(hasty.to_string().contains("a larger buffer makes it longer"), "{hasty}");
+    assert!(matches!(input(0, quality(10, 50, 1000)), PipeError::Period { period_ns: 5_000_000_000, .. }));
+    // Beyond Equation 1: nine tenths of a processor beside the thread that receives.
+    let beyond = input(0, quality(1000, 10, 9_000_000));
+    assert!(matches!(beyond, PipeError::Processor(Overload::Demand(load)) if load.missing_ppb() > 0), "{beyond}");
+
+    // None of them took anything.
+    let pipe = open(0, Direction::In, quality(500, 10, 1_000_000)).unwrap();
+    assert!(matches!(input(0, quality(1, 1, 1)), PipeError::Taken(0)));
+    drop(pipe);
+    drop(open(0, Direction::In, quality(500, 10, 1_000_000)).unwrap());
+}
+
+#[test]
+fn a_function_that_overruns_is_counted_and_the_others_keep_their_bounds() {
+    let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
+    let canary = Canary::start();
+    let spin = |turn: &mut Turn<'_>, seen: &mut Seen| {
+        let until = farbus_io::sys::scheduling::ran_ns() + 30_000_000;
+        while farbus_io::sys::scheduling::ran_ns() < until {}
+        count(turn, seen)
+    };
+    let quality = quality(1200, 24, 1_000_000);
+    let guilty = tpipe(&endpoint, end(0, Direction::In), quality, spin, Seen::default()).unwrap();
+    let innocent = tpipe(&endpoint, end(1, Direction::In), quality, count, Seen::default()).unwrap();
+    thread::sleep(Duration::from_secs(2));
+    let was_in_time = canary.was_in_time() && endpoint.granted().warnings.is_empty();
+    let (guilty, innocent) = (guilty.stop().1, innocent.stop());
+    assert!(guilty.jobs.overruns > 0 && guilty.jobs.longest_ns >= 30_000_000, "{guilty:?}");
+    assert_eq!(guilty.jobs.overruns, guilty.jobs.ran, "every job of it took too long");
+    let (seen, report) = (innocent.0.unwrap(), innocent.1);
+    assert!(seen.frames > 0 && report.jobs.overruns < report.jobs.ran, "{report:?}");
+    if was_in_time {
+        assert_eq!((seen.gaps, report.lost), (0, 0), "{report:?}");
+    }
+}
+
+#[test]
+fn without_rights_a_pipe_runs_and_says_that_nothing_is_promised() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    // Threads that are started from here have no more rights than this one.
+    thread::spawn(|| {
+        let mut sets = capabilities(None).unwrap();
+        sets.effective.remove(CapabilitySet::SYS_NICE);
+        sets.permitted.remove(CapabilitySet::SYS_NICE);
+        set_capabilities(None, sets).unwrap();
+        let endpoint = adapter("traffic=10", &RATES[..1], Strictness::Deadline).unwrap();
+        let warnings = endpoint.granted().warnings;
+        assert!(warnings[0].contains("CAP_SYS_NICE"), "{warnings:?}");
+        let pipe = tpipe(&endpoint, end(0, Direction::In), quality(400, 40, 1_000_000), count, Seen::default());
+        let (seen, report) = pipe.unwrap().stop();
+        assert!(seen.is_some() && report.granted.warnings[0].contains("was denied"), "{report:?}");
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn a_function_may_end_its_pipe() {
+    let endpoint = adapter("traffic=10", &RATES[..1], Strictness::None).unwrap();
+    let take_one = |turn: &mut Turn<'_>, seen: &mut Seen| match count(turn, seen) {
+        Flow::On if seen.frames > 0 => Flow::End,
+        flow => flow,
+    };
+    let pipe = tpipe(&endpoint, end(0, Direction::In), quality(400, 4, 1_000_000), take_one, Seen::default()).unwrap();
+    let until = now_ns() + 20 * SECOND_NS;
+    while !pipe.is_ended() && now_ns() < until {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let (seen, _) = pipe.stop();
+    assert!(seen.unwrap().frames > 0, "its function said that this was the last");
+    assert_eq!(endpoint.end(), None);
+}
+
+#[test]
+fn another_host_s_channels_come_through_pipes_until_it_takes_its_device_back() {
+    let folder = std::env::temp_dir().join(format!("farbus-tuned-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let share = Share::default();
+    share.add("can", Can::device(&"traffic=10/69".parse::<Settings>().unwrap())).unwrap();
+    let address = share.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let socket = folder.join("share.sock");
+    share.listen_at(Place::Socket(socket.clone()).listen().unwrap(), None).unwrap();
+    // Plain USB/IP, then a session of farbus's own, as there is one at sockets of this machine.
+    for host in [address.to_string(), format!("unix:{}", socket.display())] {
+        let target: Target = format!("{host}/can").parse().unwrap();
+        let until = now_ns() + 20 * SECOND_NS;
+        let (mut device, _) = loop {
+            // The exporter sees the end of the one before in its own time.
+            match there(&Client::default(), &target) {
+                Ok(opened) => break opened,
+                Err(error) if now_ns() > until => panic!("{host}: {error}"),
+                Err(_) => thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        let delay = delay_ns(&mut device).unwrap();
+        assert!(delay > 0);
+        let shape = can::set_up(&mut device, &RATES[..2], can::ROOM).unwrap();
+        let processors = Processors::anywhere(Strictness::Deadline);
+        let endpoint = Endpoint::open(device.into_port().into_way(), shape, &processors, Terms::there(delay));
+        let endpoint = Arc::new(endpoint.unwrap());
+        let open = |channel: usize| {
+            let quality = quality(2752, 64, 1_000_000);
+            tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default()).unwrap()
+        };
+        let pipes = [open(0), open(1)];
+        assert!(pipes[0].bound_ns() > delay + 2 * pipes[0].reserve().period_ns);
+        while pipes.iter().any(|pipe| pipe.report().messages < 50) {
+            assert!(now_ns() < until && endpoint.end().is_none(), "{:?}", endpoint.end());
+            thread::sleep(Duration::from_millis(10));
+        }
+        if host.starts_with("unix:") {
+            share.take_back("can", None, Duration::ZERO).unwrap();
+            while endpoint.end().is_none() || !pipes.iter().all(|pipe| pipe.is_ended()) {
+                assert!(now_ns() < until, "its pipes end with it");
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+        for (seen, report) in pipes.map(|pipe| pipe.stop()) {
+            // What the adapter lost it says with its next frame.
+            let is_told = report.device_overruns + report.lost > 0;
+            assert!(seen.unwrap().gaps == 0 || is_told, "{report:?}");
+        }
+    }
+    drop(share);
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,292 @@
+//! Processors of one's own: cpusets that no others use, so that what is promised on one of them is kept by that one alone.
+//!
+//! `SCHED_DEADLINE` takes a thread only if it may run on every processor of its scheduling domain; a cpuset that is a domain of its own is how
+//! a thread is kept to one processor all the same. Both kinds of control groups can make one:
+//!
+//! | | version 1 | version 2 |
+//! |---|---|---|
+//! | its own domain | `cpuset.cpu_exclusive`, and the root's `cpuset.sched_load_balance` off | `cpuset.cpus.partition` = `root` |
+//! | others meanwhile | are not moved between processors by themselves | do not run on it |
+//! | who enters | a thread | the whole process |
+//!
+//! What was changed is as it was when the last of a process's sets is dropped. Who is killed leaves a set behind that says whose it was;
+//! the next one takes it away.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use super::scheduling::this_thread;
+
+/// What the names of our sets begin with; the process and the processor follow.
+const NAME: &str = "farbus-";
+
+/// Why there is no processor of one's own.
+#[derive(Debug)]
+pub enum CpusetError {
+    /// The system has no cpusets, or none that we may make.
+    None(String),
+    /// It has them, and did not let us have this.
+    Denied {
+        /// What was written where, or read.
+        what: String,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+impl fmt::Display for CpusetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CpusetError::None(why) => write!(f, "no cpusets: {why}"),
+            CpusetError::Denied { what, error } => write!(f, "no processor of one's own: {what}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for CpusetError {}
+
+/// A processor that is nobody else's, until this is dropped.
+#[derive(Debug)]
+pub struct Exclusive {
+    folder: PathBuf,
+    home: Home,
+    cpu: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Home {
+    /// The file by which the root's domain is split.
+    One { balance: PathBuf, tasks: PathBuf },
+    /// Where the process was before.
+    Two { procs: PathBuf },
+}
+
+/// Sets of this process that split the root's domain, and what its file said before.
+static SPLIT: Mutex<(usize, String)> = Mutex::new((0, String::new()));
+
+impl Exclusive {
+    /// Takes a processor.
+    ///
+    /// # Errors
+    /// [`CpusetError`].
+    pub fn take(cpu: usize) -> Result<Self, CpusetError> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        match find(&mounts, |root| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()) {
+            Some(Found::One(root)) => Self::take_one(&root, cpu),
+            Some(Found::Two(root)) => Self::take_two(&root, cpu),
+            None => Err(CpusetError::None("neither kind of control groups with cpusets is mounted".into())),
+        }
+    }
+
+    /// Which it is.
+    pub fn cpu(&self) -> usize {
+        self.cpu
+    }
+
+    /// The calling thread runs there from now on, and nowhere else.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn enter(&self) -> Result<(), CpusetError> {
+        match self.home {
+            Home::One { .. } => write(&self.folder.join("tasks"), &this_thread().as_raw_nonzero().to_string()),
+            Home::Two { .. } => write(&self.folder.join("cgroup.procs"), &std::process::id().to_string()),
+        }
+    }
+
+    fn take_one(root: &Path, cpu: usize) -> Result<Self, CpusetError> {
+        clear_after_the_dead(root, "tasks");
+        let folder = new_folder(root, cpu)?;
+        let home = Home::One { balance: root.join("cpuset.sched_load_balance"), tasks: root.join("tasks") };
+        let this = Self { folder, home, cpu };
+        // From here on, whatever fails is undone by dropping it.
+        let split = split(root);
+        let made = (|| {
+            write(&this.folder.join("cpuset.cpus"), &cpu.to_string())?;
+            let memory = read(&root.join("cpuset.mems"))?;
+            write(&this.folder.join("cpuset.mems"), memory.trim())?;
+            write(&this.folder.join("cpuset.cpu_exclusive"), "1")
+        })();
+        split.and(made).map(|()| this)
+    }
+
+    fn take_two(root: &Path, cpu: usize) -> Result<Self, CpusetError> {
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let own = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+        let procs = root.join(own).join("cgroup.procs");
+        clear_after_the_dead(root, "cgroup.procs");
+        // It stays on: others may have begun to use it meanwhile.
+        write(&root.join("cgroup.subtree_control"), "+cpuset")?;
+        let this = Self { folder: new_folder(root, cpu)?, home: Home::Two { procs }, cpu };
+        write(&this.folder.join("cpuset.cpus"), &cpu.to_string())?;
+        let partition = this.folder.join("cpuset.cpus.partition");
+        write(&partition, "root")?;
+        // A kernel that takes the word may yet say that it is not so, and why.
+        let said = read(&partition)?;
+        match said.trim() {
+            "root" => Ok(this),
+            said => Err(denied(format!("{} says '{said}'", partition.display()), io::ErrorKind::InvalidInput.into())),
+        }
+    }
+}
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        let (own, back) = match &self.home {
+            Home::One { tasks, .. } => ("tasks", tasks),
+            Home::Two { procs } => ("cgroup.procs", procs),
+        };
+        empty(&self.folder, own, back);
+        // What cannot be taken away is taken away by the next one.
+        let _ = fs::remove_dir(&self.folder);
+        if let Home::One { balance, .. } = &self.home {
+            let mut split = SPLIT.lock().unwrap_or_else(PoisonError::into_inner);
+            split.0 = split.0.saturating_sub(1);
+            if split.0 == 0 {
+                let _ = fs::write(balance, &split.1);
+            }
+        }
+    }
+}
+
+/// The root's domain falls apart into those of its sets.
+fn split(root: &Path) -> Result<(), CpusetError> {
+    let balance = root.join("cpuset.sched_load_balance");
+    let mut split = SPLIT.lock().unwrap_or_else(PoisonError::into_inner);
+    split.0 += 1;
+    if split.0 == 1 {
+        split.1 = read(&balance)?.trim().to_owned();
+        write(&balance, "0")?;
+    }
+    Ok(())
+}
+
+fn new_folder(root: &Path, cpu: usize) -> Result<PathBuf, CpusetError> {
+    let folder = root.join(format!("{NAME}{}-{cpu}", std::process::id()));
+    fs::create_dir(&folder).map_err(|error| denied(format!("make {}", folder.display()), error))?;
+    Ok(folder)
+}
+
+/// Whoever was killed could not take his sets away.
+fn clear_after_the_dead(root: &Path, own: &str) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(NAME)).and_then(|rest| rest.split('-').next());
+        if owner.is_some_and(|owner| !Path::new("/proc").join(owner).exists()) {
+            empty(&entry.path(), own, &root.join(own));
+            if fs::remove_dir(entry.path()).is_ok() && own == "tasks" {
+                // He split the domain, and nobody has since who lives.
+                let _ = fs::write(root.join("cpuset.sched_load_balance"), "1");
+            }
+        }
+    }
+}
+
+/// Whoever is in the set goes back. One that ends meanwhile needs no more.
+fn empty(folder: &Path, own: &str, back: &Path) {
+    for thread in fs::read_to_string(folder.join(own)).unwrap_or_default().lines() {
+        let _ = fs::write(back, thread);
+    }
+}
+
+enum Found {
+    One(PathBuf),
+    Two(PathBuf),
+}
+
+/// Where cpusets are: fields of /proc/self/mountinfo are told apart by " - " and spaces (proc(5)).
+fn find(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Found> {
+    let fields = |line: &str| {
+        let (left, right) = line.split_once(" - ")?;
+        let (mut right, at) = (right.split(' '), left.split(' ').nth(4)?.to_owned());
+        let kind = right.next()?.to_owned();
+        Some((PathBuf::from(at), kind, right.nth(1)?.to_owned()))
+    };
+    let all = || mounts.lines().filter_map(fields);
+    let one = all().find(|(_, kind, options)| kind == "cgroup" && options.split(',').any(|option| option == "cpuset"));
+    let two = || {
+        all().find(|(at, kind, _)| kind == "cgroup2" && controllers(at).split_whitespace().any(|name| name == "cpuset"))
+    };
+    one.map(|(at, ..)| Found::One(at)).or_else(|| two().map(|(at, ..)| Found::Two(at)))
+}
+
+fn denied(what: String, error: io::Error) -> CpusetError {
+    CpusetError::Denied { what, error }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CpusetError> {
+    fs::write(path, text).map_err(|error| denied(format!("write {text} to {}", path.display()), error))
+}
+
+fn read(path: &Path) -> Result<String, CpusetError> {
+    fs::read_to_string(path).map_err(|error| denied(format!("read {}", path.display()), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str = "30 24 0:25 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset\n";
+    const TWO: &str = "31 24 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    #[test]
+    fn cpusets_are_found_where_they_are_mounted() {
+        let at = |mounts: &str, controllers: &str| {
+            find(mounts, |_| controllers.to_owned()).map(|found| match found {
+                Found::One(at) => (1, at),
+                Found::Two(at) => (2, at),
+            })
+        };
+        assert_eq!(at(ONE, ""), Some((1, "/sys/fs/cgroup/cpuset".into())));
+        assert_eq!(at(TWO, "cpu cpuset io"), Some((2, "/sys/fs/cgroup".into())));
+        assert_eq!(at(TWO, "cpu io"), None, "it belongs to the other kind");
+        assert_eq!(at(&format!("{TWO}{ONE}"), "hugetlb"), Some((1, "/sys/fs/cgroup/cpuset".into())));
+        assert_eq!(at("", ""), None);
+    }
+
+    #[test]
+    fn on_a_processor_of_its_own_a_thread_has_a_deadline_all_the_same() {
+        use super::super::scheduling::{Policy, Reservation};
+        use std::time::Duration;
+        let last = std::thread::available_parallelism().unwrap().get() - 1;
+        let own = match Exclusive::take(last) {
+            Ok(own) => own,
+            // Nothing to be had here: then it is said what stands against it.
+            Err(error) => return assert!(error.to_string().starts_with("no "), "{error}"),
+        };
+        let folder = own.folder.clone();
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                own.enter().unwrap();
+                let [budget, period] = [1, 100].map(Duration::from_millis);
+                let reservation = Reservation::take(&[Policy::Deadline { budget, period }]);
+                let cpus = rustix::thread::sched_getaffinity(None).unwrap();
+                assert!(cpus.count() == 1 && cpus.is_set(last));
+                let why: Vec<_> = reservation.denied().iter().map(|denied| denied.why).collect();
+                assert!(!why.contains(&super::super::scheduling::Why::Affinity), "{why:?}");
+            });
+            inside.join().unwrap();
+        });
+        drop(own);
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn a_processor_that_there_is_not_is_denied_and_nothing_is_left_behind() {
+        let folders = || {
+            let ours = |root: &str| fs::read_dir(root).into_iter().flatten().flatten();
+            let own = format!("{NAME}{}-", std::process::id());
+            ["/sys/fs/cgroup", "/sys/fs/cgroup/cpuset"]
+                .into_iter()
+                .flat_map(ours)
+                .filter(|entry| entry.file_name().to_string_lossy().starts_with(&own))
+                .count()
+        };
+        let error = Exclusive::take(8000).unwrap_err().to_string();
+        assert!(error.starts_with("no "), "{error}");
+        assert_eq!(folders(), 0);
+    }
+}

@@ -1,0 +1,392 @@
+//! Time of the processor, as the kernel's scheduler promises it: a budget each period, a priority, or nothing.
+//!
+//! | asked for | what it is | who may |
+//! |---|---|---|
+//! | [`Policy::Deadline`] | `SCHED_DEADLINE`: a constant bandwidth server; the kernel adds up what it promised | `CAP_SYS_NICE` |
+//! | [`Policy::Fifo`] | `SCHED_FIFO`: runs before all that have no promise, however long | `CAP_SYS_NICE`, `RLIMIT_RTPRIO` |
+//! | [`Policy::Ordinary`] | everybody's share | everybody |
+//!
+//! A thread asks for itself ([`Reservation::take`]) and has what it was before when the reservation is dropped. What the kernel
+//! denied is told with its reason ([`Denied`]): whoever goes on with less says so.
+#![allow(unsafe_code, reason = "calls that neither the standard library nor rustix has")]
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::mm::{MlockAllFlags, mlockall, munlockall};
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CapabilitySet, ClockId, Pid, Timespec, clock_nanosleep_absolute};
+use rustix::time::clock_gettime;
+
+/// The kernel's least budget, in nanoseconds: `DL_SCALE` of kernel/sched/sched.h.
+pub const BUDGET_NS_MIN: u64 = 1 << 10;
+
+/// How a thread is scheduled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// So much of one processor each period, finished within it.
+    Deadline {
+        /// Execution time.
+        budget: Duration,
+        /// Period, and deadline.
+        period: Duration,
+    },
+    /// Before all whose priority is less, and all that have none.
+    Fifo {
+        /// 1 to 99.
+        priority: u8,
+    },
+    /// As every thread.
+    Ordinary,
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Policy::Deadline { budget, period } => write!(f, "deadline ({budget:?} each {period:?})"),
+            Policy::Fifo { priority } => write!(f, "fifo (priority {priority})"),
+            Policy::Ordinary => f.write_str("ordinary"),
+        }
+    }
+}
+
+/// A policy that a thread was not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denied {
+    /// Which.
+    pub policy: Policy,
+    /// Why.
+    pub why: Why,
+}
+
+/// Why the kernel denied a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It is for whoever has `CAP_SYS_NICE`.
+    NotAllowed,
+    /// The kernel has promised too much already.
+    Bandwidth,
+    /// A deadline is kept by all processors together, and the thread may not run on some of them.
+    Affinity,
+    /// The kernel takes no such numbers.
+    Range,
+    /// Anything else, in the system's numbers.
+    System(i32),
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} was denied: ", self.policy)?;
+        match self.why {
+            Why::NotAllowed => f.write_str("it takes CAP_SYS_NICE (run as root, or 'setcap cap_sys_nice+ep')"),
+            Why::Bandwidth => f.write_str("the kernel has promised the rest of the processors to others"),
+            Why::Affinity => f.write_str("the thread may not run on all processors of its scheduling domain"),
+            Why::Range => f.write_str("the kernel takes no such period (/proc/sys/kernel/sched_deadline_period_*_us)"),
+            Why::System(code) => write!(f, "{}", io::Error::from_raw_os_error(code)),
+        }
+    }
+}
+
+impl std::error::Error for Denied {}
+
+/// What the calling thread was promised, until this is dropped on the same thread.
+#[derive(Debug)]
+pub struct Reservation {
+    before: Attributes,
+    policy: Policy,
+    denied: Vec<Denied>,
+    /// It is one thread's.
+    _here: PhantomData<*const ()>,
+}
+
+impl Reservation {
+    /// The first of `wishes` that the kernel grants; everybody's share if it grants none.
+    pub fn take(wishes: &[Policy]) -> Self {
+        let before = Attributes::of_this_thread().unwrap_or(Attributes::ORDINARY);
+        let mut this = Self { before, policy: Policy::Ordinary, denied: Vec::new(), _here: PhantomData };
+        this.change(wishes);
+        this
+    }
+
+    /// Asks anew. What was granted before is kept if the kernel grants nothing of this.
+    pub fn change(&mut self, wishes: &[Policy]) {
+        self.denied.clear();
+        for &policy in wishes {
+            match set(policy) {
+                Ok(()) => {
+                    self.policy = policy;
+                    return;
+                }
+                Err(denied) => self.denied.push(denied),
+            }
+        }
+    }
+
+    /// What was granted.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// What was denied before that, and why.
+    pub fn denied(&self) -> &[Denied] {
+        &self.denied
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.policy != Policy::Ordinary {
+            // Nobody is denied to have less.
+            let _ = self.before.apply();
+        }
+    }
+}
+
+/// `struct sched_attr` of linux/sched/types.h, as far as it is used.
+#[derive(Clone, Copy, Debug)]
+struct Attributes {
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+}
+
+impl Attributes {
+    const ORDINARY: Self =
+        Self { policy: 0, flags: 0, nice: 0, priority: 0, runtime_ns: 0, deadline_ns: 0, period_ns: 0 };
+
+    fn new(policy: Policy) -> Self {
+        // Children have no promise: the kernel refuses them otherwise, and nobody reckoned with them.
+        let flags = libc::SCHED_FLAG_RESET_ON_FORK as u64;
+        match policy {
+            Policy::Ordinary => Self::ORDINARY,
+            Policy::Fifo { priority } => {
+                Self { policy: libc::SCHED_FIFO as u32, flags, priority: priority.into(), ..Self::ORDINARY }
+            }
+            Policy::Deadline { budget, period } => {
+                let [runtime_ns, period_ns] = [budget, period].map(|span| span.as_nanos().min(u64::MAX.into()) as u64);
+                let policy = libc::SCHED_DEADLINE as u32;
+                Self { policy, flags, runtime_ns, deadline_ns: period_ns, period_ns, ..Self::ORDINARY }
+            }
+        }
+    }
+
+    fn raw(&self) -> libc::sched_attr {
+        libc::sched_attr {
+            size: size_of::<libc::sched_attr>() as u32,
+            sched_policy: self.policy,
+            sched_flags: self.flags,
+            sched_nice: self.nice,
+            sched_priority: self.priority,
+            sched_runtime: self.runtime_ns,
+            sched_deadline: self.deadline_ns,
+            sched_period: self.period_ns,
+        }
+    }
+
+    fn of_this_thread() -> io::Result<Self> {
+        let mut raw = Self::ORDINARY.raw();
+        // SAFETY: the kernel writes at most `size` bytes to a structure of that size, which lives as long as the call (sched_getattr(2)).
+        let result = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut raw, raw.size, 0) };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            policy: raw.sched_policy,
+            flags: raw.sched_flags,
+            nice: raw.sched_nice,
+            priority: raw.sched_priority,
+            runtime_ns: raw.sched_runtime,
+            deadline_ns: raw.sched_deadline,
+            period_ns: raw.sched_period,
+        })
+    }
+
+    fn apply(&self) -> io::Result<()> {
+        let raw = self.raw();
+        // SAFETY: the kernel reads `size` bytes of a structure of that size, which lives as long as the call (sched_setattr(2)).
+        let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const raw, 0) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+fn set(policy: Policy) -> Result<(), Denied> {
+    Attributes::new(policy).apply().map_err(|error| {
+        let code = error.raw_os_error().unwrap_or(0);
+        let is_deadline = matches!(policy, Policy::Deadline { .. });
+        let why = match Errno::from_raw_os_error(code) {
+            // One number for two reasons.
+            Errno::PERM if is_deadline && may_reserve() => Why::Affinity,
+            Errno::PERM => Why::NotAllowed,
+            Errno::BUSY => Why::Bandwidth,
+            Errno::INVAL => Why::Range,
+            _ => Why::System(code),
+        };
+        Denied { policy, why }
+    })
+}
+
+fn may_reserve() -> bool {
+    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
+}
+
+/// This process's memory, kept from being paged out until it is dropped.
+#[derive(Debug)]
+pub struct LockedMemory(());
+
+impl LockedMemory {
+    /// Locks what there is and what will be.
+    ///
+    /// # Errors
+    /// The system's; `Unsupported` where a limit would let later allocations fail instead.
+    pub fn take() -> io::Result<Self> {
+        let is_unlimited = getrlimit(Resource::Memlock).current.is_none();
+        let may = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+        if !is_unlimited && !may {
+            let why = "memory is locked up to a limit here: CAP_IPC_LOCK or 'ulimit -l unlimited' lifts it";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE)?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for LockedMemory {
+    fn drop(&mut self) {
+        // Unlocking what is locked does not fail.
+        let _ = munlockall();
+    }
+}
+
+/// Nanoseconds of the system's monotonic clock.
+pub fn now_ns() -> u64 {
+    nanoseconds(clock_gettime(rustix::time::ClockId::Monotonic))
+}
+
+/// Nanoseconds that the calling thread has run.
+pub fn ran_ns() -> u64 {
+    nanoseconds(clock_gettime(rustix::time::ClockId::ThreadCPUTime))
+}
+
+/// Sleeps until that moment of [`now_ns`]; a signal may end it earlier.
+pub fn sleep_until(at_ns: u64) {
+    const SECOND: u64 = 1_000_000_000;
+    let request = Timespec { tv_sec: (at_ns / SECOND) as i64, tv_nsec: (at_ns % SECOND) as _ };
+    // Whoever sleeps looks at the clock afterwards.
+    let _ = clock_nanosleep_absolute(ClockId::Monotonic, &request);
+}
+
+/// The kernel's number of the calling thread.
+pub fn this_thread() -> Pid {
+    rustix::thread::gettid()
+}
+
+fn nanoseconds(at: Timespec) -> u64 {
+    u64::try_from(at.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(at.tv_nsec).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn policy_now() -> i32 {
+        Attributes::of_this_thread().unwrap().policy as i32
+    }
+
+    fn apart<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| scope.spawn(act).join().unwrap())
+    }
+
+    #[test]
+    fn what_is_granted_is_the_kernel_s_and_ends_with_the_reservation() {
+        let wishes = [Policy::Deadline { budget: MS / 10, period: 100 * MS }, Policy::Fifo { priority: 1 }];
+        apart(|| {
+            let reservation = Reservation::take(&wishes);
+            let expected = match reservation.policy() {
+                Policy::Deadline { .. } => libc::SCHED_DEADLINE,
+                Policy::Fifo { .. } => libc::SCHED_FIFO,
+                Policy::Ordinary => libc::SCHED_OTHER,
+            };
+            assert_eq!(policy_now(), expected, "{:?}", reservation.denied());
+            let denied = wishes.iter().position(|wish| *wish == reservation.policy()).unwrap_or(wishes.len());
+            assert_eq!(reservation.denied().len(), denied);
+            drop(reservation);
+            assert_eq!(policy_now(), libc::SCHED_OTHER);
+        });
+    }
+
+    #[test]
+    fn without_the_capability_both_are_denied_with_what_to_do() {
+        apart(|| {
+            let mut sets = rustix::thread::capabilities(None).unwrap();
+            sets.effective.remove(CapabilitySet::SYS_NICE);
+            sets.permitted.remove(CapabilitySet::SYS_NICE);
+            rustix::thread::set_capabilities(None, sets).unwrap();
+            let wishes = [Policy::Deadline { budget: MS, period: 100 * MS }, Policy::Fifo { priority: 1 }];
+            let reservation = Reservation::take(&wishes);
+            // A limit may allow priorities to everybody.
+            assert_eq!(reservation.denied()[0], Denied { policy: wishes[0], why: Why::NotAllowed });
+            assert!(reservation.denied()[0].to_string().contains("CAP_SYS_NICE"));
+            assert!(reservation.policy() != wishes[0]);
+        });
+    }
+
+    #[test]
+    fn numbers_that_the_kernel_does_not_take_are_told_apart() {
+        apart(|| {
+            let deadline = |budget, period| Policy::Deadline { budget, period };
+            let wishes = [deadline(Duration::from_nanos(BUDGET_NS_MIN - 1), 100 * MS), deadline(2 * MS, MS)];
+            let reservation = Reservation::take(&wishes);
+            let why: Vec<_> = reservation.denied().iter().map(|denied| denied.why).collect();
+            assert_eq!(why, [Why::Range; 2]);
+            assert_eq!(reservation.policy(), Policy::Ordinary);
+        });
+    }
+
+    #[test]
+    fn more_than_the_processors_have_is_denied() {
+        if !may_reserve() {
+            return assert_eq!(Reservation::take(&[]).policy(), Policy::Ordinary, "nothing to be had here");
+        }
+        // Each thread asks for nearly a whole processor: the kernel keeps a twentieth for others.
+        let cpus = thread::available_parallelism().unwrap().get();
+        apart(|| {
+            let wish = Policy::Deadline { budget: 99 * MS, period: 100 * MS };
+            let mut held = Vec::new();
+            let (tell, told) = std::sync::mpsc::channel();
+            for _ in 0..=cpus {
+                let (tell, (stop, stopped)) = (tell.clone(), std::sync::mpsc::channel::<()>());
+                let thread = thread::spawn(move || {
+                    let reservation = Reservation::take(&[wish]);
+                    tell.send(reservation.denied().first().map(|denied| denied.why)).unwrap();
+                    let _ = stopped.recv();
+                });
+                held.push((stop, thread));
+            }
+            let outcomes: Vec<_> = (0..=cpus).map(|_| told.recv().unwrap()).collect();
+            assert!(outcomes.contains(&Some(Why::Bandwidth)), "{outcomes:?}");
+            for (stop, thread) in held {
+                drop(stop);
+                thread.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn sleep_ends_at_its_moment_and_running_is_counted() {
+        let (from, ran) = (now_ns(), ran_ns());
+        sleep_until(from + 5_000_000);
+        assert!(now_ns() >= from + 5_000_000);
+        while ran_ns() < ran + 1_000_000 {}
+        assert!(ran_ns() >= ran + 1_000_000);
+    }
+}

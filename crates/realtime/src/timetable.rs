@@ -1,0 +1,136 @@
+//! When a periodic task runs next, which of its periods it missed, and what it makes of a clock that jumps.
+
+/// The moments of a periodic task on somebody's clock, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timetable {
+    period_ns: u64,
+    next_ns: u64,
+    seen_ns: u64,
+}
+
+/// What a look at the clock said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tick {
+    /// It is not time yet.
+    Early,
+    /// A job begins, whose period began at `release_ns`; so many periods before it went by without one.
+    Due {
+        /// When its period began.
+        release_ns: u64,
+        /// Periods without a job.
+        missed: u64,
+    },
+    /// The clock is not what it was: the task begins anew from here, and nothing is said about the time between.
+    Jumped(Jump),
+}
+
+/// How a clock jumped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Jump {
+    /// It went back.
+    Back {
+        /// By so much.
+        by_ns: u64,
+    },
+    /// It went ahead, by more than any scheduler is late.
+    Ahead {
+        /// By so much.
+        by_ns: u64,
+    },
+}
+
+/// Who is later than this, and than [`LATE_PERIODS_MAX`] of its periods, was not kept from running: its machine slept, or its clock was set.
+pub const LATE_NS_MAX: u64 = 2_000_000_000;
+/// The same in periods.
+pub const LATE_PERIODS_MAX: u64 = 16;
+
+impl Timetable {
+    /// The first job is due at once.
+    pub fn new(now_ns: u64, period_ns: u64) -> Self {
+        Self { period_ns: period_ns.max(1), next_ns: now_ns, seen_ns: now_ns }
+    }
+
+    /// When the next job is due.
+    pub fn next_ns(&self) -> u64 {
+        self.next_ns
+    }
+
+    /// Its period.
+    pub fn period_ns(&self) -> u64 {
+        self.period_ns
+    }
+
+    /// It has another period from when the clock was looked at last: a shorter one brings the next job forward.
+    pub fn set_period(&mut self, period_ns: u64) {
+        self.period_ns = period_ns.max(1);
+        self.next_ns = self.next_ns.min(self.seen_ns.saturating_add(self.period_ns));
+    }
+
+    /// The clock says so.
+    pub fn look(&mut self, now_ns: u64) -> Tick {
+        let seen_ns = std::mem::replace(&mut self.seen_ns, now_ns);
+        if now_ns < seen_ns {
+            self.next_ns = now_ns.saturating_add(self.period_ns);
+            return Tick::Jumped(Jump::Back { by_ns: seen_ns - now_ns });
+        }
+        let Some(late_ns) = now_ns.checked_sub(self.next_ns) else { return Tick::Early };
+        if late_ns > LATE_NS_MAX.max(self.period_ns.saturating_mul(LATE_PERIODS_MAX)) {
+            self.next_ns = now_ns.saturating_add(self.period_ns);
+            return Tick::Jumped(Jump::Ahead { by_ns: late_ns });
+        }
+        let missed = late_ns / self.period_ns;
+        let release_ns = self.next_ns + missed * self.period_ns;
+        self.next_ns = release_ns.saturating_add(self.period_ns);
+        Tick::Due { release_ns, missed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_follow_without_drift_and_missed_periods_are_counted() {
+        let mut table = Timetable::new(1000, 100);
+        assert_eq!(table.look(1003), Tick::Due { release_ns: 1000, missed: 0 });
+        assert_eq!((table.look(1099), table.next_ns()), (Tick::Early, 1100));
+        assert_eq!(table.look(1199), Tick::Due { release_ns: 1100, missed: 0 });
+        assert_eq!(table.look(1450), Tick::Due { release_ns: 1400, missed: 2 });
+        assert_eq!(table.next_ns(), 1500);
+        table.set_period(10);
+        assert_eq!(table.next_ns(), 1460, "it is not kept waiting for the end of a longer period");
+        assert_eq!(table.look(1460), Tick::Due { release_ns: 1460, missed: 0 });
+        table.set_period(100);
+        assert_eq!((table.next_ns(), table.look(1470)), (1470, Tick::Due { release_ns: 1470, missed: 0 }));
+        assert_eq!(table.next_ns(), 1570);
+    }
+
+    #[test]
+    fn a_clock_that_jumps_is_told_apart_from_being_late() {
+        let mut table = Timetable::new(5000, 100);
+        assert_eq!(table.look(4000), Tick::Jumped(Jump::Back { by_ns: 1000 }));
+        assert_eq!(table.look(4100), Tick::Due { release_ns: 4100, missed: 0 });
+        let late = Tick::Due { release_ns: 4100 + LATE_NS_MAX, missed: LATE_NS_MAX / 100 - 1 };
+        assert_eq!(table.look(4100 + LATE_NS_MAX), late, "late is not a jump");
+        let by_ns = LATE_NS_MAX + 1;
+        let now_ns = table.next_ns() + by_ns;
+        assert_eq!(table.look(now_ns), Tick::Jumped(Jump::Ahead { by_ns }));
+        assert_eq!(table.next_ns(), now_ns + 100);
+        assert_eq!(table.look(u64::MAX), Tick::Jumped(Jump::Ahead { by_ns: u64::MAX - now_ns - 100 }));
+    }
+
+    #[test]
+    fn no_moment_of_any_clock_breaks_it() {
+        // A small generator: the moments are as wild as 64 bits are.
+        let (mut state, mut table) = (1u64, Timetable::new(0, 0));
+        for _ in 0..100_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let now_ns = state >> (state % 60);
+            match table.look(now_ns) {
+                Tick::Due { release_ns, .. } => assert!(release_ns <= now_ns && table.next_ns() > now_ns),
+                Tick::Early | Tick::Jumped(_) => assert!(table.next_ns() > now_ns || now_ns == u64::MAX),
+            }
+            table.set_period(state % 1_000_000);
+        }
+    }
+}
