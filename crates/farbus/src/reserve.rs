@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant as Moment;
+use std::time::{Duration, Instant as Moment};
 
 use farbus_io::link::{Favour, Link, Progress};
 use farbus_model::{EpAddr, Instant};
@@ -239,6 +239,8 @@ fn measured_cost() -> Cost {
     let try_all = || -> std::io::Result<Cost> {
         let (link, other) = Link::pair("ourselves")?;
         let other = std::os::unix::net::UnixStream::from(other);
+        // What does not fit a socket's memory does not come.
+        other.set_read_timeout(Some(Duration::from_millis(100)))?;
         let (mut turn_ns, mut large_ns) = (u64::MAX, u64::MAX);
         let mut bytes = vec![0; KIB << 10];
         for (size, best) in [(64, &mut turn_ns), (KIB << 10, &mut large_ns)] {
