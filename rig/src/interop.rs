@@ -51,6 +51,7 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("storage-uas", FARBUS_UAS, SHARE),
     ("storage-uas-ro", FARBUS_UAS, SHARE),
     ("storage-auto", FARBUS_UAS, SHARE),
+    ("device-raw", FARBUS_KERNEL, SHARE),
     ("storage-far", FARBUS_UAS, SHARE),
     ("far-attach", FARBUS_KERNEL, SHARE),
     ("far-reports", FARBUS_KERNEL, SHARE_USB),

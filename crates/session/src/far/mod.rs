@@ -232,6 +232,12 @@ impl<D: Device> Far<D> {
         way
     }
 
+    /// The control requests that wait and, once they go on, change this endpoint.
+    fn held_before(&self, endpoint: EpAddr) -> Vec<UrbId> {
+        let changing = self.held.iter().filter(|urb| changes_endpoints(urb.setup));
+        changing.filter(|urb| concerned(&self.device, urb.setup)(endpoint)).map(|urb| urb.id).collect()
+    }
+
     /// Control requests are answered in their order, whoever answers them.
     fn submit_control(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
         if !self.plan.is_on {
@@ -312,7 +318,7 @@ impl<D: Device> Device for Far<D> {
             let budget = self.budget();
             self.receiving.submit(now, urb, budget, &mut self.errands, done);
         } else if let Some(way) = self.way_of(&urb) {
-            self.receiving.begin(way);
+            self.receiving.begin(way, self.held_before(urb.endpoint));
             let budget = self.budget();
             self.receiving.submit(now, urb, budget, &mut self.errands, done);
         } else {

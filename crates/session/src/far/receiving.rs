@@ -113,8 +113,8 @@ impl Receiving {
         self.streams.iter().any(|stream| stream.way.endpoint == endpoint)
     }
 
-    /// From now on an endpoint is received ahead.
-    pub fn begin(&mut self, way: Way) {
+    /// From now on an endpoint is received ahead, once these requests of the user's have ended.
+    pub fn begin(&mut self, way: Way, barred_by: Vec<UrbId>) {
         self.streams.push(Stream {
             way,
             length: 0,
@@ -126,7 +126,7 @@ impl Receiving {
             bytes: 0,
             phase: Phase::Resting,
             has_failed: false,
-            barred_by: Vec::new(),
+            barred_by,
             left_at: None,
             delivered_at: None,
         });
@@ -462,7 +462,7 @@ impl Receiving {
             let address = EpAddr::from_byte(endpoint & 0x8f);
             let way = way_of(address).filter(|_| !receiving.has(address));
             let way = way.ok_or(Reject::new("endpoint", endpoint.into(), "it is one that is received ahead, once"))?;
-            receiving.begin(way);
+            receiving.begin(way, Vec::new());
             let stream = receiving.streams.last_mut().expect("begun just now");
             (stream.length, stream.interval) = (from.u32("length")?, from.u32("interval")?);
             stream.window = (from.u32("window")? as usize).min(way.window_max);
