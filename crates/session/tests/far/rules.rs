@@ -285,6 +285,26 @@ fn control_requests_are_answered_in_their_order_whoever_knows_the_answer() {
 }
 
 #[test]
+fn an_endpoint_s_first_request_waits_for_a_control_request_that_waits_and_changes_it() {
+    let mut bench = Bench::new();
+    bench.far.begin(bench.now, &mut bench.done);
+    let fetched = bench.asked();
+    let languages = Urb::control(UrbId(1), Setup::get_descriptor(3, 0, 0, 255), Payload::Empty).launch();
+    bench.far.submit(bench.now, languages, &mut bench.done);
+    bench.clear_halt(2);
+    bench.read(3, 512);
+    assert_eq!(bench.asked(), fetched, "the halt is not cleared yet, for the languages were asked for before");
+    bench.send(&[4, 3, 9, 4]);
+    assert_eq!(bench.heard(), [(1, Status::Ok, vec![4, 3, 9, 4]), (2, Status::Ok, vec![])]);
+    for _ in 1..fetched {
+        bench.answer(|urb| urb.fail(Status::Stall));
+    }
+    assert!(bench.asked() > 0, "and now it is asked");
+    bench.send(b"first");
+    assert_eq!(bench.heard(), [(3, Status::Ok, b"first".to_vec())]);
+}
+
+#[test]
 fn nothing_is_asked_early_that_was_not_to_be() {
     let mut bench = Bench::new();
     let (asked, descriptors) = (Asked::default(), bench.far.descriptors().clone());
