@@ -28,7 +28,7 @@ use function::{Function, run_once};
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// Move a device's data in time: a function that runs each period with a promised execution time.
+/// Run a function on a device's data each period, with a bound on their delay.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "From --rate, --buffer and --execution-us follow the period in which the buffer fills, whether the endpoint and a processor carry \
