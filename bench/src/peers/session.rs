@@ -288,17 +288,8 @@ impl Disk {
                 Verb::Read => BlockRequest::read(BlockId(0), offset, bytes as u32),
                 Verb::Write => BlockRequest::write(BlockId(0), offset, Payload::shared(&block, 0..bytes)),
             };
-            let at = self.linked.clock().now();
-            self.linked.submit(at, request.launch(), &mut self.done);
-            self.linked.end_turn(at, &mut self.done);
-            while self.done.is_empty() {
-                self.linked.wait(None)?;
-                self.linked.turn(&mut self.done);
-                ensure!(self.linked.end().is_none(), "the disk is gone: {:?}", self.linked.end());
-            }
-            let done = self.done.pop().context("a request that was answered")?;
+            let done = self.ask(request).with_context(|| format!("{verb:?}"))?;
             let whole_us = began.elapsed().as_nanos() as f64 / 1000.0;
-            done.result.map_err(|error| anyhow!("{verb:?}: {error:?}"))?;
             self.done.pool.recycle(done.payload);
             if let Some(timed) = self.linked.standing().take_timed() {
                 let us = |ns: u64| ns as f64 / 1000.0;
