@@ -202,6 +202,8 @@ pub struct DiskWorld {
     busy: Vec<bool>,
     /// Blocks that changed since the last flush began.
     unflushed: Vec<bool>,
+    /// Blocks that may be anything on whatever medium is in the disk, since the last flush.
+    trimmed: Vec<bool>,
     next_id: u64,
     answered: u32,
     is_over: bool,
@@ -261,6 +263,7 @@ impl DiskWorld {
             known: vec![Known::Byte(0); BLOCKS as usize],
             busy: vec![false; BLOCKS as usize],
             unflushed: vec![false; BLOCKS as usize],
+            trimmed: vec![false; BLOCKS as usize],
             next_id: 0,
             answered: 0,
             is_over: false,
@@ -412,8 +415,9 @@ impl DiskWorld {
             |(_, epoch): &mut (_, Option<u64>)| *Attached::state(remote) == State::Open && remote.epoch() != *epoch;
         let Some((bytes, _)) = self.changed.take_if(is_seen) else { return };
         for (block, byte) in bytes.into_iter().enumerate() {
-            // What was written meanwhile is on its way there.
-            if self.known[block] == Known::Anything && !self.unflushed[block] && !self.busy[block] {
+            // What was written meanwhile is on its way there, or has come there already.
+            let is_ours = self.unflushed[block] || self.trimmed[block] || self.busy[block];
+            if self.known[block] == Known::Anything && !is_ours {
                 self.known[block] = Known::Byte(byte);
             }
         }
@@ -470,8 +474,10 @@ impl DiskWorld {
             return;
         }
         self.busy[blocks.clone()].fill(true);
-        if op.is_change() && op != BlockOp::Trim {
-            self.unflushed[blocks].fill(true);
+        match op {
+            BlockOp::Trim => self.trimmed[blocks].fill(true),
+            _ if op.is_change() => self.unflushed[blocks].fill(true),
+            _ => {}
         }
         let (id, byte) = (BlockId(self.next_id), 1 + random.below(255) as u8);
         self.next_id += 1;
@@ -582,6 +588,7 @@ impl DiskWorld {
             lost.for_each(|block| self.promised[block] = None);
         } else {
             self.unflushed.fill(false);
+            self.trimmed.fill(false);
             self.may_fail = false;
         }
         let medium = self.desk.medium.lock().unwrap();
