@@ -62,7 +62,7 @@ impl DiskRelay {
         let disk = AttachedScsi::device(device, options_of(target, mode)).map_err(|error| {
             ClientError::Local(format!("{target}: no disk for a kernel: {error}\n  try: --via fuse"))
         })?;
-        let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, DEVICE_ID, disk, OnReset::ResetDevice);
+        let exporter = Exporter::imported(clock.now(), Limits::RELAYED, DEVICE_ID, disk, OnReset::ResetDevice);
         Ok(Self { side: KernelSide::new(kernel, exporter, clock), cutter, standing, mode, is_movable })
     }
 
@@ -110,7 +110,7 @@ impl DiskRelay {
             return Err(reject);
         }
         let waiting = |disk: &Disk| disk.waiting().map(|urb| (urb.id, urb.direction, urb.length)).collect();
-        let (now, limits) = (clock.now(), Limits::DEFAULT);
+        let (now, limits) = (clock.now(), Limits::RELAYED);
         Exporter::restore(now, limits, OnReset::ResetDevice, disk, waiting, from).map_err(|(mut disk, reject)| {
             disk.leave();
             reject

@@ -164,7 +164,7 @@ impl RedirAttachment {
     pub fn over(lent: Lent, entrance: Entrance) -> Result<Self, ClientError> {
         let place = entrance.place().map_err(local)?;
         let (clock, local_address, standing) = (lent.0.clock(), lent.0.local_address(), lent.0.standing());
-        let host = RedirHost::new(lent.0, Limits::DEFAULT);
+        let host = RedirHost::new(lent.0, Limits::RELAYED);
         let ender = Ender::new().map_err(local)?;
         let gate = Gate::new().map_err(local)?;
         let stay = if host.session().device().is_open() { Stay::Here } else { Stay::Inheriting };

@@ -40,7 +40,7 @@ impl SessionRelay {
         let device = Far::new(Isochronous::new(device, plan.is_on), plan);
         // A session has a word for a reset: what shows one is understood here, and said.
         let on_reset = OnReset::ResetDevice;
-        let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, device_id, device, on_reset);
+        let exporter = Exporter::imported(clock.now(), Limits::RELAYED, device_id, device, on_reset);
         let mut side = KernelSide::new(kernel, exporter, clock);
         // What a kernel asks first is on its way before it asks.
         side.exporter.with_device(clock.now(), |device, done| device.begin(clock.now(), done));
@@ -86,7 +86,7 @@ impl SessionRelay {
             let streams = device.device();
             device.in_flight_of(streams.in_flight_of(streams.inner().remote().in_flight_of()))
         };
-        let (limits, on_reset) = (Limits::DEFAULT, OnReset::ResetDevice);
+        let (limits, on_reset) = (Limits::RELAYED, OnReset::ResetDevice);
         let restored = Exporter::restore(clock.now(), limits, on_reset, device, requests, &mut reader);
         let exporter = restored.map_err(|(device, reject)| {
             device.hand_over().hand_over().hand_over();

@@ -95,6 +95,8 @@ pub struct Limits {
     pub reply_header_bytes_max: usize,
     /// Receive buffer: large enough that 32 requests of 4 KiB arrive in one read.
     pub receive_bytes: usize,
+    /// A payload no longer than this is copied out of the receive buffer, one that is longer is lent from it.
+    pub copied_bytes_max: usize,
     /// Idle buffers kept for reuse.
     pub pool_bytes: usize,
     /// What an encrypted link keeps by itself: received and not decrypted, decrypted and not taken, encrypted and not sent.
@@ -110,9 +112,14 @@ impl Limits {
         reply_bytes_backlog: 512 << 10,
         reply_header_bytes_max: 2 << 20,
         receive_bytes: 256 << 10,
+        copied_bytes_max: 0,
         pool_bytes: 4 << 20,
         link_bytes: 512 << 10,
     };
+
+    /// Where what is received is passed on in a session, which keeps it until 256 KiB are acknowledged: few enough payloads are lent to leave
+    /// receive buffers to be used again.
+    pub const RELAYED: Limits = Limits { copied_bytes_max: 64 << 10, ..Limits::DEFAULT };
 
     /// The most memory a session's payloads can take: every holder, line by line.
     pub const fn bytes_max(&self) -> usize {

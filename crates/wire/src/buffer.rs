@@ -26,6 +26,8 @@ pub(crate) struct Incoming {
     /// Chunks that windows still pointed at when they were left; reused once nobody looks.
     left: Vec<Arc<[u8]>>,
     left_max: usize,
+    /// Payloads up to this size are copied rather than lent.
+    copied_max: usize,
 }
 
 /// A frame at least this large is received up to its end and no further (and the next header), so
@@ -45,7 +47,7 @@ impl Incoming {
     /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived.
     pub fn new(capacity: usize) -> Self {
         let (chunk, left_max) = (new_chunk(capacity), CHUNKS_LEFT_MAX);
-        Self { chunk, start: 0, end: 0, wanted: 0, capacity, ahead: None, left: Vec::new(), left_max }
+        Self { chunk, start: 0, end: 0, wanted: 0, capacity, ahead: None, left: Vec::new(), left_max, copied_max: 0 }
     }
 
     /// Receives many frames at once, whatever the one at the front needs: for frames that are always small against the buffer.
@@ -119,8 +121,17 @@ impl Incoming {
         self.wanted = count;
     }
 
-    /// A window on bytes at the front, relative to it.
+    /// Copies payloads up to this size: whoever keeps them for long would keep a chunk with each.
+    pub fn copying(mut self, copied_max: usize) -> Self {
+        self.copied_max = copied_max;
+        self
+    }
+
+    /// A window on bytes at the front, relative to it, or what is there.
     pub fn window(&self, range: Range<usize>) -> Payload {
+        if range.len() <= self.copied_max {
+            return self.bytes()[range].into();
+        }
         Payload::shared(&self.chunk, self.start + range.start..self.start + range.end)
     }
 
@@ -356,6 +367,24 @@ mod tests {
         push(&mut incoming, &[2; 60]);
         assert_eq!(window.into_vec(), [1; 10]);
         assert_eq!(incoming.bytes(), [2; 60]);
+    }
+
+    #[test]
+    fn what_is_copied_leaves_the_chunk_to_whoever_comes_next() {
+        for (copied_max, is_reused) in [(0, false), (9, false), (10, true)] {
+            let mut incoming = Incoming::new(64).copying(copied_max);
+            let chunk = incoming.chunk.as_ptr();
+            let kept: Vec<Payload> = (0..100)
+                .map(|n| {
+                    push(&mut incoming, &[n; 10]);
+                    let payload = incoming.window(0..10);
+                    incoming.consume(10);
+                    payload
+                })
+                .collect();
+            assert_eq!(incoming.chunk.as_ptr() == chunk, is_reused, "{copied_max}");
+            assert!(kept.into_iter().zip(0..100).all(|(payload, n)| payload.into_vec() == [n; 10]));
+        }
     }
 
     #[test]

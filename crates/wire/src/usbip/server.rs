@@ -123,7 +123,7 @@ impl ServerConn {
     /// A fresh connection, before the handshake.
     pub fn new(limits: &Limits) -> Self {
         Self {
-            incoming: Incoming::new(limits.receive_bytes),
+            incoming: Incoming::new(limits.receive_bytes).copying(limits.copied_bytes_max),
             outgoing: Outgoing::default(),
             phase: Phase::Operation,
             flights: Flights::new(),

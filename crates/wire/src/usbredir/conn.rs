@@ -47,7 +47,8 @@ impl Conn {
     }
 
     fn over(side: Side, ours: Caps, theirs: Option<Caps>, limits: &Limits) -> Self {
-        let (incoming, outgoing) = (Incoming::new(limits.receive_bytes), Outgoing::default());
+        let (incoming, outgoing) =
+            (Incoming::new(limits.receive_bytes).copying(limits.copied_bytes_max), Outgoing::default());
         Self { side, ours, theirs, incoming, outgoing, scratch: Vec::new() }
     }
 
