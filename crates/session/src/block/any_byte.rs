@@ -57,6 +57,8 @@ struct Job {
 
 /// A request below is named by its job and by what it is for.
 const PARTS: u64 = 4;
+/// What no count of requests reaches, and what leaves room to count on from.
+const NUMBER_MAX: u64 = u64::MAX / PARTS / 2;
 const FIRST: u64 = 0;
 const LAST: u64 = 1;
 const WHOLE: u64 = 2;
@@ -357,7 +359,11 @@ struct SavedJob {
 
 impl Saved {
     fn read(from: &mut Reader<'_>) -> Result<Self, Reject> {
-        let mut saved = Self { next_job: from.u64("next number")?, jobs: Vec::new(), waiting: Vec::new() };
+        let next_job = from.u64("next number")?;
+        if next_job > NUMBER_MAX {
+            return Err(Reject::new("next number", next_job, "nobody has counted so far"));
+        }
+        let mut saved = Self { next_job, jobs: Vec::new(), waiting: Vec::new() };
         for _ in 0..from.count("requests carried out", 40)? {
             let number = from.u64("number")?;
             if number >= saved.next_job || saved.jobs.last().is_some_and(|last: &SavedJob| last.number >= number) {
