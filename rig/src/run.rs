@@ -45,7 +45,8 @@ pub fn select(names: &[String]) -> Result<Vec<&'static Case>> {
 }
 
 /// Runs the cases, one line each as it ends: up to `jobs` at a time, and then, one by one, those that want the processors to themselves.
-/// One that failed beside another is among these: running side by side saves time, and decides nothing.
+/// One that failed beside another is among these: running side by side saves time, and decides nothing. Of many cases, one that failed alone is
+/// tried again too, at the end: a machine that others share is never quite alone.
 pub fn run(workshop: &Workshop, cases: &[&'static Case], jobs: usize) -> Score {
     let (alone, together): (VecDeque<_>, VecDeque<_>) =
         cases.iter().copied().partition(|case| jobs == 1 || cases::runs_alone(case));
@@ -56,45 +57,48 @@ pub fn run(workshop: &Workshop, cases: &[&'static Case], jobs: usize) -> Score {
         for _ in 0..jobs {
             scope.spawn(|| {
                 while let Some(case) = next() {
-                    if try_case(workshop, case, &score, Company::Others) == Verdict::Open {
+                    if try_case(workshop, case, &score, Attempt::First) == Verdict::Open {
                         again.lock().unwrap_or_else(PoisonError::into_inner).push(case);
                     }
                 }
             });
         }
     });
-    for case in alone.into_iter().chain(again.into_inner().unwrap_or_else(PoisonError::into_inner)) {
-        try_case(workshop, case, &score, Company::None);
+    let mut again = again.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let attempt = if jobs == 1 || cases.len() == 1 { Attempt::Last } else { Attempt::First };
+    again.extend(alone.into_iter().filter(|case| try_case(workshop, case, &score, attempt) == Verdict::Open));
+    for case in again {
+        try_case(workshop, case, &score, Attempt::Last);
     }
     score.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What else ran meanwhile.
+/// Whether a failure decides.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Company {
-    None,
-    Others,
+enum Attempt {
+    First,
+    Last,
 }
 
 /// Whether a case has been decided.
 #[derive(PartialEq, Eq)]
 enum Verdict {
     Given,
-    /// It failed beside others, and is tried again.
+    /// It failed where others ran, and is tried again.
     Open,
 }
 
-fn try_case(workshop: &Workshop, case: &Case, score: &Mutex<Score>, company: Company) -> Verdict {
+fn try_case(workshop: &Workshop, case: &Case, score: &Mutex<Score>, attempt: Attempt) -> Verdict {
     let start = Instant::now();
     let lab = workshop.lab(case.name);
     let outcome = (case.run)(&lab);
     let seconds = start.elapsed().as_secs_f64();
-    if company == Company::Others
+    if attempt == Attempt::First
         && let Err(error) = &outcome
         && !matches!(error, Error::Skip(_))
     {
         let note = error.to_string().replace('\n', "\n    ");
-        println!("{:<24} failed beside another, and is tried again alone: {seconds:6.1} s  {note}", case.name);
+        println!("{:<24} failed, and is tried again alone: {seconds:6.1} s  {note}", case.name);
         return Verdict::Open;
     }
     let record = match &outcome {

@@ -68,7 +68,8 @@ fn parse_targets(json: &[u8]) -> Result<Vec<Target>, String> {
     Ok(targets.collect())
 }
 
-fn display(command: &Command) -> String {
+/// A command as it could be typed.
+pub fn display(command: &Command) -> String {
     let set = command.get_envs().filter_map(|(name, value)| Some(format!("{}={}", name.display(), value?.display())));
     let program = std::path::Path::new(command.get_program()).file_name().unwrap_or_default().display().to_string();
     let arguments = command.get_args().map(|argument| argument.display().to_string());

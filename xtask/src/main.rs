@@ -13,6 +13,7 @@ mod cargo;
 mod ci;
 mod demo;
 mod fuzz;
+mod hearing;
 mod man;
 mod prerequisites;
 mod rig;

@@ -2,7 +2,7 @@
 
 use crate::cargo::{self, cargo};
 use crate::steps::{self, Step};
-use crate::{demo, fuzz, prerequisites, rig, tidy};
+use crate::{demo, fuzz, hearing, prerequisites, rig, tidy};
 use clap::Args;
 
 /// The steps in the order they run, cheapest first.
@@ -49,9 +49,7 @@ fn steps_of(chosen: &[&'static str]) -> Vec<Step> {
     let with_machine = chosen.contains(&"machine");
     let made = |name: &'static str| match name {
         "test" if with_machine => Step::new("test", "every test of every crate, those of `machine` among them", || {
-            let mut command = cargo(&["test", "--workspace"]);
-            command.env(REQUIRE_VARIABLE, "1");
-            cargo::run(command)
+            hearing::run(&[(REQUIRE_VARIABLE, "1")])
         }),
         name => step(name),
     };
@@ -78,7 +76,7 @@ fn step(name: &'static str) -> Step {
             cargo::run(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
         }),
         "tidy" => Step::new(name, "the house's rules", tidy::run),
-        "test" => Step::new(name, "every test of every crate", || cargo::run(cargo(&["test", "--workspace"]))),
+        "test" => Step::new(name, "every test of every crate", || hearing::run(&[])),
         "examples" => Step::new(name, "every example does what it shows", run_examples),
         "fuzz" => Step::new(name, "a short run of every fuzz target", || fuzz::gate(FUZZ_SECONDS)),
         "machine" => Step::new(name, "FUSE, loop devices and file systems of this machine", run_machine_tests),

@@ -8,6 +8,8 @@ mod audio;
 mod bench;
 mod block;
 mod bridge;
+#[path = "../canary/mod.rs"]
+mod canary;
 mod claims;
 mod cluster;
 mod congestion;
