@@ -519,8 +519,8 @@ impl<'a, H: House> Engine<'a, H> {
     /// Does what can be done, sends what can be sent, waits for what comes next.
     fn turn(&mut self) -> io::Result<Option<Last>> {
         self.take_links()?;
-        if let Some(end) = self.caller.end() {
-            let now = self.clock.now();
+        let now = self.clock.now();
+        if let Some(end) = self.caller.end().filter(|_| self.session.may_close(now)) {
             for number in self.tenants.by_number.keys().filter(|_| !self.caller.is_replaced()) {
                 self.session.close(now, *number, &end);
             }
@@ -837,6 +837,7 @@ impl<'a, H: House> Engine<'a, H> {
                 Opening { house: self.house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
             self.session.look_for_legacies(now, &mut opening);
         }
+        let may_close = self.session.may_close(self.clock.now());
         let mut ended = Vec::new();
         for (&number, tenant) in &self.tenants.by_number {
             let session = &mut self.session;
@@ -852,7 +853,7 @@ impl<'a, H: House> Engine<'a, H> {
                 self.favoured.note_news();
             }
             tenant.mailbox().carry_out(|command| session.command(now, number, command));
-            if let Some(end) = tenant.end().filter(|_| !tenant.is_replaced()) {
+            if let Some(end) = tenant.end().filter(|_| !tenant.is_replaced() && may_close) {
                 ended.push((number, end));
             }
         }

@@ -1,5 +1,7 @@
 //! Every limit, in one place. Constants say how the number was found.
 
+use core::time::Duration;
+
 /// Packets in one isochronous URB: what Linux and usbip-win2 accept (kernel `USBIP_MAX_ISO_PACKETS`).
 pub const ISO_PACKETS_MAX: u32 = 1024;
 
@@ -20,6 +22,11 @@ pub const INTERRUPTS_AHEAD_MAX: usize = 256;
 pub const AHEAD_URBS_MAX: usize = 1024;
 /// Bytes of them: a network adapter's at 80 Mbit/s in 0.1 s.
 pub const AHEAD_BYTES_MAX: usize = 1 << 20;
+
+/// How long what was fetched ahead of a disk is true, by the importer's clock that goes on while the machine sleeps. So long an exporter gives
+/// nobody a device whose importer it has lost: longer than a client on a bad network takes to read the next 128 KiB, shorter than a person
+/// waits for a device.
+pub const FETCHED_TIME_MAX: Duration = Duration::from_secs(4);
 
 /// Memory that a kernel lends for one real device's transfers. Linux counts it against the 16 MiB that it lends to all
 /// (`usbfs_memory_mb`), as long as it is mapped: enough for what a disk has in flight, and other devices have room too.

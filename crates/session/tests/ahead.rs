@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use farbus_model::block::MemoryStore;
+use farbus_model::limits::FETCHED_TIME_MAX;
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
     StoreDevice, StoreError,
@@ -83,19 +85,20 @@ struct User {
     device: Ahead<Near>,
     done: Completions<BlockDone>,
     next: u64,
+    now: Instant,
 }
 
 impl User {
     fn new(bytes: usize) -> Self {
         let (far, device) = Far::new(bytes);
-        Self { far, device, done: Completions::new(BufferPool::new(1 << 20)), next: 0 }
+        Self { far, device, done: Completions::new(BufferPool::new(1 << 20)), next: 0, now: Instant::ZERO }
     }
 
     fn submit(&mut self, request: impl FnOnce(BlockId) -> BlockRequest) -> BlockId {
         self.next += 1;
         // Any name may be an asker's, those at the end as well.
         let id = BlockId(self.next.wrapping_neg());
-        self.device.submit(Instant::ZERO, request(id).launch(), &mut self.done);
+        self.device.submit(self.now, request(id).launch(), &mut self.done);
         id
     }
 
@@ -134,6 +137,29 @@ fn what_is_read_in_order_takes_few_round_trips() {
     }
     assert_eq!(reads, 512);
     assert!(round_trips < 24, "{round_trips} round trips for {reads} reads, one after the other");
+}
+
+#[test]
+fn what_was_fetched_long_ago_is_asked_for_again() {
+    let mut user = User::new(1 << 20);
+    let read = |user: &mut User, at: usize| {
+        let id = user.read(at * BLOCK, BLOCK);
+        let asked = user.far.look().waiting.len();
+        if asked > 0 {
+            user.round_trip();
+        }
+        assert_eq!(user.answers().iter().map(|answer| answer.id).collect::<Vec<_>>(), [id]);
+        asked
+    };
+    (0..4).for_each(|at| assert!(read(&mut user, at) > 0));
+    assert_eq!(read(&mut user, 4), 0, "it was here");
+    user.now = user.now + (FETCHED_TIME_MAX - Duration::from_nanos(1));
+    assert_eq!(read(&mut user, 5), 0, "and it is still true");
+    user.now = user.now + Duration::from_nanos(1);
+    assert_eq!(read(&mut user, 6), 1, "others may have written since");
+    user.now = user.now + FETCHED_TIME_MAX / 2;
+    (7..11).for_each(|at| assert!(read(&mut user, at) > 0));
+    assert_eq!(read(&mut user, 11), 0, "it is fetched anew");
 }
 
 #[test]

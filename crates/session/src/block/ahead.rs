@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
-    Payload, Pending, Readiness, StoreError,
+    Payload, Pending, Readiness, StoreError, limits,
 };
 use farbus_wire::snapshot::{Reader, Writer};
 
@@ -19,6 +19,8 @@ pub const AHEAD_KIND: u16 = 8;
 ///
 /// Only as long as nobody else changes the device ([`BlockDevice::epoch`]): one that is used alone, or by readers. Never shows what is older
 /// than the last change that was answered: what was fetched of a place is forgotten when a change of it has ended. Until then both are true.
+/// Nor is a read answered with what was asked for longer before it than [`limits::FETCHED_TIME_MAX`]: a device whose importer hears of nothing
+/// may be another's by then, and what that one has written is not known here.
 /// Another process goes on with what was asked, and fetches anew.
 ///
 /// A stream of reads begins with [`RUNS_MIN`] that follow each other. From then on [`WINDOW_BYTES_MIN`] are fetched ahead of it, twice as much
@@ -93,6 +95,12 @@ impl Stream {
     fn holds(&self, place: &Range<u64>) -> bool {
         let fetched = self.fetched();
         fetched.start <= place.start && place.end <= fetched.end && !self.pieces.is_empty()
+    }
+
+    /// Whether what is fetched of it may be shown to whoever asks now.
+    fn is_fresh(&self, now: Instant, place: &Range<u64>) -> bool {
+        let is_old = |piece: &Piece| now - piece.asked >= limits::FETCHED_TIME_MAX;
+        !self.pieces.iter().any(|piece| overlap(&piece.place, place) && is_old(piece))
     }
 
     /// The bytes, if all of them are here. They are not copied.
@@ -191,6 +199,11 @@ impl<D: BlockDevice> Ahead<D> {
                 Stream::starting_at(place.start)
             }
         };
+        if !stream.is_fresh(now, &place) {
+            for read in stream.forget_all() {
+                self.pass_on(now, read, done);
+            }
+        }
         if stream.next == place.start {
             stream.runs = stream.runs.saturating_add(1);
         }

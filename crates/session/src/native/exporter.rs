@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_model::limits::LANES_MAX;
+use farbus_model::limits::{FETCHED_TIME_MAX, LANES_MAX};
 use farbus_model::module::{Offer, Role};
 use farbus_model::{BufferPool, Command, CommandError, Instant, Payload, Readiness};
 use farbus_modules::Pipeline;
@@ -37,6 +37,11 @@ const ENOUGH_REQUESTS: usize = 12;
 const ENOUGH_BYTES_MAX: usize = 1 << 20;
 /// The lease of an heir who sees what is not his yet.
 const NOT_YET: u64 = 0;
+/// A span in milliseconds, as it is written down.
+fn ms(span: Duration) -> u64 {
+    span.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
 /// How long an importer is waited for that ended its link itself.
 const CLOSED_GRACE_MAX: Duration = Duration::from_secs(4);
 
@@ -55,6 +60,8 @@ pub struct ExporterSession {
     grace: Duration,
     /// Without a link of the first lane: until when one is waited for.
     lost_until: Option<Instant>,
+    /// The same: until when the importer may show what it has fetched, and hear of nothing.
+    unheard_until: Option<Instant>,
     attachments: BTreeMap<u16, Attached>,
     /// Attachments whose device waits for its heir: it may come back.
     moving: BTreeMap<u16, Open>,
@@ -135,6 +142,7 @@ impl ExporterSession {
             incarnation,
             grace: wished.min(grace_max),
             lost_until: None,
+            unheard_until: None,
             attachments: BTreeMap::new(),
             moving: BTreeMap::new(),
             heirs: BTreeMap::new(),
@@ -186,7 +194,7 @@ impl ExporterSession {
         match lane.handle_linked(theirs.received, &mut self.pool) {
             Ok(()) => {
                 if theirs.lane == 0 {
-                    self.lost_until = None;
+                    (self.lost_until, self.unheard_until) = (None, None);
                 }
                 self.welcome(Outcome::Resumed, theirs.lane)
             }
@@ -217,7 +225,8 @@ impl ExporterSession {
     /// The link is lost: its other end is waited for as long as was granted.
     pub fn handle_lost(&mut self, now: Instant) {
         self.lanes.first_mut().handle_lost();
-        self.lost_until.get_or_insert(now + self.grace);
+        self.lost_until.get_or_insert(now + self.grace.max(FETCHED_TIME_MAX));
+        self.unheard_until.get_or_insert(now + FETCHED_TIME_MAX);
     }
 
     /// The link of this lane is lost, or was ended. How long a further one is waited for is the importer's to say: as long as the first is
@@ -239,6 +248,11 @@ impl ExporterSession {
     /// Whether the first lane has a link.
     pub fn is_linked(&self) -> bool {
         self.lost_until.is_none()
+    }
+
+    /// Whether a device may be taken from its importer: it hears of it, or shows nothing any more that it has fetched.
+    pub fn may_close(&self, now: Instant) -> bool {
+        self.unheard_until.is_none_or(|until| until <= now)
     }
 
     /// Whether this attachment is there, its device waiting for its heir or shown to it included.
@@ -276,7 +290,11 @@ impl ExporterSession {
 
     /// When something wants to happen: the grace ends, or a device has its moment.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.all_served().filter_map(|served| served.poll_timeout()).chain(self.lost_until).min()
+        self.all_served()
+            .filter_map(|served| served.poll_timeout())
+            .chain(self.lost_until)
+            .chain(self.unheard_until)
+            .min()
     }
 
     /// What to wait on besides the link.
@@ -626,6 +644,7 @@ impl ExporterSession {
 
     /// Devices are looked after: whose moment has come, who is ready, who is gone.
     pub fn handle_ready(&mut self, now: Instant) {
+        self.unheard_until = self.unheard_until.filter(|until| *until > now);
         let mut ended = Vec::new();
         self.each_served(|number, served, lanes| {
             served.handle_ready(now, lanes);
@@ -741,7 +760,6 @@ impl ExporterSession {
         for number in [self.link, self.their_incarnation, self.incarnation] {
             to.u64(number);
         }
-        let ms = |span: Duration| span.as_millis().try_into().unwrap_or(u64::MAX);
         to.u64(ms(self.grace));
         // Whoever is linked now is not when the other process begins.
         to.u64(ms(self.lost_until.map_or(self.grace, |until| until - now)));
@@ -795,7 +813,7 @@ impl ExporterSession {
         let (link, their_incarnation) = (from.u64("link")?, from.u64("incarnation")?);
         let incarnation = from.u64("incarnation")?;
         let (grace, left) = (from.u64("grace")?, from.u64("time left")?);
-        if left > grace || grace > u32::MAX.into() {
+        if left > grace.max(ms(FETCHED_TIME_MAX)) || grace > u32::MAX.into() {
             return Err(Reject::new("time left", left, "no more than the grace"));
         }
         let lanes_granted = from.u16("lanes granted")?;
@@ -850,6 +868,7 @@ impl ExporterSession {
             incarnation,
             grace: Duration::from_millis(grace),
             lost_until: Some(now + Duration::from_millis(left)),
+            unheard_until: Some(now + FETCHED_TIME_MAX),
             attachments: BTreeMap::new(),
             moving: BTreeMap::new(),
             heirs,

@@ -1,8 +1,9 @@
 //! One disk and several importers: one who writes alone, or many who read beside each other; and a disk that has another size when its
 //! exporter is there again.
 //!
-//! Held against it: what is read is what the disk had, at a moment since it was asked or since its reader last had a link. What a crash let others
-//! write is not known to who has no link; with the next one nothing of before is shown.
+//! Held against it: what is read is what the disk had, at a moment since it was asked. Nobody writes whose reader could not know: one whose exporter
+//! has lost it, and which does not know that yet, shows nothing that is old, whatever its owner or time make of its device. What a crash of the
+//! exporter let others write is not known to who has no link; with the next one nothing of before is shown.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -43,6 +44,14 @@ impl Shop {
     fn write(&mut self, block: usize, byte: u8) {
         let moment = self.moment;
         self.blocks[block].push((moment, byte));
+    }
+
+    /// Who shares it does with it what he likes, if nobody has it.
+    fn spoil(&mut self, random: &mut Random) {
+        if self.users.is_empty() {
+            self.moment += 1;
+            (0..self.size).for_each(|block| self.write(block, random.below(256) as u8));
+        }
     }
 
     /// Whether a block had this at some moment since `since`.
@@ -128,8 +137,8 @@ struct Importer {
     next_id: u64,
     /// Where it reads on.
     at: u64,
-    /// When it had a link last.
-    linked: u64,
+    /// Its exporter was killed, and it has no link to another: when it had one last.
+    linked: Option<u64>,
 }
 
 impl Importer {
@@ -149,7 +158,7 @@ impl Importer {
         }
         let info = *world.remote.inner().info();
         let (cached, blocks) = (Cached::new(info), info.size_bytes / BLOCK);
-        let (asked, linked) = (BTreeMap::new(), shop.lock().unwrap().moment);
+        let (asked, linked) = (BTreeMap::new(), None);
         let done = nothing();
         Some(Self { world, counter, cached, mode, blocks, below, done, asked, next_id: 0, at: 0, linked })
     }
@@ -162,7 +171,8 @@ impl Importer {
         self.cached.pump(self.world.now, self.world.remote.inner_mut(), &mut self.below, &mut self.done);
     }
 
-    fn ask(&mut self, random: &mut Random, moment: u64) {
+    fn ask(&mut self, random: &mut Random) {
+        let moment = self.counter.shop.lock().unwrap().moment;
         let count = random.pick(&[1, 8, 8, 16]).min(self.blocks);
         if random.once_in(6) || self.at + count > self.blocks {
             self.at = random.below(self.blocks - count + 1);
@@ -183,9 +193,9 @@ impl Importer {
     }
 
     /// How many requests were answered well.
-    fn check(&mut self, moment: u64) -> u32 {
+    fn check(&mut self) -> u32 {
         if self.world.is_linked() {
-            self.linked = moment;
+            self.linked = None;
         }
         let mut answered = 0;
         while let Some(done) = self.done.pop() {
@@ -203,33 +213,52 @@ impl Importer {
             let bytes = done.payload.into_vec();
             assert_eq!(bytes.len() as u64, count * BLOCK);
             for (block, bytes) in (first..).zip(bytes.chunks(BLOCK as usize)) {
-                let since = asked.min(self.linked);
+                let since = asked.min(self.linked.unwrap_or(asked));
                 assert!(shop.had(block as usize, bytes[0], since), "block {block} is old: {:#x}", bytes[0]);
             }
         }
         answered
     }
 
+    /// Its exporter loses it, and it does not know. Some time later the exporter takes the device from it, because its owner wants it back or nobody
+    /// came in time; somebody writes, and it reads on.
+    fn lose_device(&mut self, random: &mut Random) {
+        self.world.cut_unnoticed();
+        for _ in 0..3 {
+            self.world.now = self.world.now + Duration::from_millis(random.pick(&[1, 500, 2000, 5000]));
+            let now = self.world.now;
+            let Some(session) = &mut self.world.exporter else { break };
+            if session.is_over(now) {
+                self.world.exporter.take().expect("it is there").finish(now);
+            } else if session.may_close(now) && random.once_in(2) {
+                session.close(now, 1, &End { cause: Cause::Refused, message: "taken back by its owner".into() });
+            }
+            self.ask(random);
+            self.counter.shop.lock().unwrap().spoil(random);
+            self.ask(random);
+        }
+    }
+
     /// It needs the disk no more: it says so, or its exporter hears nothing of it for too long.
-    fn end(mut self, moment: u64) -> u32 {
+    fn end(mut self) -> u32 {
         if self.world.is_linked() && !self.is_over() {
             for _ in 0..20 {
                 self.world.exchange(&mut self.counter, &mut self.below);
                 self.pump();
             }
-            let answered = self.check(moment);
+            let answered = self.check();
             assert!(self.is_over() || self.asked.is_empty(), "nothing hangs: {:?}", self.asked);
             self.world.remote.close();
             self.world.exchange(&mut self.counter, &mut self.below);
-            return answered + self.leave(moment);
+            return answered + self.leave();
         }
-        self.leave(moment)
+        self.leave()
     }
 
-    fn leave(mut self, moment: u64) -> u32 {
+    fn leave(mut self) -> u32 {
         self.world.remote.handle_over(Cause::Asked, "enough", &mut self.below);
         self.pump();
-        let answered = self.check(moment);
+        let answered = self.check();
         assert!(self.asked.is_empty(), "nothing hangs: {:?}", self.asked);
         if let Some(session) = self.world.exporter.take() {
             session.finish(self.world.now);
@@ -268,12 +297,15 @@ impl ReadersWorld {
             return;
         };
         importer.world.now = importer.world.now + Duration::from_micros(random.below(1000));
-        match random.below(40) {
-            0..=11 => importer.ask(random, moment),
+        if random.once_in(300) {
+            importer.world.now = importer.world.now + Duration::from_millis(random.below(6000));
+        }
+        match random.below(42) {
+            0..=11 => importer.ask(random),
             12 if random.once_in(3) => importer.world.cut(),
             13..=15 if !importer.world.is_linked() => importer.world.link(random, &mut importer.below),
             16 if random.once_in(3) => {
-                self.answered += importer.end(moment);
+                self.answered += importer.end();
                 return;
             }
             17..=21 => {
@@ -281,12 +313,14 @@ impl ReadersWorld {
                     session.handle_ready(importer.world.now);
                 }
             }
+            22 => importer.world.cut_unnoticed(),
+            23 => importer.lose_device(random),
             _ => importer.world.shuffle(random, &mut importer.counter, &mut importer.below),
         }
         importer.pump();
-        self.answered += importer.check(moment);
+        self.answered += importer.check();
         if importer.is_over() {
-            self.answered += importer.leave(moment);
+            self.answered += importer.leave();
         } else {
             self.importers[user] = Some(importer);
         }
@@ -294,7 +328,10 @@ impl ReadersWorld {
 
     /// The exporter's process is killed: nobody has the disk any more, which may be another size when it is there again.
     fn crash(&mut self, random: &mut Random, moment: u64) {
-        self.importers.iter_mut().flatten().for_each(|importer| importer.world.crash());
+        for importer in self.importers.iter_mut().flatten() {
+            importer.linked.get_or_insert(moment);
+            importer.world.crash();
+        }
         let mut shop = self.shop.lock().unwrap();
         shop.users.clear();
         if random.once_in(2) {
@@ -305,9 +342,8 @@ impl ReadersWorld {
     }
 
     pub fn settle(mut self) -> u32 {
-        let moment = self.shop.lock().unwrap().moment;
         for user in 0..IMPORTERS {
-            self.answered += self.importers[user].take().map_or(0, |importer| importer.end(moment));
+            self.answered += self.importers[user].take().map_or(0, |importer| importer.end());
         }
         assert!(self.shop.lock().unwrap().users.is_empty(), "everybody has given it back");
         self.answered

@@ -32,6 +32,8 @@ pub struct World<A: Attached> {
     /// What is on its way, by lane.
     to_exporter: Vec<Vec<u8>>,
     to_importer: Vec<Vec<u8>>,
+    /// The exporter has lost the links, and the importer does not know.
+    is_unnoticed: bool,
     /// How often which way was taken.
     pub links: u32,
     pub renewals: u32,
@@ -55,6 +57,7 @@ impl<A: Attached> World<A> {
             incarnation: 1,
             to_exporter: vec![Vec::new(); links.into()],
             to_importer: vec![Vec::new(); links.into()],
+            is_unnoticed: false,
             links: 0,
             renewals: 0,
             allowed: None,
@@ -62,7 +65,7 @@ impl<A: Attached> World<A> {
     }
 
     pub fn is_linked(&self) -> bool {
-        self.importer.is_linked()
+        self.importer.is_linked() && !self.is_unnoticed
     }
 
     /// Whether every lane has its link.
@@ -157,6 +160,16 @@ impl<A: Attached> World<A> {
         (0..self.lanes()).for_each(|number| self.cut_lane(number));
     }
 
+    /// All links are cut, and the importer hears of it later. What was on its way to it goes on.
+    pub fn cut_unnoticed(&mut self) {
+        for number in 0..self.lanes() {
+            if let Some(session) = &mut self.exporter {
+                session.handle_lane_lost(number, self.now);
+            }
+        }
+        self.is_unnoticed = true;
+    }
+
     /// One of several links is cut, or all of them.
     pub fn cut_some(&mut self, random: &mut Random) {
         match self.lanes() {
@@ -168,6 +181,7 @@ impl<A: Attached> World<A> {
 
     /// The link of one lane is cut.
     fn cut_lane(&mut self, number: u16) {
+        self.is_unnoticed &= number != 0;
         self.importer.handle_lane_lost(number, self.now);
         if let Some(session) = &mut self.exporter {
             session.handle_lane_lost(number, self.now);
@@ -232,7 +246,7 @@ impl<A: Attached> World<A> {
     }
 
     pub fn exporter_sends(&mut self, number: u16, most: usize) {
-        let Some(session) = &mut self.exporter else { return };
+        let Some(session) = self.exporter.as_mut().filter(|_| !self.is_unnoticed) else { return };
         let Some(lane) = session.lanes_mut().get_mut(number) else { return };
         transmit(lane, self.now, most, &mut self.to_importer[usize::from(number)]);
     }
@@ -240,6 +254,9 @@ impl<A: Attached> World<A> {
     pub fn exporter_hears(&mut self, number: u16, most: usize, services: &mut impl Services) {
         let Some(session) = &mut self.exporter else { return };
         let way = &mut self.to_exporter[usize::from(number)];
+        if self.is_unnoticed {
+            return way.clear();
+        }
         let count = most.min(way.len());
         let mut rest: &[u8] = &way.drain(..count).collect::<Vec<_>>();
         while !rest.is_empty() {
