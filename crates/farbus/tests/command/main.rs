@@ -46,4 +46,5 @@ mod sleep;
 mod sockets;
 mod stream;
 mod swap;
+mod topology;
 mod trust;
