@@ -117,10 +117,10 @@ fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), Failure
         _ if patience.is_zero() => Ok(()),
         _ => {
             let late: Vec<_> =
-                links(&status).filter(|link| link["state"] != "attached").map(|link| word(&link["to"])).collect();
+                links(&status).filter(|link| link["is_up"] != true).map(|link| word(&link["to"])).collect();
             let what = match late.is_empty() {
-                true => format!("waiting to hear of {}", listed(&status["waits_for"])),
-                false => format!("not up: {}", late.join(", ")),
+                true => "a neighbour has not said yet that it has this host's port".to_owned(),
+                false => format!("no link yet to {}", late.join(", ")),
             };
             let next = "the daemon goes on; why is above, and in 'farbus topology status' there";
             Err(Failure::new(Attribute::Refused, format!("{what}\n  {next}")))
@@ -175,13 +175,14 @@ fn show(status: &Value, json: bool) -> Result<(), Failure> {
     if links(status).next().is_none() {
         return Ok(());
     }
-    let mut rows = table(&["to", "link", "device", "state"]);
+    let mut rows = table(&["to", "link", "is", "end here", "state"]);
     for link in links(status) {
+        let is = if link["is_up"] == true { "up" } else { "coming" };
         let at = match word(&link["at"]) {
             "" => word(&link["state"]).to_owned(),
             at => format!("{} at {at}", word(&link["state"])),
         };
-        rows.add_row([word(&link["to"]), word(&link["role"]), word(&link["device"]), &at]);
+        rows.add_row([word(&link["to"]), word(&link["role"]), is, word(&link["device"]), &at]);
     }
     print_table(&rows);
     let waits_for = listed(&status["waits_for"]);

@@ -53,7 +53,8 @@ impl<'a> Lab<'a> {
         let network = format!("127.{}.{}", 1 + number / 250 % 250, 1 + number % 250);
         let hosts: Vec<_> = NAMES[..count].iter().map(|&name| Host { house, name }).collect();
         let lab = Self { house, hosts, network, daemons: (0..count).map(|_| None).collect() };
-        let keys: Vec<Value> = lab.hosts.iter().map(|host| host.json(&["id", "--json"])["fingerprint"].clone()).collect();
+        let keys: Vec<Value> =
+            lab.hosts.iter().map(|host| host.json(&["id", "--json"])["fingerprint"].clone()).collect();
         fs::write(house.path("plan.toml"), plan).unwrap();
         for (me, host) in lab.hosts.iter().enumerate() {
             let others = (0..count).filter(|&other| other != me);
@@ -293,7 +294,8 @@ fn an_end_is_its_host_s_alone_and_who_has_another_plan_gets_nothing() {
     let refused = lab.hosts[2].run(&["attach", "h2/link-h2-h1-b", "--via", "redir", "--socket", "x.sock"]);
     assert!(matches!(refused.code, Some(3 | 4)), "{refused:?}");
 
-    fs::write(house.path("other.toml"), "network = 'star'\nhosts = ['h1', 'h2', 'h3']\nwithout_debug = ['h3']").unwrap();
+    fs::write(house.path("other.toml"), "network = 'star'\nhosts = ['h1', 'h2', 'h3']\nwithout_debug = ['h3']")
+        .unwrap();
     let other = house.path("other.toml");
     let astray = lab.hosts[2].run(&["topology", "up", other.to_str().unwrap(), "--wait", "2"]);
     assert_eq!(astray.code, Some(3), "{astray:?}");

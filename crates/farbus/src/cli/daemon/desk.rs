@@ -1,5 +1,6 @@
 //! What a daemon has and what its configuration asks for: the difference is made good, the rest is left alone.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -216,7 +217,7 @@ impl Desk {
         self.listen(&mut has, &config, &mut changes)?;
         self.announce(&mut has, &config);
         self.share.show(config.observable);
-        self.joining.follow(config.joined.as_ref(), &Seen { has: &has, share: &self.share });
+        self.joining.follow(config.joined.as_ref(), &Seen::by(self, &has));
         has.config = config;
         self.offer_all(&mut has, &mut changes);
         if let Some(real) = &has.real {
@@ -241,7 +242,7 @@ impl Desk {
         }
         // Whoever was paired meanwhile has his ends.
         self.share.lend(self.joining.lent());
-        while self.joining.step(&Seen { has: &has, share: &self.share }) {
+        while self.joining.step(&Seen::by(self, &has)) {
             let mut changes = Changes::default();
             self.offer_all(&mut has, &mut changes);
             self.attach_all(&mut has, &mut changes);
@@ -270,7 +271,7 @@ impl Desk {
             let next = format!("add to {}:\n    [topology]\n    plan = \"topology.toml\"", self.path.display());
             return Answer::Refused(format!("{what}\n  {next}\n  and then: farbus topology up FILE"));
         };
-        let mut status = self.joining.status(&Seen { has: &has, share: &self.share });
+        let mut status = self.joining.status(&Seen::by(self, &has));
         status["host"] = json!(joined.host);
         status["plan"] = json!(plan_path(&self.path, &joined.plan));
         Answer::Ok(status)
@@ -756,6 +757,13 @@ impl Desk {
 struct Seen<'a> {
     has: &'a Has,
     share: &'a Share,
+    used: OnceCell<BTreeSet<String>>,
+}
+
+impl<'a> Seen<'a> {
+    fn by(desk: &'a Desk, has: &'a Has) -> Self {
+        Self { has, share: &desk.share, used: OnceCell::new() }
+    }
 }
 
 impl Sight for Seen<'_> {
@@ -772,6 +780,14 @@ impl Sight for Seen<'_> {
 
     fn is_attached(&self, target: &Target) -> bool {
         self.has.attachments.get(&target.to_string()).is_some_and(Kept::is_attached)
+    }
+
+    fn is_used(&self, device: &str) -> bool {
+        let find = || {
+            let all = self.share.status().into_iter();
+            all.filter(|status| status.user.is_some()).map(|status| status.name).collect()
+        };
+        self.used.get_or_init(find).contains(device)
     }
 }
 

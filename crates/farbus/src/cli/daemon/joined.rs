@@ -23,7 +23,7 @@ use super::config::{Attach, Shared, Wrong};
 use crate::address::DEFAULT_PORT;
 use crate::ahead::Ahead;
 use crate::cache::Cache;
-use crate::client::Target;
+use crate::client::{GRACE, Target};
 use crate::opened_disk::DiskMode;
 use crate::over::Over;
 use crate::place::{Place, Protocol};
@@ -207,7 +207,8 @@ fn attach(target: Target, via: Via) -> Attach {
         place,
         mode: DiskMode::default(),
         cache: Cache::default(),
-        grace: None,
+        // Said, because a host's own end would come without a session otherwise, and not be passed on by a restart.
+        grace: Some(GRACE),
         links: 1,
         over: Over::default(),
         ahead: Ahead::default(),

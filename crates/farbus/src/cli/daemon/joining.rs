@@ -1,7 +1,7 @@
 //! Links between hosts, brought up: what this host's part of the plan asks for now, and what it and its neighbours tell each other of that.
 //!
 //! The order is [`Party`]'s: a debug port is shared, or what neighbours lend is attached, when that says so. Hosts talk over encrypted
-//! links of their own (`farbus-control/1`), each to all that it is wired to: a question carries all that one has to say, its answer all
+//! links of their own (`farbus-control/1`), each to all that it is joined with: a question carries all that one has to say, its answer all
 //! that the other has. Whoever is not heard for a while is reported, and nothing is undone: he goes on where he was when he is back.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,8 +83,10 @@ pub trait Sight {
     fn is_offered(&self, name: &str) -> bool;
     /// How the attachment of this device does, and why not, if it does not.
     fn attachment(&self, target: &Target) -> Option<Value>;
-    /// Whether it is attached.
+    /// Whether it is attached, even though its link may be lost just now.
     fn is_attached(&self, target: &Target) -> bool;
+    /// Whether somebody uses the device of this name, which is shared here.
+    fn is_used(&self, device: &str) -> bool;
 }
 
 impl Following {
@@ -95,7 +97,7 @@ impl Following {
         Self {
             may_enable: of_role(Role::Target).any(|link| sight.is_offered(&link.device)),
             may_enumerate: of_role(Role::Host).any(|link| sight.attachment(&link.attach.target).is_some()),
-            neighbours: party.neighbours().map(|to| (to, Neighbour::default())).collect(),
+            neighbours: part.links.iter().map(|link| (link.to, Neighbour::default())).collect(),
             party,
             news: 1,
             is_complete: false,
@@ -146,13 +148,19 @@ impl Following {
         if self.party != before {
             self.news += 1;
         }
-        let is_complete =
-            self.party.is_complete() && self.part.links.iter().all(|link| sight.is_attached(&link.attach.target));
+        let is_complete = self.party.is_complete() && self.part.links.iter().all(|link| self.is_up(link, sight));
         if is_complete && !self.is_complete {
             info!(links = self.part.links.len(), "all links to other hosts are up");
         }
         self.is_complete = is_complete;
         changed
+    }
+
+    /// Whether both ends are in their hosts' hands, as far as this one can see.
+    fn is_up(&self, link: &JoinedLink, sight: &dyn Sight) -> bool {
+        let has_other = link.shared.is_none() || sight.is_used(&format!("{}-b", link.device));
+        let is_missed = self.neighbours.get(&link.to).is_none_or(Self::is_missed);
+        has_other && !is_missed && sight.is_attached(&link.attach.target)
     }
 
     fn is_missed(neighbour: &Neighbour) -> bool {
@@ -168,6 +176,7 @@ impl Following {
             let trouble = neighbour.filter(|known| Self::is_missed(known)).and_then(|known| known.trouble.clone());
             json!({
                 "to": planned.name(link.to),
+                "is_up": self.is_up(link, sight),
                 "peer": link.peer,
                 "role": link.role.as_str(),
                 "device": link.attach.target.to_string(),
@@ -429,15 +438,14 @@ impl Following {
 impl Neighbourhood for Joining {
     fn hear(&self, host: Fingerprint, said: &str) -> Result<String, String> {
         let message = from_hex(said).ok_or("that is no message")?;
-        let wired: Vec<(u32, String)> = {
+        let joined: Vec<(u32, String)> = {
             let state = self.state();
             let following = state.following.as_ref().ok_or("its links are down, or it has no plan")?;
-            let is_wired = |link: &&JoinedLink| following.neighbours.contains_key(&link.to);
-            following.part.links.iter().filter(is_wired).map(|link| (link.to, link.peer.clone())).collect()
+            following.part.links.iter().map(|link| (link.to, link.peer.clone())).collect()
         };
         // Files are read with nothing held.
-        let from = wired.iter().find(|(_, peer)| self.fingerprint(peer) == Some(host));
-        let from = from.ok_or("you are nobody that it is wired to, as far as its plan says")?.0;
+        let from = joined.iter().find(|(_, peer)| self.fingerprint(peer) == Some(host));
+        let from = from.ok_or("you are nobody that it is joined with, as far as its plan says")?.0;
         let mut state = self.state();
         let following = state.following.as_mut().ok_or("its links are down, or it has no plan")?;
         following.hear(from, &message)?;
