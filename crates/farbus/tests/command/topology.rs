@@ -248,6 +248,30 @@ fn a_host_that_is_lost_is_missed_and_its_links_are_there_again_when_it_is() {
 }
 
 #[test]
+fn a_leader_that_dies_in_the_middle_is_waited_for_and_the_ring_is_whole_in_the_end() {
+    let house = House::new();
+    let mut lab = Lab::new(&house, 4, "network = 'ring'\nhosts = ['h1', 'h2', 'h3', 'h4']");
+    for host in [0, 1, 3] {
+        lab.start(host);
+        let begun = lab.hosts[host].json(&["topology", "up", &lab.plan(), "--wait", "0", "--json"]);
+        assert_eq!((&begun["state"], &begun["is_leader"]), (&json!("coming"), &json!(host == 0)), "{begun}");
+    }
+    wait_until(PATIENCE, "the leader begins", || lab.status(0)["is_enabled"] == true);
+    // Nobody else has: whose turn it is not does nothing.
+    assert!([1, 3].iter().all(|&host| lab.status(host)["waits_for"] != json!([])));
+    lab.kill(0);
+    let vain = lab.hosts[1].run(&["topology", "up", "--wait", "1"]);
+    assert!(vain.code == Some(3) && vain.stderr.contains("no link yet to"), "{vain:?}");
+    lab.start(2);
+    lab.hosts[2].ok(&["topology", "up", &lab.plan(), "--wait", "0"]);
+    lab.start(0);
+    wait_until(PATIENCE, "all links", || (0..4).all(|host| lab.is_up(host)));
+    for host in 0..4 {
+        lab.talk_over(host, (host + 1) % 4, 5);
+    }
+}
+
+#[test]
 fn links_stay_up_while_daemons_are_restarted_and_what_is_down_stays_down() {
     let house = House::new();
     let mut lab = Lab::new(&house, 3, LINE);

@@ -658,6 +658,7 @@ mod tests {
         let config = Config::parse(&uncommented).unwrap_or_else(|(span, message)| panic!("{message} {span:?}"));
         assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 4));
         assert_eq!((config.listen.len(), config.allow.len(), config.secure.len()), (2, 1, 1));
+        assert!(config.joined.is_some_and(|joined| joined.host == "left" && joined.part.is_none()));
     }
 
     #[test]

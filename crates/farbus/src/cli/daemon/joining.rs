@@ -420,6 +420,10 @@ impl Joining {
         let State { following: Some(following), epoch: now, .. } = &mut *state else { return Ok(()) };
         if *now == epoch {
             following.hear(from, &message)?;
+            // Not where it was heard by itself: the same trouble again would be news then.
+            if let Some(known) = following.neighbours.get_mut(&from) {
+                known.trouble = None;
+            }
             drop(state);
             self.changed.notify_all();
         }
@@ -430,7 +434,9 @@ impl Joining {
 impl Following {
     fn hear(&mut self, from: u32, message: &[u8; MESSAGE_BYTES]) -> Result<(), String> {
         self.party.handle_received(from, message).map_err(|error| error.to_string())?;
-        self.neighbours.insert(from, Neighbour { heard: Some(Instant::now()), trouble: None });
+        if let Some(known) = self.neighbours.get_mut(&from) {
+            known.heard = Some(Instant::now());
+        }
         Ok(())
     }
 }
