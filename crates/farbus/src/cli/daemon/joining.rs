@@ -62,6 +62,8 @@ struct Following {
     party: Party,
     /// Grows with whatever there is to be said.
     news: u64,
+    /// Devices of links that were there before, by another plan or process: they stay.
+    had: BTreeSet<String>,
     /// Its own port may be shared.
     may_enable: bool,
     /// What neighbours lend may be attached.
@@ -93,10 +95,14 @@ impl Following {
     /// From what is there already, by another process.
     fn new(part: Part, sight: &dyn Sight) -> Self {
         let party = Party::new(&part.planned.topology, part.me);
-        let of_role = |role: Role| part.links.iter().filter(move |link| link.role == role);
+        let is_there = |link: &&JoinedLink| match link.shared {
+            Some(_) => sight.is_offered(&link.device),
+            None => sight.attachment(&link.attach.target).is_some(),
+        };
         Self {
-            may_enable: of_role(Role::Target).any(|link| sight.is_offered(&link.device)),
-            may_enumerate: of_role(Role::Host).any(|link| sight.attachment(&link.attach.target).is_some()),
+            had: part.links.iter().filter(is_there).map(|link| link.device.clone()).collect(),
+            may_enable: false,
+            may_enumerate: false,
             neighbours: part.links.iter().map(|link| (link.to, Neighbour::default())).collect(),
             party,
             news: 1,
@@ -111,11 +117,12 @@ impl Following {
 
     /// Whether what this link shares and attaches here may be there.
     fn may_be(&self, link: &JoinedLink) -> bool {
-        match link.role {
+        let is_its_turn = match link.role {
             Role::Target => self.may_enable,
             Role::Host => self.may_enumerate,
             Role::Bridge | Role::BridgeThere => true,
-        }
+        };
+        is_its_turn || self.had.contains(&link.device)
     }
 
     /// Goes on as far as the plan lets it; whether something else is to be shared or attached than before.
