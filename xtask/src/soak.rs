@@ -34,6 +34,8 @@ const WORLDS_VARIABLE: &str = "FARBUS_SEEDS";
 const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
 /// How often hosts that are joined by debug ports are brought up in one round, a ring and a cube each.
 const BRING_UPS: (&str, &str) = ("FARBUS_BRING_UPS", "100");
+/// The same of daemons, data over every link included.
+const TOPOLOGIES: (&str, &str) = ("FARBUS_TOPOLOGIES", "100");
 /// How long a stream is carried over a long way, in real time.
 const STREAMED: (&str, &str) = ("FARBUS_SECONDS", "60");
 /// Passes of the repeating rig cases in one round.
@@ -76,7 +78,13 @@ fn play_worlds() -> Result<(), String> {
 fn bring_up() -> Result<(), String> {
     let mut bring = cargo(&["test", "--package", "farbus-sim", "--test", "bring_up", "--", "--nocapture"]);
     bring.env(BRING_UPS.0, BRING_UPS.1);
-    cargo::run(bring)
+    cargo::run(bring)?;
+    let tests = ["topology::a_ring", "topology::a_cube"];
+    tests.into_iter().try_for_each(|test| {
+        let mut bring = cargo(&["test", "--package", "farbus", "--test", "command", test, "--", "--nocapture"]);
+        bring.env(TOPOLOGIES.0, TOPOLOGIES.1);
+        cargo::run(bring)
+    })
 }
 
 fn cut_links() -> Result<(), String> {

@@ -315,7 +315,9 @@ impl Client {
         match self.ask(address, &Question::List, time_max)? {
             Some(Answer::Devices(devices)) => Ok(devices.into_iter().map(Listed::from).collect()),
             Some(Answer::Refused(what)) => Err(ClientError::Untrusted { address: address.to_owned(), what }),
-            Some(Answer::Done) | None => Ok(self.list_within(address, time_max)?.iter().map(Listed::from).collect()),
+            Some(Answer::Done | Answer::Topology(_)) | None => {
+                Ok(self.list_within(address, time_max)?.iter().map(Listed::from).collect())
+            }
         }
     }
 
@@ -345,6 +347,12 @@ impl Client {
         let line = lines.receive().map_err(lost)?.ok_or_else(|| ClientError::Closed { address: known.described() })?;
         let answer = serde_json::from_slice(&line);
         answer.map(Some).map_err(|error| lost(io::Error::new(io::ErrorKind::InvalidData, error)))
+    }
+
+    /// A link on which a paired host is asked one thing after the other ([`Lines`]); `None` if `address` names no paired host.
+    pub(crate) fn ask_often(&self, address: &str, time_max: Duration) -> Result<Option<Link>, ClientError> {
+        let Some(known) = self.known(address)? else { return Ok(None) };
+        self.connect_to(&known, Protocol::Control, time_max).map(Some)
     }
 
     /// Takes a device: a link, and what speaks on it.

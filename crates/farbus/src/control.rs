@@ -130,6 +130,11 @@ pub enum Question {
         #[serde(default)]
         interrupt: bool,
     },
+    /// Daemon: links between this host and others.
+    Topology {
+        /// What about them.
+        act: TopologyAct,
+    },
     /// Daemon: this machine is about to sleep, which its kernel refuses while something is plugged into it from afar.
     Sleep {
         /// Ports whose devices this machine uses: these stay.
@@ -155,6 +160,18 @@ pub enum Question {
         /// Name or bus id.
         device: String,
     },
+}
+
+/// What is asked about links between hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TopologyAct {
+    /// How they do.
+    Status,
+    /// Bring them up, as the plan says now.
+    Up,
+    /// Take them down.
+    Down,
 }
 
 /// The answer.
@@ -474,6 +491,8 @@ mod tests {
         assert_eq!(text(Question::Status), r#"{"ask":"status"}"#);
         let question = Question::Type { device: "keyboard".into(), text: "hi".into() };
         assert_eq!(text(question), r#"{"ask":"type","device":"keyboard","text":"hi"}"#);
+        let question = Question::Topology { act: TopologyAct::Up };
+        assert_eq!(text(question), r#"{"ask":"topology","act":"up"}"#);
         let asked = r#"{"ask":"sleep","held":[0,8]}"#;
         let question: Question = serde_json::from_str(asked).unwrap();
         assert_eq!(text(question), asked, "and are understood");

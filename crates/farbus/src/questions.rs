@@ -5,6 +5,8 @@
 //! {"devices":[{"name":"disk","bus_id":"1-1","title":"…","speed":"high","ids":"1d6b:0104","state":"available"}]}
 //! {"ask":"explain","device":"disk","reason":"nightly backup"}
 //! "done"
+//! {"ask":"topology","said":"666275700101000002000000…"}
+//! {"topology":"666275700102000001000000…"}
 //! ```
 
 use std::io::{self, IoSlice};
@@ -25,6 +27,11 @@ const LINE_BYTES_MAX: usize = 256 << 10;
 pub enum Question {
     /// Which devices may I use, and who uses them now?
     List,
+    /// How far I am with the links between us ([`farbus_realtime::topology::party`]), in hexadecimal digits. How far are you?
+    Topology {
+        /// All that I have to say.
+        said: String,
+    },
     /// The device of mine that I use is needed for this.
     Explain {
         /// Name or bus id.
@@ -40,6 +47,8 @@ pub enum Question {
 pub enum Answer {
     /// These.
     Devices(Vec<DeviceStatus>),
+    /// So far.
+    Topology(String),
     /// It is done.
     Done,
     /// Nothing, and why.
@@ -131,6 +140,11 @@ mod tests {
         assert_eq!(serde_json::to_string(&Question::List).unwrap(), r#"{"ask":"list"}"#);
         let question = Question::Explain { device: "disk".into(), reason: "x".into() };
         assert_eq!(serde_json::to_string(&question).unwrap(), r#"{"ask":"explain","device":"disk","reason":"x"}"#);
+        assert_eq!(
+            serde_json::to_string(&Question::Topology { said: "00".into() }).unwrap(),
+            r#"{"ask":"topology","said":"00"}"#
+        );
+        assert_eq!(serde_json::to_string(&Answer::Topology("00".into())).unwrap(), r#"{"topology":"00"}"#);
         assert_eq!(serde_json::to_string(&Answer::Done).unwrap(), r#""done""#);
         assert_eq!(serde_json::to_string(&Answer::Devices(Vec::new())).unwrap(), r#"{"devices":[]}"#);
         assert_eq!(serde_json::from_str::<Question>(r#"{"ask":"list"}"#).unwrap(), Question::List);

@@ -1,5 +1,6 @@
 //! Devices on a listening socket: the exporter's process.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -26,7 +27,7 @@ use crate::parting::Asked;
 use crate::place::{Entrance, Place};
 use crate::reserve::Reservations;
 pub use crate::share_error::ShareError;
-use crate::shared::{STACK_BYTES, Shared};
+use crate::shared::{Lent, Neighbourhood, STACK_BYTES, Shared};
 use crate::swap::Swaps;
 use crate::trust::Trust;
 
@@ -207,6 +208,21 @@ impl Share {
     /// Whether who may use a device may look on at what it sends while another uses it; else nobody may.
     pub fn show(&self, is_observable: bool) {
         self.shared.is_observable.store(is_observable, Ordering::Release);
+    }
+
+    /// These devices, by name, are one host's alone from now on, and no others: whatever else hosts are allowed.
+    pub(crate) fn lend(&self, lent: BTreeMap<String, Lent>) {
+        self.shared.lend(lent);
+    }
+
+    /// Hosts that this one is joined with are answered by this, which is said once.
+    pub(crate) fn answer_neighbours(&self, neighbourhood: Arc<dyn Neighbourhood>) {
+        let _ = self.shared.neighbourhood.set(neighbourhood);
+    }
+
+    /// Whether somebody used the device of this name in the process before this one, and is about to go on.
+    pub(crate) fn is_inherited(&self, name: &str) -> bool {
+        self.shared.is_name_reserved(name)
     }
 
     /// Writes each session's last taps to `file` when it ends, a line of JSON each: the same key

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farbus_io::link::{Clock, Link};
-use farbus_io::trust::Protocol;
+use farbus_io::trust::{Fingerprint, Grant, Protocol};
 use farbus_model::{BufferPool, Command, Completions, Device, Instant, Limits};
 use farbus_session::claims::Mode;
 use farbus_session::leases::Leases;
@@ -80,12 +80,48 @@ pub struct Shared {
     pub listeners: Addresses,
     /// Whether who may use a device may look on while another does.
     pub is_observable: AtomicBool,
+    /// Devices that are one host's alone, by name: whatever else others are allowed.
+    lent: Mutex<BTreeMap<String, Lent>>,
+    /// Whoever answers hosts that this one is joined with.
+    pub neighbourhood: OnceLock<Arc<dyn Neighbourhood>>,
     /// Which modules may be asked for; none were named: those that need nothing of this host.
     pub modules: Mutex<Option<Arc<Allowed>>>,
     is_stopping: AtomicBool,
     pub clock: Clock,
     pub limits: Limits,
     pub trace: Mutex<Option<File>>,
+}
+
+/// Whose a device is that is one host's alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lent {
+    /// This one's.
+    Own,
+    /// A paired one's.
+    To(Fingerprint),
+    /// Nobody's, for now.
+    Nobody,
+}
+
+impl Lent {
+    /// Whether it is this visitor's.
+    fn is_for(self, visitor: Visitor) -> bool {
+        match (self, visitor) {
+            (Lent::To(key), Visitor::Host(host)) => key == host,
+            (Lent::Own, Visitor::User(_)) => true,
+            (Lent::Own, Visitor::Address(address)) => address.to_canonical().is_loopback(),
+            _ => false,
+        }
+    }
+}
+
+/// Hosts that this one is joined with, and what they say to each other about that.
+pub trait Neighbourhood: Send + Sync {
+    /// What is answered to a host that says this.
+    ///
+    /// # Errors
+    /// Why it is not heard.
+    fn hear(&self, host: Fingerprint, said: &str) -> Result<String, String>;
 }
 
 /// A device that was handed over, and waits for whoever goes on with it.
@@ -283,6 +319,8 @@ impl Shared {
             crowd: Complaint::default(),
             listeners: Addresses::default(),
             is_observable: AtomicBool::new(false),
+            lent: Mutex::default(),
+            neighbourhood: OnceLock::new(),
             modules: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             clock: Clock::start(),
@@ -534,11 +572,20 @@ impl Shared {
                 Ok(Question::List) => {
                     let allowed = guest.allowed();
                     let mut devices = self.status();
-                    devices.retain(|device| allowed.allows(&device.name));
+                    devices.retain(|device| self.may_use(session.visitor, &allowed, &device.name));
                     // Whose links they are is nobody else's business.
                     devices.iter_mut().for_each(|device| device.links = None);
                     Answer::Devices(devices)
                 }
+                Ok(Question::Topology { said }) => match self.neighbourhood.get() {
+                    Some(neighbourhood) => match neighbourhood.hear(guest.fingerprint(), &said) {
+                        Ok(answer) => Answer::Topology(answer),
+                        Err(why) => Answer::Refused(why),
+                    },
+                    None => {
+                        Answer::Refused("no links between hosts are brought up here: that is a daemon's".to_owned())
+                    }
+                },
                 Ok(Question::Explain { device, reason }) => match self.explain(guest, &device, &reason) {
                     true => Answer::Done,
                     false => Answer::Refused(format!("you do not use '{device}'")),
@@ -548,6 +595,22 @@ impl Shared {
             lines.send(&answer)?;
         }
         Ok(())
+    }
+
+    /// These devices are one host's alone from now on, and no others.
+    pub fn lend(&self, lent: BTreeMap<String, Lent>) {
+        *self.lent.lock().unwrap_or_else(PoisonError::into_inner) = lent;
+    }
+
+    /// Whether a device that is one host's alone is this visitor's; `None` if it is no such device.
+    fn lent_to(&self, visitor: Visitor, device: &str) -> Option<bool> {
+        let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        lent.get(device).map(|lent| lent.is_for(visitor))
+    }
+
+    /// Whether a paired host may use a device.
+    fn may_use(&self, visitor: Visitor, allowed: &Grant, device: &str) -> bool {
+        self.lent_to(visitor, device).unwrap_or_else(|| allowed.allows(device))
     }
 
     /// A guest says what it needs the device for that one of its sessions holds. Says whether one does.
@@ -571,7 +634,10 @@ impl Shared {
                 let held = session.bus_id.lock().ok().and_then(|held| held.clone());
                 let held = held.or_else(|| session.observes.get().cloned());
                 let device = held.and_then(|bus_id| self.device_name(&bus_id));
-                if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, device.as_deref())) {
+                let is_lent =
+                    device.as_deref().is_some_and(|device| self.lent_to(session.visitor, device) == Some(true));
+                let device_asked = device.as_deref().filter(|_| !is_lent);
+                if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, device_asked)) {
                     warn!(peer = session.peer, device, "cut off: its permission was taken back");
                     session.end();
                 }
@@ -766,9 +832,13 @@ pub struct Offer<'a> {
 impl Offers<Box<dyn Device>> for Offer<'_> {
     fn list(&mut self) -> Vec<DeviceRecord> {
         let mut records = self.shared.registry().records(self.shared.clock.now());
-        if let Some(guest) = &self.session.guest {
-            let allowed = guest.allowed();
-            records.retain(|record| allowed.allows(name_of(record)));
+        let visitor = self.session.visitor;
+        match &self.session.guest {
+            Some(guest) => {
+                let allowed = guest.allowed();
+                records.retain(|record| self.shared.may_use(visitor, &allowed, name_of(record)));
+            }
+            None => records.retain(|record| self.shared.lent_to(visitor, name_of(record)) != Some(false)),
         }
         records
     }
@@ -796,9 +866,20 @@ impl Offer<'_> {
             return Err(OpStatus::NotAvailable);
         }
         let peer = &self.session.peer;
-        let guest = self.session.guest.as_ref().zip(self.shared.device_name(bus_id));
-        if guest.as_ref().is_some_and(|(guest, device)| !guest.may_claim(device)) {
-            return Err(OpStatus::NoDevice);
+        let name = self.shared.device_name(bus_id);
+        let lent = name.as_ref().and_then(|name| self.shared.lent_to(self.session.visitor, name));
+        let guest = self.session.guest.as_ref().zip(name);
+        match (lent, &guest) {
+            (Some(true), _) => {}
+            (Some(false), guest) => {
+                info!(device = bus_id, peer, "refused: it is another host's alone");
+                if let Some((guest, device)) = guest {
+                    guest.record_refused(device, "another host's alone");
+                }
+                return Err(OpStatus::NoDevice);
+            }
+            (None, Some((guest, device))) if !guest.may_claim(device) => return Err(OpStatus::NoDevice),
+            (None, _) => {}
         }
         if self.session.place == Place::Surplus {
             warn!(device = bus_id, peer, "refused: {}", crowd::REFUSAL);

@@ -3,21 +3,42 @@
 use super::case::{Case, expect};
 use crate::Result;
 use crate::lab::{Boot, Client, Lab};
-use crate::machine::Guest;
+use crate::machine::{Guest, Network};
 
-pub(super) const CASES: &[Case] = &[Case {
-    name: "bridge-hosts",
-    purpose: "each of two machines has one end of a shared bridge: `cdc_ncm` drives both, the carrier follows the other end, `ping` and `iperf3` go over it, and raw transfers both ways",
-    run: two_hosts,
-}];
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "bridge-hosts",
+        purpose: "each of two machines has one end of a shared bridge: `cdc_ncm` drives both, the carrier follows the other end, `ping` and `iperf3` go over it, and raw transfers both ways",
+        run: |lab| two_hosts(lab, "bridge,id=rig"),
+    },
+    Case {
+        name: "bridge-hosts-super",
+        purpose: "the same at SuperSpeed",
+        run: |lab| two_hosts(lab, "bridge,speed=super,id=rig"),
+    },
+    Case {
+        name: "topology-hosts",
+        purpose: "two machines, each with a daemon, are joined by `farbus topology up`, one long before the other: `cdc_ncm` drives both ends, `ping`, `iperf3` and raw transfers, also after both daemons were restarted; down at one the other has no carrier, and up again",
+        run: brought_up,
+    },
+];
+
+/// What two machines do with the two ends of a bridge.
+macro_rules! joined {
+    ($script:literal) => {
+        concat!(include_str!("../../guest/bridge-common.sh"), include_str!(concat!("../../guest/", $script)))
+    };
+}
+
+const MODULES: &[&str] = &["virtio_mmio", "virtio_net", "vhci_hcd", "cdc_ncm"];
 
 /// One by the stock client, the other by ours.
-fn two_hosts(lab: &Lab) -> Result<String> {
-    let share = lab.share(&["bridge,id=rig".into()])?;
+fn two_hosts(lab: &Lab, what: &str) -> Result<String> {
+    let share = lab.share(&[what.into()])?;
     let boot = |role, client, device: &str, own: &str, other: &str| {
         lab.boot(&Boot {
-            script: include_str!("../../guest/bridge.sh"),
-            modules: &["virtio_mmio", "virtio_net", "vhci_hcd", "cdc_ncm"],
+            script: joined!("bridge.sh"),
+            modules: MODULES,
             programs: &["ip", "iperf3"],
             client,
             role,
@@ -41,24 +62,82 @@ fn two_hosts(lab: &Lab) -> Result<String> {
     })?;
     step(&mut stock, "plugged")?;
     step(&mut ours, "plugged")?;
-    let ping = step(&mut ours, "ping")?;
-    expect(ping.contains("5 packets received"), || format!("pings were lost: {ping}"))?;
-    let mut figures = vec![ping.lines().find(|line| line.starts_with("round-trip")).unwrap_or_default().to_owned()];
-    for direction in ["there", "back"] {
-        step(&mut stock, "serve")?;
-        let said = step(&mut ours, direction)?;
-        let rate = word_after(&said, direction);
-        expect(rate.trim().parse::<f64>().is_ok_and(|rate| rate > 0.0), || format!("iperf3 moved nothing: {said}"))?;
-        figures.push(format!("iperf3 {direction} {rate} Mbit/s"));
-    }
-    figures.push(raw(&mut stock, &mut ours)?);
-    figures.push(raw(&mut ours, &mut stock)?);
+    let figures = carries(&mut stock, &mut ours)?;
     let refused = share.count("bridge-a", "blocks_refused")? + share.count("bridge-b", "blocks_refused")?;
     expect(refused == 0, || format!("{refused} blocks of the kernel's were refused"))?;
     step(&mut stock, "leave")?;
     step(&mut ours, "unplugged")?;
     step(&mut ours, "leave")?;
     for mut guest in [stock, ours] {
+        guest.tell("end")?;
+        guest.finish()?;
+    }
+    Ok(figures.join("; "))
+}
+
+/// Their adapters and raw pairs, both ways; figures.
+fn carries(one: &mut Guest, other: &mut Guest) -> Result<Vec<String>> {
+    let ping = step(other, "ping")?;
+    expect(ping.contains("5 packets received"), || format!("pings were lost: {ping}"))?;
+    let mut figures = vec![ping.lines().find(|line| line.starts_with("round-trip")).unwrap_or_default().to_owned()];
+    for direction in ["there", "back"] {
+        step(one, "serve")?;
+        let said = step(other, direction)?;
+        let rate = word_after(&said, direction);
+        expect(rate.trim().parse::<f64>().is_ok_and(|rate| rate > 0.0), || format!("iperf3 moved nothing: {said}"))?;
+        figures.push(format!("iperf3 {direction} {rate} Mbit/s"));
+    }
+    figures.push(raw(one, other)?);
+    figures.push(raw(other, one)?);
+    Ok(figures)
+}
+
+/// Two daemons bring the link between their machines up.
+fn brought_up(lab: &Lab) -> Result<String> {
+    let cable = lab.scratch("cable");
+    let boot = |name: &'static str, network, own: &str, other: &str| {
+        lab.boot(&Boot {
+            script: joined!("topology.sh"),
+            modules: MODULES,
+            programs: &["ip", "iperf3"],
+            client: Client::Farbus,
+            role: name,
+            network,
+            variables: &[("NAME", name.into()), ("OWN", own.into()), ("OTHER", other.into())],
+            ..Boot::default()
+        })
+    };
+    let (one, other) = ("10.9.0.1", "10.9.0.2");
+    let mut left = boot("left", Network::CableFrom(cable.clone()), one, other)?;
+    left.await_word("ready")?;
+    let mut right = boot("right", Network::CableTo(cable), other, one)?;
+    right.await_word("ready")?;
+    left.begin("code")?;
+    let code = left.await_word("code")?;
+    right.begin(&format!("join {code}"))?;
+    right.await_word("join")?;
+    step(&mut left, "joined")?;
+    step(&mut left, "daemon")?;
+    step(&mut left, "early")?;
+    step(&mut right, "daemon")?;
+    right.begin("links")?;
+    step(&mut left, "links")?;
+    right.await_word("links")?;
+    let shown = step(&mut right, "shown")?;
+    expect(shown.contains("debug target") && shown.contains("vhci port"), || format!("it is shown so: {shown}"))?;
+    let figures = carries(&mut left, &mut right)?;
+    // Another process in the place of each; to the kernels nothing happened.
+    for guest in [&mut left, &mut right] {
+        step(guest, "restart")?;
+    }
+    let ping = step(&mut right, "ping")?;
+    expect(ping.contains("5 packets received"), || format!("pings were lost after the restarts: {ping}"))?;
+    step(&mut right, "down")?;
+    step(&mut right, "links")?;
+    step(&mut left, "links")?;
+    let ping = step(&mut right, "ping")?;
+    expect(ping.contains("5 packets received"), || format!("pings were lost when it was up again: {ping}"))?;
+    for mut guest in [left, right] {
         guest.tell("end")?;
         guest.finish()?;
     }

@@ -57,7 +57,8 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
 
 /// How the names begin of cases that have all processors to themselves: they boot two machines, or are held to a clock; or (usbfs) a guest
 /// was seen to stand still beside another one.
-pub const ALONE: [&str; 7] = ["pair-", "bridge-", "daemon-", "redir-migrate", "usbfs-", "lost-client-", "audio-"];
+pub const ALONE: [&str; 8] =
+    ["pair-", "bridge-", "topology-", "daemon-", "redir-migrate", "usbfs-", "lost-client-", "audio-"];
 
 /// Whether the case wants the processors to itself.
 pub fn runs_alone(case: &Case) -> bool {

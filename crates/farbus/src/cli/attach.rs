@@ -664,6 +664,7 @@ impl Shown {
             | Question::Reload
             | Question::Restart { .. }
             | Question::Sleep { .. }
+            | Question::Topology { .. }
             | Question::Wake => Answer::Unknown,
         }
     }

@@ -23,6 +23,7 @@ mod share;
 mod sleep;
 mod stream;
 mod swap;
+mod topology;
 mod trust;
 mod twin;
 
@@ -79,6 +80,7 @@ enum Verb {
     Demo(demo::Args),
     Pipe(pipe::Args),
     Plan(plan::Args),
+    Topology(topology::Args),
     Bench(bench::Args),
     Id(trust::IdArgs),
     Pair(trust::PairArgs),
@@ -126,6 +128,7 @@ impl Cli {
             Verb::Observe(args) => args.json,
             Verb::Pipe(args) => args.json,
             Verb::Plan(args) => args.is_for_programs(),
+            Verb::Topology(args) => args.is_for_programs(),
             Verb::Stream(args) => args.is_for_programs(),
             Verb::Status(args) => args.json,
             Verb::Swap(args) => args.json,
@@ -166,6 +169,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Demo(args) => demo::run(&args),
         Verb::Pipe(args) => pipe::run(&args),
         Verb::Plan(args) => plan::run(&args),
+        Verb::Topology(args) => topology::run(&args),
         Verb::Bench(args) => bench::run(args),
         Verb::Id(args) => trust::id(&args),
         Verb::Pair(args) => trust::pair(&args),

@@ -505,6 +505,7 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         | Question::Reload
         | Question::Restart { .. }
         | Question::Sleep { .. }
+        | Question::Topology { .. }
         | Question::Wake => return Answer::Unknown,
         Question::Release { device, reason, keep_out_s } => {
             let taken = share.take_back(&device, reason.as_deref(), Duration::from_secs(keep_out_s));

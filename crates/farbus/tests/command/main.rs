@@ -48,4 +48,5 @@ mod sleep;
 mod sockets;
 mod stream;
 mod swap;
+mod topology;
 mod trust;

@@ -407,9 +407,12 @@ impl Function for End {
         Some(self.tally.clone())
     }
 
-    /// What waits for this end goes along; what the other end sends from now on waits there.
+    /// What waits for this end goes along; what the other end sends from now on waits there. So does how the other end is: where this one
+    /// goes on first its cable is not to be pulled for that moment.
     fn save(&self) -> Option<Vec<u8>> {
         let mut to = Saver::default();
+        to.u8(u8::from(self.far.has_network()) | u8::from(self.far.is_configured()) << 1);
+        to.u32(self.far.block_bytes_max());
         to.u8(self.told as u8);
         to.u32(self.sequence.into());
         to.u32(self.near.block_bytes_max());
@@ -423,10 +426,12 @@ impl Function for End {
 
     fn restore(&mut self, state: &[u8]) -> Option<()> {
         let mut from = Loader(state);
+        let (far_is, far_block_bytes_max) = (from.u8()?, from.u32()?);
         let told = *[Told::Unplugged, Told::Speed, Told::Plugged].get(usize::from(from.u8()?))?;
         let sequence = u16::try_from(from.u32()?).ok()?;
         let block_bytes_max = from.u32()?;
-        let is_allowed = (NTB_BYTES_MIN as u32..=NTB_BYTES_MAX as u32).contains(&block_bytes_max);
+        let allowed = NTB_BYTES_MIN as u32..=NTB_BYTES_MAX as u32;
+        let is_allowed = allowed.contains(&block_bytes_max) && allowed.contains(&far_block_bytes_max) && far_is <= 3;
         let mut ways = [(); 2].map(|()| {
             let rest = from.bytes()?.to_vec();
             // Each is at least its length's four bytes of what is here.
@@ -443,6 +448,10 @@ impl Function for End {
         (self.rest, self.raw_rest) = (frames.0.into(), raw.0.into());
         self.ways.frames_in.restore(frames.1);
         self.ways.raw_in.restore(raw.1);
+        if !self.far.is_configured() {
+            self.far.set(far_is & 1 != 0, far_is & 2 != 0);
+            self.far.set_block_bytes_max(far_block_bytes_max);
+        }
         Some(())
     }
 }

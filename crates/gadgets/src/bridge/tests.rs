@@ -365,6 +365,39 @@ fn another_process_goes_on_with_what_waited_and_nothing_comes_too_late() {
 }
 
 #[test]
+fn while_one_end_goes_on_before_the_other_its_cable_stays_plugged_in_and_nothing_is_lost() {
+    let [mut a, mut b] = joined();
+    for _ in 0..2 {
+        a.ask(NOTIFICATION, 16);
+        b.ask(NOTIFICATION, 16);
+    }
+    a.answers();
+    b.answers();
+    let [of_a, of_b] = [&a, &b].map(|host| (host.end.selection().clone(), host.end.save().unwrap()));
+    let [mut a2, mut b2] = hosts();
+    assert!(a2.end.restore(&of_a.0, &of_a.1));
+    a2.ask(NOTIFICATION, 16);
+    a2.give(FRAMES, block(&[frame(7, 60)]));
+    a2.give(RAW, vec![5; 10]);
+    assert!(a2.answers().iter().all(|done| done.direction == Direction::Out), "of no change it was told");
+    assert!(b2.end.restore(&of_b.0, &of_b.1));
+    b2.ask(FRAMES, 2048);
+    b2.ask(RAW, 64);
+    let came = b2.bytes();
+    assert_eq!((frames_of(&came[0]), came[1].len()), (vec![frame(7, 60)], 10));
+    let lost = a2.end.tally().unwrap().read().find(|(name, _)| *name == "frames_lost").unwrap().1;
+    assert_eq!(lost, 0);
+    // Who does not come back, but anew, finds nothing.
+    let [mut a3, mut b3] = hosts();
+    assert!(a3.end.restore(&of_a.0, &of_a.1));
+    a3.give(RAW, vec![5; 10]);
+    b3.end.reset(Instant::ZERO, &mut Completions::new(BufferPool::new(0)));
+    b3.configure();
+    b3.ask(RAW, 64);
+    assert!(b3.bytes().is_empty());
+}
+
+#[test]
 fn what_a_bridge_is_told_is_read() {
     let read = |text: &str| text.parse::<Settings>();
     assert_eq!(read(""), Ok(Settings::default()));

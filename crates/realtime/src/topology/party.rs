@@ -75,6 +75,8 @@ pub struct Party {
     is_enabled: bool,
     taken: BTreeSet<u32>,
     neighbours: BTreeMap<u32, Neighbour>,
+    /// Whom a bridge joins it with.
+    bridged: BTreeSet<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -89,6 +91,11 @@ impl Party {
     /// `host`'s side.
     pub fn new(topology: &Topology, host: u32) -> Self {
         let wired = topology.debug_links().flat_map(|(a, b)| [(a, b), (b, a)]);
+        let bridged = topology.links().iter().filter_map(|link| match *link {
+            Link::Bridge { a, b } if a == host => Some(b),
+            Link::Bridge { a, b } if b == host => Some(a),
+            _ => None,
+        });
         Self {
             host,
             plan: digest(topology),
@@ -98,6 +105,7 @@ impl Party {
             is_enabled: false,
             taken: BTreeSet::new(),
             neighbours: wired.filter(|(end, _)| *end == host).map(|(_, other)| (other, Neighbour::default())).collect(),
+            bridged: bridged.collect(),
         }
     }
 
@@ -120,7 +128,7 @@ impl Party {
         }
     }
 
-    /// What came on the link to `neighbour`.
+    /// What came on the link to `neighbour`. Of a host beyond a bridge nothing is needed but that its plan is the same.
     ///
     /// # Errors
     /// [`PartyError`]; nothing was taken of it.
@@ -130,11 +138,14 @@ impl Party {
             return Err(PartyError::Tongue { at });
         }
         let said = u32::from_le_bytes([message[8], message[9], message[10], message[11]]);
-        let known = self.neighbours.get_mut(&neighbour).filter(|_| said == neighbour);
-        let known = known.ok_or(PartyError::Stranger { expected: neighbour, said })?;
+        let is_joined = self.neighbours.contains_key(&neighbour) || self.bridged.contains(&neighbour);
+        if !is_joined || said != neighbour {
+            return Err(PartyError::Stranger { expected: neighbour, said });
+        }
         if message[12..] != self.plan.to_le_bytes() {
             return Err(PartyError::Plan { host: neighbour });
         }
+        let Some(known) = self.neighbours.get_mut(&neighbour) else { return Ok(()) };
         known.was_heard = true;
         if message[5] & IS_ENABLED != 0 {
             self.part.handle_attached(neighbour);
@@ -151,16 +162,21 @@ impl Party {
 
     /// The next thing to say, and to whom.
     pub fn poll_transmit(&mut self) -> Option<(u32, [u8; MESSAGE_BYTES])> {
-        let (to, known) = self.neighbours.iter_mut().find(|(_, known)| known.is_owed)?;
+        let (&to, known) = self.neighbours.iter_mut().find(|(_, known)| known.is_owed)?;
         known.is_owed = false;
+        Some((to, self.message_for(to)))
+    }
+
+    /// All that there is to say to `neighbour`, for whoever says it often and is answered.
+    pub fn message_for(&self, neighbour: u32) -> [u8; MESSAGE_BYTES] {
         let enabled = if self.is_enabled { IS_ENABLED } else { 0 };
-        let has_yours = if self.taken.contains(to) { HAS_YOURS } else { 0 };
+        let has_yours = if self.taken.contains(&neighbour) { HAS_YOURS } else { 0 };
         let mut message = [0; MESSAGE_BYTES];
         message[..4].copy_from_slice(&MAGIC);
         (message[4], message[5]) = (VERSION, enabled | has_yours);
         message[8..12].copy_from_slice(&self.host.to_le_bytes());
         message[12..].copy_from_slice(&self.plan.to_le_bytes());
-        Some((*to, message))
+        message
     }
 
     /// What is to be done now; `None` is to wait, or the end.
@@ -176,9 +192,29 @@ impl Party {
             Act::Enable => self.is_enabled = true,
             Act::Enumerate => self.taken.extend(found),
         }
+        self.owe();
+    }
+
+    /// After its enumeration: whether this host has the port of `neighbour` just now. It may lose it, and have it again.
+    pub fn handle_held(&mut self, neighbour: u32, is_held: bool) {
+        let changed = match is_held {
+            true => self.taken.insert(neighbour),
+            false => self.taken.remove(&neighbour),
+        };
+        if changed {
+            self.owe();
+        }
+    }
+
+    fn owe(&mut self) {
         for known in self.neighbours.values_mut() {
             known.is_owed = known.is_linked;
         }
+    }
+
+    /// Whether its own port is enabled.
+    pub fn is_enabled(&self) -> bool {
+        self.is_enabled
     }
 
     /// Whether its part is done, and who should have its port says that he has.
@@ -374,6 +410,49 @@ mod tests {
         let (_, message) = host.poll_transmit().unwrap();
         target.handle_received(0, &message).unwrap();
         assert!(target.is_complete());
+    }
+
+    #[test]
+    fn a_port_that_is_lost_is_had_again_and_its_target_hears_of_both() {
+        let topology = planned(2, &[(0, 1)]);
+        let [mut host, mut target] = [0, 1].map(|host| Party::new(&topology, host));
+        let tell = |from: &Party, to: &mut Party, of: u32, whom: u32| {
+            to.handle_received(of, &from.message_for(whom)).unwrap();
+        };
+        tell(&host, &mut target, 0, 1);
+        target.handle_done(Act::Enumerate, []);
+        target.handle_done(Act::Enable, []);
+        assert!(target.is_enabled() && !host.is_enabled());
+        tell(&target, &mut host, 1, 0);
+        host.handle_done(Act::Enumerate, [1]);
+        for is_held in [true, false, true] {
+            host.handle_held(1, is_held);
+            tell(&host, &mut target, 0, 1);
+            assert_eq!((target.is_complete(), target.stray()), (is_held, None));
+        }
+        host.handle_linked(1);
+        assert_eq!(host.poll_transmit(), Some((1, host.message_for(1))));
+        host.handle_held(1, true);
+        assert_eq!(host.poll_transmit(), None, "nothing new");
+        host.handle_held(1, false);
+        assert_eq!(host.poll_transmit(), Some((1, host.message_for(1))));
+    }
+
+    #[test]
+    fn who_is_beyond_a_bridge_is_asked_for_its_plan_alone() {
+        let none: BTreeSet<u32> = (0..2).collect();
+        let bridged = |cables: &[(u32, u32)]| plan(3, cables, &none).unwrap();
+        let topology = bridged(&[(0, 1)]);
+        assert_eq!(topology.bridges(), 1);
+        let mut party = Party::new(&topology, 0);
+        assert_eq!((party.neighbours().count(), party.poll()), (0, Some(Act::Enumerate)), "nobody is waited for");
+        let mut message = Party::new(&topology, 1).message_for(0);
+        message[5] = HAS_YOURS | IS_ENABLED;
+        assert_eq!(party.handle_received(1, &message), Ok(()));
+        assert_eq!(party.stray(), None);
+        let other = Party::new(&bridged(&[(0, 1), (1, 2)]), 1).message_for(0);
+        assert_eq!(party.handle_received(1, &other), Err(PartyError::Plan { host: 1 }));
+        assert_eq!(party.handle_received(2, &message), Err(PartyError::Stranger { expected: 2, said: 1 }));
     }
 
     #[test]

@@ -254,6 +254,11 @@ impl Kept {
         self.shared.state().word == Word::Detached
     }
 
+    /// Whether it is attached.
+    pub fn is_attached(&self) -> bool {
+        self.shared.state().word == Word::Attached
+    }
+
     /// What was asked for.
     pub fn spec(&self) -> &Attach {
         &self.spec

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
+use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use toml::Spanned;
 use super::super::attach::{Via, default_folder};
 use super::super::listen::{everywhere, listen_address, listen_place, place_said};
 use super::super::share::What;
+use super::joined::{Joined, Part, TopologyTable, joined_from, plan_path};
 use crate::address::{DEFAULT_PORT, SECURE_PORT};
 use crate::ahead::Ahead;
 use crate::allow::Network;
@@ -60,6 +62,8 @@ pub struct Config {
     pub rules: Vec<(Rule, Option<String>)>,
     /// Devices of other machines that are kept attached here.
     pub attachments: Vec<Attach>,
+    /// How this host is joined with others.
+    pub joined: Option<Joined>,
 }
 
 /// A device that is shared.
@@ -163,6 +167,15 @@ struct File {
     share: Vec<ShareTable>,
     usb: Vec<UsbTable>,
     attach: Vec<AttachTable>,
+    topology: Option<TopologyTable>,
+    /// The plan that `topology` names, put here by whoever could read it.
+    topology_plan: Option<PlanTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlanTable {
+    text: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -242,7 +255,27 @@ impl Config {
             };
             fail(None, format!("{error}{hint}"))
         })?;
-        Self::parse_file(path, &text)
+        Self::parse_file(path, &Self::complete(path, text).map_err(|error| fail(None, error.to_string()))?)
+    }
+
+    /// The text of a file with what it names and whoever acts on it may not read: the plan of links between hosts, if that is there.
+    ///
+    /// # Errors
+    /// If it is there and cannot be read.
+    pub fn complete(path: &Path, text: String) -> io::Result<String> {
+        // What is wrong with it is found, and told, by whoever reads all of it.
+        let Ok(File { topology: Some(topology), .. }) = toml::from_str(&text) else { return Ok(text) };
+        let plan = plan_path(path, topology.plan());
+        match fs::read_to_string(&plan) {
+            Ok(plan) => Ok(Self::with_plan(&text, &plan)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(text),
+            Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", plan.display()))),
+        }
+    }
+
+    /// A text, and behind it the plan that it names: lines and columns stay what they are.
+    pub fn with_plan(text: &str, plan: &str) -> String {
+        format!("{text}\n[topology_plan]\ntext = {}\n", toml::Value::String(plan.to_owned()))
     }
 
     /// Reads the text of a file.
@@ -268,19 +301,31 @@ impl Config {
     /// What whoever acts on it may ask to be done.
     pub fn mandate(&self) -> Mandate {
         let images = self.shares.iter().flat_map(|shared| shared.what.images());
-        let via = |ways: &'static [Via]| self.attachments.iter().filter(move |attach| ways.contains(&attach.via));
+        let via = |ways: &'static [Via]| self.all_attachments().filter(move |attach| ways.contains(&attach.via));
+        let neighbours = self.part().into_iter().flat_map(|part| &part.links).map(|link| link.address.clone());
         Mandate {
             images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
             frames: self.shares.iter().filter_map(|shared| shared.what.frames()).map(Path::to_owned).collect(),
-            hosts: self.attachments.iter().map(|attach| attach.target.address.clone()).collect(),
+            hosts: self.all_attachments().map(|attach| attach.target.address.clone()).chain(neighbours).collect(),
             plugs: via(&[Via::Kernel, Via::Uas, Via::Auto]).next().is_some(),
-            mounts: via(&[Via::Fuse, Via::Auto]).map(Attach::folder).collect(),
-            places: self.attachments.iter().filter_map(Attach::place).cloned().collect(),
+            mounts: via(&[Via::Fuse, Via::Auto]).filter(|attach| attach.place.is_none()).map(Attach::folder).collect(),
+            places: self.all_attachments().filter_map(Attach::place).cloned().collect(),
             listen: self.listen.iter().cloned().chain(self.secure.iter().copied().map(Place::Address)).collect(),
             socket_mode: self.socket_mode,
             wanted: self.wanted(),
             ..Mandate::default()
         }
+    }
+
+    /// This host's part of a plan, if there is one.
+    pub fn part(&self) -> Option<&Part> {
+        self.joined.as_ref()?.part.as_ref()
+    }
+
+    /// What is kept attached by itself, and for links between hosts.
+    pub fn all_attachments(&self) -> impl Iterator<Item = &Attach> {
+        let links = self.part().into_iter().flat_map(|part| &part.links);
+        self.attachments.iter().chain(links.map(|link| &link.attach))
     }
 
     /// Reads a text.
@@ -311,6 +356,15 @@ impl Config {
         let attachments = attachments.collect::<Result<_, _>>()?;
         let allow_modules = file.allow_modules.iter().map(module_from).collect::<Result<_, _>>()?;
         let observable = file.observable;
+        let plan = file.topology_plan.map(|plan| plan.text);
+        let joined = file.topology.map(|table| joined_from(table, &listen, plan.as_deref())).transpose()?;
+        let part = joined.as_ref().and_then(|joined| joined.part.as_ref());
+        if let Some(link) = part.and_then(|part| part.links.iter().find(|link| names.contains(&link.device))) {
+            return Err((
+                None,
+                format!("'{}' is the name of a link between hosts: share it under another", link.device),
+            ));
+        }
         Ok(Self {
             listen,
             socket_mode,
@@ -323,6 +377,7 @@ impl Config {
             shares,
             rules,
             attachments,
+            joined,
         })
     }
 }
@@ -603,6 +658,7 @@ mod tests {
         let config = Config::parse(&uncommented).unwrap_or_else(|(span, message)| panic!("{message} {span:?}"));
         assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 4));
         assert_eq!((config.listen.len(), config.allow.len(), config.secure.len()), (2, 1, 1));
+        assert!(config.joined.is_some_and(|joined| joined.host == "left" && joined.part.is_none()));
     }
 
     #[test]

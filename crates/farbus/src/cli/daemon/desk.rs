@@ -1,5 +1,6 @@
 //! What a daemon has and what its configuration asks for: the difference is made good, the rest is left alone.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,17 +20,20 @@ use super::super::attach::{answer_of_gate, answer_of_heir, answer_of_pause};
 use super::super::owner::ProcessStatus;
 use super::super::share::{self, What, listen_failure, offer};
 use super::attachment::{Going, Kept};
-use super::config::{Config, Shared};
+use super::config::{Attach, Config, Shared};
 use super::handover::{self, Estate, Heir, Inherited, Leaving, Passed, Taken};
+use super::joined::plan_path;
+use super::joining::{Joining, Sight};
 use super::workshop::Workshop;
 use crate::allow::Network;
 use crate::broker::{Broker, Hands, Successor};
 use crate::client::{Attribute, FailureReport, Target, name_of};
-use crate::control::{Answer, Question};
+use crate::control::{Answer, Question, TopologyAct};
 use crate::gate::{Gate, Granted};
 use crate::nearby::Nearby;
 use crate::place::{Entrance, Place};
 use crate::share::Share;
+use crate::shared::Neighbourhood;
 use crate::trust::Trust;
 use crate::usb::{self, Follower};
 
@@ -48,6 +52,8 @@ pub struct Desk {
     /// Who this host is, and whom it knows; none where nobody is to be served who is paired.
     trust: Option<Trust>,
     nearby: Option<Nearby>,
+    /// Links between this host and others.
+    joining: Arc<Joining>,
     has: Mutex<Has>,
     is_handed_over: AtomicBool,
     end: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -127,6 +133,9 @@ impl Desk {
         let hands = Hands::Through(Arc::clone(&broker));
         let real = usb::Shared::new(Arc::new(broker.line()?)).inheriting(&devices);
         let real = Follower::start(Arc::clone(&share), real, hotplug)?;
+        let joining = Arc::new(Joining::new(trust.clone(), hands.clone()));
+        let neighbourhood: Arc<dyn Neighbourhood> = Arc::<Joining>::clone(&joining);
+        share.answer_neighbours(neighbourhood);
         let has = Has {
             config: Config::default(),
             passed,
@@ -147,6 +156,7 @@ impl Desk {
             workshop,
             trust,
             nearby,
+            joining,
             has: Mutex::new(has),
             is_handed_over: AtomicBool::new(false),
             end: Mutex::new(None),
@@ -207,13 +217,64 @@ impl Desk {
         self.listen(&mut has, &config, &mut changes)?;
         self.announce(&mut has, &config);
         self.share.show(config.observable);
-        self.offer_all(&mut has, &config.shares, &mut changes);
-        if let Some(real) = &has.real {
-            real.want(config.wanted());
-        }
-        self.attach_all(&mut has, &config, &mut changes);
+        self.joining.follow(config.joined.as_ref(), &Seen::by(self, &has));
         has.config = config;
+        self.offer_all(&mut has, &mut changes);
+        if let Some(real) = &has.real {
+            real.want(has.config.wanted());
+        }
+        self.attach_all(&mut has, &mut changes);
+        // What its owner let go of is taken again.
+        has.attachments.values().for_each(Kept::resume);
         Ok(changes)
+    }
+
+    /// Whoever knows of links between this host and others.
+    pub fn joining(&self) -> &Joining {
+        &self.joining
+    }
+
+    /// Does for links between hosts what may be done now.
+    pub fn join(&self) {
+        let mut has = self.has();
+        if self.is_handed_over() || has.config.joined.is_none() {
+            return;
+        }
+        // Whoever was paired meanwhile has his ends.
+        self.share.lend(self.joining.lent());
+        while self.joining.step(&Seen::by(self, &has)) {
+            let mut changes = Changes::default();
+            self.offer_all(&mut has, &mut changes);
+            self.attach_all(&mut has, &mut changes);
+        }
+    }
+
+    fn topology(&self, act: TopologyAct) -> Answer {
+        match act {
+            TopologyAct::Status => {}
+            TopologyAct::Up => {
+                if let Err(failure) = self.reload() {
+                    return Answer::Failed(failure.report());
+                }
+            }
+            TopologyAct::Down => {
+                let mut has = self.has();
+                self.joining.take_down();
+                let mut changes = Changes::default();
+                self.attach_all(&mut has, &mut changes);
+                self.offer_all(&mut has, &mut changes);
+            }
+        }
+        let has = self.has();
+        let Some(joined) = &has.config.joined else {
+            let what = "the daemon here brings no links up";
+            let next = format!("add to {}:\n    [topology]\n    plan = \"topology.toml\"", self.path.display());
+            return Answer::Refused(format!("{what}\n  {next}\n  and then: farbus topology up FILE"));
+        };
+        let mut status = self.joining.status(&Seen::by(self, &has));
+        status["host"] = json!(joined.host);
+        status["plan"] = json!(plan_path(&self.path, &joined.plan));
+        Answer::Ok(status)
     }
 
     /// New addresses first: if one cannot be had, nothing was taken away.
@@ -283,7 +344,11 @@ impl Desk {
         self.broker.listen(place).map_err(|error| listen_failure(place, &error))
     }
 
-    fn offer_all(&self, has: &mut Has, shares: &[Shared], changes: &mut Changes) {
+    fn offer_all(&self, has: &mut Has, changes: &mut Changes) {
+        let mut shares = has.config.shares.clone();
+        shares.extend(self.joining.shares());
+        // Before they are there.
+        self.share.lend(self.joining.lent());
         let stays = |offered: &Offered| shares.contains(&offered.shared);
         for (name, offered) in has.shares.extract_if(.., |_, offered| !stays(offered)) {
             for listed in offered.result.iter().flatten() {
@@ -367,6 +432,7 @@ impl Desk {
                 Err(failure) => Answer::Failed(failure.report()),
             },
             Question::Restart { interrupt } => self.restart(interrupt),
+            Question::Topology { act } => self.topology(act),
             Question::Sleep { held } => Answer::Ok(json!({ "asleep": self.sleep(&held) })),
             Question::Wake => Answer::Ok(json!({ "awake": self.wake() })),
             Question::Detach { device: Some(device) } => self.detach(&device),
@@ -417,6 +483,9 @@ impl Desk {
             }
         }
         has.detached = inherited.detached;
+        if inherited.is_down {
+            self.joining.stay_down();
+        }
     }
 
     /// What of it the configuration does not name (any more) is let go of.
@@ -515,7 +584,8 @@ impl Desk {
         }
         let detached = has.attachments.iter().filter(|(_, kept)| kept.is_detached());
         let detached = detached.map(|(name, _)| name.clone()).collect();
-        let estate = Estate { listeners, leaving, sessions, detached };
+        let is_down = self.joining.is_down();
+        let estate = Estate { listeners, leaving, sessions, detached, is_down };
         let taken = heir.pass(&estate)?;
         let left = estate.leaving.iter().map(|leaving| &leaving.target).find(|target| !taken.targets.contains(*target));
         if let Some(left) = left.filter(|_| !interrupt) {
@@ -622,6 +692,7 @@ impl Desk {
 
     /// Ends everything in good order. Says whether all devices became durable in time.
     pub fn stop(&self) -> bool {
+        self.joining.end();
         if let Some(nearby) = self.nearby.as_ref().filter(|_| !self.is_handed_over())
             && let Err(error) = nearby.announce(&[])
         {
@@ -655,15 +726,16 @@ impl Desk {
         has.unannounced = trouble;
     }
 
-    fn attach_all(&self, has: &mut Has, config: &Config, changes: &mut Changes) {
-        let stays = |kept: &Kept| config.attachments.contains(kept.spec());
+    fn attach_all(&self, has: &mut Has, changes: &mut Changes) {
+        let mut specs: Vec<Attach> = has.config.attachments.clone();
+        specs.extend(self.joining.attachments());
+        let stays = |kept: &Kept| specs.contains(kept.spec());
         let gone: Vec<_> = has.attachments.extract_if(.., |_, kept| !stays(kept)).collect();
         gone.iter().for_each(|(_, kept)| kept.end());
         changes.removed.extend(gone.into_iter().map(|(name, _)| name));
-        for spec in &config.attachments {
+        for spec in &specs {
             let name = spec.target.to_string();
-            if let Some(kept) = has.attachments.get(&name) {
-                kept.resume();
+            if has.attachments.contains_key(&name) {
                 continue;
             }
             let kept = match has.detached.remove(&name) {
@@ -678,6 +750,44 @@ impl Desk {
                 Err(error) => warn!(target = name, %error, "not attached"),
             }
         }
+    }
+}
+
+/// What there is for links between hosts.
+struct Seen<'a> {
+    has: &'a Has,
+    share: &'a Share,
+    used: OnceCell<BTreeSet<String>>,
+}
+
+impl<'a> Seen<'a> {
+    fn by(desk: &'a Desk, has: &'a Has) -> Self {
+        Self { has, share: &desk.share, used: OnceCell::new() }
+    }
+}
+
+impl Sight for Seen<'_> {
+    fn is_offered(&self, name: &str) -> bool {
+        // In the process before this one, whoever used an end had it from there.
+        let is_inherited = || ["a", "b"].iter().any(|end| self.share.is_inherited(&format!("{name}-{end}")));
+        self.has.shares.get(name).map_or_else(is_inherited, |offered| offered.result.is_ok())
+    }
+
+    fn attachment(&self, target: &Target) -> Option<Value> {
+        let (status, failure) = self.has.attachments.get(&target.to_string())?.status();
+        Some(json!({ "state": status.state, "at": status.at, "failure": failure }))
+    }
+
+    fn is_attached(&self, target: &Target) -> bool {
+        self.has.attachments.get(&target.to_string()).is_some_and(Kept::is_attached)
+    }
+
+    fn is_used(&self, device: &str) -> bool {
+        let find = || {
+            let all = self.share.status().into_iter();
+            all.filter(|status| status.user.is_some()).map(|status| status.name).collect()
+        };
+        self.used.get_or_init(find).contains(device)
     }
 }
 

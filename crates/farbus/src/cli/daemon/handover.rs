@@ -56,6 +56,8 @@ enum Word {
     Session,
     /// Old: its owner has let go of it.
     Detached { target: String },
+    /// Old: its owner has taken the links to other hosts down.
+    Down,
     /// Old: that was all.
     All,
     /// New: it can go on with that.
@@ -109,6 +111,8 @@ pub struct Estate {
     pub sessions: Vec<Parted<Vec<u8>>>,
     /// Those that its owner let go of.
     pub detached: Vec<String>,
+    /// Whether he has taken the links to other hosts down.
+    pub is_down: bool,
 }
 
 fn say(passage: &Passage, word: &Word, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -178,6 +182,9 @@ impl Heir {
         for target in &estate.detached {
             say(&self.passage, &Word::Detached { target: target.clone() }, None)?;
         }
+        if estate.is_down {
+            say(&self.passage, &Word::Down, None)?;
+        }
         say(&self.passage, &Word::All, None)?;
         let until = Instant::now() + ANSWER_TIME_MAX;
         let mut taken = Taken::default();
@@ -238,6 +245,8 @@ pub struct Inherited {
     pub kept: Vec<Kept>,
     /// Those that stay let go of.
     pub detached: BTreeSet<String>,
+    /// Links to other hosts stay down.
+    pub is_down: bool,
 }
 
 /// What this process is asked of a session: whether it can go on with it.
@@ -309,6 +318,7 @@ impl Forerunner {
                     sessions += 1;
                 }
                 (Word::Detached { target }, _) => drop(inherited.detached.insert(target)),
+                (Word::Down, _) => inherited.is_down = true,
                 (Word::All, _) => break,
                 (word, _) => return Err(unexpected(&word)),
             }
@@ -334,7 +344,7 @@ impl Forerunner {
 }
 
 fn wanted(config: &Config, target: &str) -> Option<Attach> {
-    config.attachments.iter().find(|spec| spec.target.to_string() == target).cloned()
+    config.all_attachments().find(|spec| spec.target.to_string() == target).cloned()
 }
 
 #[cfg(test)]
@@ -352,7 +362,7 @@ mod tests {
         let asked = Some("127.0.0.1:0".parse().unwrap());
         let listeners = vec![Passed { asked, is_secure: true, listener }];
         let detached = vec!["lab3:3240/disk".into()];
-        Estate { listeners, leaving: Vec::new(), sessions: Vec::new(), detached }
+        Estate { listeners, leaving: Vec::new(), sessions: Vec::new(), detached, is_down: true }
     }
 
     #[test]
@@ -369,7 +379,7 @@ mod tests {
         let [Passed { asked, is_secure: true, listener }] = &inherited.listeners[..] else { panic!("one socket") };
         assert_eq!(asked, &estate.listeners[0].asked);
         assert_eq!(listener.address().unwrap(), estate.listeners[0].listener.address().unwrap());
-        assert!(inherited.detached.contains("lab3:3240/disk"));
+        assert!(inherited.detached.contains("lab3:3240/disk") && inherited.is_down);
     }
 
     #[test]

@@ -4,6 +4,8 @@ mod attachment;
 mod config;
 mod desk;
 mod handover;
+mod joined;
+mod joining;
 mod workshop;
 
 use std::fs;
@@ -146,7 +148,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// What the daemon that runs here answers.
-fn ask_daemon(question: &Question) -> Result<Value, Failure> {
+///
+/// # Errors
+/// [`Failure`].
+pub fn ask_daemon(question: &Question) -> Result<Value, Failure> {
     for (_, answer) in ask_all(question).map_err(Failure::local)? {
         match answer {
             Answer::Ok(value) => return Ok(value),
@@ -190,6 +195,7 @@ fn reload() -> Result<(), Failure> {
 /// What is wrong with it, and where.
 pub fn read_config(path: &Path) -> io::Result<(String, Mandate)> {
     let text = fs::read_to_string(path).map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
+    let text = Config::complete(path, text)?;
     let config = Config::parse_file(path, &text).map_err(io::Error::other)?;
     Ok((text, config.mandate()))
 }
@@ -261,6 +267,7 @@ fn serve(args: Args, config: &Config, workshop: Workshop) -> Result<(), Failure>
     let for_door = Arc::clone(&desk);
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     tick(&desk).map_err(Failure::local)?;
+    join(&desk).map_err(Failure::local)?;
     for address in desk.unused() {
         warn!(%address, "a socket was passed that the configuration does not name: nobody answers there");
     }
@@ -301,6 +308,17 @@ fn take_over(desk: &Desk, passage: Passage, legacy: &Legacy) -> Result<(), Failu
     desk.inherit(inherited.map_err(|error| Failure::local(format!("not needed: {error}")))?);
     forerunner.wait_for_end();
     Ok(())
+}
+
+/// Brings links between hosts up, and keeps them so.
+fn join(desk: &Arc<Desk>) -> io::Result<()> {
+    let desk = Arc::clone(desk);
+    let keep = move || {
+        while desk.joining().wait() {
+            desk.join();
+        }
+    };
+    thread::Builder::new().name("topology".into()).spawn(keep).map(drop)
 }
 
 /// Looks after things as long as the process lives.

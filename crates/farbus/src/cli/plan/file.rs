@@ -12,13 +12,19 @@ const BYTES_MAX: u64 = 1 << 20;
 
 /// What the TOML in `path` says; an error names the file, the line and what is wrong there.
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
+    let wrong =
+        |error: toml::de::Error| Failure::local(format!("{}: {}", path.display(), error.to_string().trim_end()));
+    toml::from_str(&text(path)?).map_err(wrong)
+}
+
+/// The text in `path`.
+pub fn text(path: &Path) -> Result<String, Failure> {
     let shown = path.display();
     let length = fs::metadata(path).map_err(|error| Failure::local(format!("{shown}: {error}")))?.len();
     if length > BYTES_MAX {
         return Err(Failure::local(format!("{shown}: {length} bytes: a plan has at most {BYTES_MAX}")));
     }
-    let text = fs::read_to_string(path).map_err(|error| Failure::local(format!("{shown}: {error}")))?;
-    toml::from_str(&text).map_err(|error| Failure::local(format!("{shown}: {}", error.to_string().trim_end())))
+    fs::read_to_string(path).map_err(|error| Failure::local(format!("{shown}: {error}")))
 }
 
 /// Writes a drawing.

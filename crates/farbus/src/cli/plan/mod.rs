@@ -5,7 +5,7 @@ mod file;
 mod layout;
 mod pipe;
 mod schedule;
-mod topology;
+pub mod topology;
 
 use super::output::Failure;
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use farbus_realtime::topology::bring_up::{Act, BringUp};
 use farbus_realtime::topology::{HOSTS_MAX, Link, Network, Topology, plan};
@@ -57,8 +57,7 @@ enum NetworkWord {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let wanted: Wanted = file::read(&args.file)?;
-    let planned = Planned::of(wanted).map_err(|why| Failure::local(format!("{}: {why}", args.file.display())))?;
+    let (_, planned) = read(&args.file)?;
     if args.json {
         return print_json(&planned.to_json());
     }
@@ -66,12 +65,39 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-struct Planned {
-    names: Vec<String>,
-    topology: Topology,
+/// The plan in a file, and its text.
+///
+/// # Errors
+/// What is wrong with it, and where.
+pub fn read(path: &Path) -> Result<(String, Planned), Failure> {
+    let text = file::text(path)?;
+    let planned = Planned::parse(&text).map_err(|why| Failure::local(format!("{}: {why}", path.display())))?;
+    Ok((text, planned))
+}
+
+/// Hosts, and how they are joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// What the hosts are called.
+    pub names: Vec<String>,
+    /// Its hosts are places among the names.
+    pub topology: Topology,
 }
 
 impl Planned {
+    /// Reads a plan.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        Self::of(toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?)
+    }
+
+    /// The host of this name.
+    pub fn host(&self, name: &str) -> Option<u32> {
+        (0..).zip(&self.names).find(|(_, known)| *known == name).map(|(host, _)| host)
+    }
+
     fn of(wanted: Wanted) -> Result<Self, String> {
         let names = match wanted.hosts {
             Hosts::Count(count) if count > HOSTS_MAX => {
@@ -111,7 +137,8 @@ impl Planned {
         Ok(Self { names, topology })
     }
 
-    fn name(&self, host: u32) -> &str {
+    /// What `host` is called.
+    pub fn name(&self, host: u32) -> &str {
         &self.names[host as usize]
     }
 

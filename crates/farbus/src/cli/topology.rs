@@ -1,0 +1,202 @@
+//! `farbus topology`: links between this host and others, brought up by their daemons as a plan says.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::Failure;
+use super::daemon::ask_daemon;
+use super::output::{print_json, print_table, say, table};
+use super::plan::topology as plan;
+use crate::client::Attribute;
+use crate::control::{Question, TopologyAct};
+
+/// How often it is asked how far the links are.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// Join hosts by USB: bring links up as a plan says, show them, take them down.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Every host of the plan runs 'farbus daemon' and is paired with those that it is linked to; its configuration says:\n\n  \
+    [topology]\n  plan = \"topology.toml\"                beside the configuration, put there by 'up'\n  \
+    host = \"left\"                         which of the plan's hosts this one is; its own name, unless said\n  \
+    via = \"kernel\"                        or redir, for virtual machines; the kernel where there is one that can\n  \
+    at = {roof = \"lab3\"}                  a host that is paired under another name than the plan's\n\n\
+    and on each of them the same plan is brought up, in any order, whenever it pleases:\n  \
+    farbus topology plan cube.toml        what will be which link, and who waits for whom\n  \
+    farbus topology up cube.toml          and every time the daemon starts\n  \
+    farbus topology status\n  farbus topology down"
+)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Show a plan: the same as 'farbus plan topology'.
+    Plan(plan::Args),
+    /// Bring this host's links up, and wait until they are.
+    #[command(
+        after_help = "Each host does its part as soon as its neighbours have done theirs; who comes late is waited for. What is up already\n\
+        stays as it is. 3 is returned if a link is not up in time, with what it waits for: the daemon goes on trying.\n\n\
+        Examples:\n  farbus topology up cube.toml\n  farbus topology up                     as the plan says that is there already\n  \
+        farbus topology up cube.toml --wait 0"
+    )]
+    Up {
+        /// The plan; the same on every host. It takes the place of the one that the configuration names.
+        file: Option<PathBuf>,
+        /// For how long it may take.
+        #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+        wait: u64,
+        /// For programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show how this host's links do, and what they wait for.
+    #[command(after_help = "Examples:\n  farbus topology status\n  farbus topology status --json")]
+    Status {
+        /// For programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take this host's links down, until 'up', 'farbus daemon reload' or the daemon's next start.
+    #[command(after_help = "Examples:\n  farbus topology down && farbus topology up other.toml")]
+    Down {
+        /// For programs.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+impl Args {
+    /// Whether a failure, too, is to be told as JSON.
+    pub fn is_for_programs(&self) -> bool {
+        match &self.verb {
+            Verb::Plan(args) => args.json,
+            Verb::Up { json, .. } | Verb::Status { json } | Verb::Down { json } => *json,
+        }
+    }
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    match &args.verb {
+        Verb::Plan(args) => plan::run(args),
+        Verb::Up { file, wait, json } => up(file.as_deref(), Duration::from_secs(*wait), *json),
+        Verb::Status { json } => show(&ask(TopologyAct::Status)?, *json),
+        Verb::Down { json } => show(&ask(TopologyAct::Down)?, *json),
+    }
+}
+
+fn ask(act: TopologyAct) -> Result<Value, Failure> {
+    ask_daemon(&Question::Topology { act })
+}
+
+fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), Failure> {
+    let before = ask(TopologyAct::Status)?;
+    if let Some(file) = file {
+        install(file, &before)?;
+    }
+    let until = Instant::now() + patience;
+    let mut status = ask(TopologyAct::Up)?;
+    while status["state"] == "coming" && Instant::now() < until {
+        thread::sleep(GLANCE);
+        status = ask(TopologyAct::Status)?;
+    }
+    show(&status, json)?;
+    match status["state"].as_str() {
+        Some("up") => Ok(()),
+        Some("no plan") => {
+            let what = format!("there is no plan at {}", word(&status["plan"]));
+            Err(Failure::new(Attribute::Gone, format!("{what}\n  give it one: farbus topology up FILE")))
+        }
+        _ if patience.is_zero() => Ok(()),
+        _ => {
+            let late: Vec<_> =
+                links(&status).filter(|link| link["is_up"] != true).map(|link| word(&link["to"])).collect();
+            let what = match late.is_empty() {
+                true => "a neighbour has not said yet that it has this host's port".to_owned(),
+                false => format!("no link yet to {}", late.join(", ")),
+            };
+            let next = "the daemon goes on; why is above, and in 'farbus topology status' there";
+            Err(Failure::new(Attribute::Refused, format!("{what}\n  {next}")))
+        }
+    }
+}
+
+/// Puts a plan where the daemon looks for it, all of it or nothing.
+fn install(file: &Path, status: &Value) -> Result<(), Failure> {
+    let (text, planned) = plan::read(file)?;
+    let host = word(&status["host"]);
+    if planned.host(host).is_none() {
+        let names = planned.names.join(", ");
+        return Err(Failure::local(format!(
+            "{}: no host is called '{host}', as this one is\n  there are {names}: say host = \"NAME\" below [topology], or name it so in the plan",
+            file.display()
+        )));
+    }
+    let place = Path::new(word(&status["plan"]));
+    if fs::read(place).is_ok_and(|there| there == text.as_bytes()) {
+        return Ok(());
+    }
+    let cannot = |error: std::io::Error| Failure::local(format!("cannot write {}: {error}", place.display()));
+    let fresh = place.with_extension("new");
+    let write = || {
+        let mut out = fs::File::create(&fresh)?;
+        out.write_all(text.as_bytes())?;
+        out.sync_all()?;
+        fs::rename(&fresh, place)
+    };
+    write().map_err(cannot)
+}
+
+fn word(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn listed(value: &Value) -> String {
+    value.as_array().into_iter().flatten().map(word).collect::<Vec<_>>().join(", ")
+}
+
+fn links(status: &Value) -> impl Iterator<Item = &Value> {
+    status["links"].as_array().into_iter().flatten()
+}
+
+fn show(status: &Value, json: bool) -> Result<(), Failure> {
+    if json {
+        return print_json(status);
+    }
+    let leads = if status["is_leader"] == true { ", a leader" } else { "" };
+    say(format!("{}{leads}: {}   ({})", word(&status["host"]), word(&status["state"]), word(&status["plan"])));
+    if links(status).next().is_none() {
+        return Ok(());
+    }
+    let mut rows = table(&["to", "link", "is", "end here", "state"]);
+    for link in links(status) {
+        let is = if link["is_up"] == true { "up" } else { "coming" };
+        let at = match word(&link["at"]) {
+            "" => word(&link["state"]).to_owned(),
+            at => format!("{} at {at}", word(&link["state"])),
+        };
+        rows.add_row([word(&link["to"]), word(&link["role"]), is, word(&link["device"]), &at]);
+    }
+    print_table(&rows);
+    let waits_for = listed(&status["waits_for"]);
+    if !waits_for.is_empty() {
+        say(format!("waits for {waits_for}"));
+    }
+    for link in links(status) {
+        let troubles = [word(&link["trouble"]), word(&link["failure"]["message"])];
+        for trouble in troubles.into_iter().filter(|trouble| !trouble.is_empty()) {
+            say(format!("{}: {trouble}", word(&link["to"])));
+        }
+    }
+    if let Some(stray) = status["stray"].as_str() {
+        say(format!("{stray} has this host's debug port and should not"));
+    }
+    Ok(())
+}
