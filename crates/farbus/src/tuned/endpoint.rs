@@ -227,7 +227,13 @@ impl Endpoint {
                     now = wanted;
                 }
                 receiver.begin();
-                let counts = Received { jobs: roster.end(job), ..receiver.counts };
+                let jobs = roster.end(job);
+                if jobs.overruns > receiver.counts.jobs.overruns {
+                    // Its jobs are short: the processor stood still under it, and pipes would pay for that until its budgets are made up for.
+                    reservation.renew();
+                }
+                receiver.counts.jobs = jobs;
+                let counts = receiver.counts;
                 *receiver.shared.counts.lock() = counts;
             }
             receiver.shared.is_ended.store(true, Ordering::Release);

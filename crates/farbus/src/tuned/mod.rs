@@ -49,6 +49,6 @@ pub use farbus_realtime::vcpu::{Overload, Reserve};
 pub use inlet::Inlet;
 pub use opening::{delay_ns, here, there};
 pub use pipe::{End, Flow, Pipe, Report, Turn, tpipe};
-pub use processors::{Processors, Seat, Strictness};
+pub use processors::{Beside, Processors, Seat, Strictness};
 pub use unfit::SetUpError;
 pub use way::{Driven, InSession, Patient, Plain, Way};

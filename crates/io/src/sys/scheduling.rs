@@ -125,6 +125,19 @@ impl Reservation {
         }
     }
 
+    /// Begins what was granted anew, if it is a deadline. Time that a hypervisor took while a thread ran counts as that thread's: it is in
+    /// debt for many periods then, and is kept from running until they are over. Whoever knows that he did not take it himself owes nothing.
+    pub fn renew(&mut self) {
+        if let policy @ Policy::Deadline { .. } = self.policy {
+            // Less is never denied. The kernel keeps what it had promised for the rest of the period, so that nobody else is given it.
+            let _ = set(Policy::Ordinary);
+            if let Err(denied) = set(policy) {
+                self.policy = Policy::Ordinary;
+                self.denied.push(denied);
+            }
+        }
+    }
+
     /// What was granted.
     pub fn policy(&self) -> Policy {
         self.policy
@@ -321,6 +334,19 @@ mod tests {
             assert_eq!(reservation.denied().len(), denied);
             drop(reservation);
             assert_eq!(policy_now(), libc::SCHED_OTHER);
+        });
+    }
+
+    #[test]
+    fn a_deadline_that_begins_anew_owes_nothing() {
+        let wish = Policy::Deadline { budget: MS, period: 10 * MS };
+        apart(|| {
+            let mut reservation = Reservation::take(&[wish]);
+            let was = reservation.policy();
+            reservation.renew();
+            assert_eq!((reservation.policy(), reservation.denied().is_empty()), (was, was == wish));
+            let expected = if was == wish { libc::SCHED_DEADLINE } else { libc::SCHED_OTHER };
+            assert_eq!(policy_now(), expected);
         });
     }
 

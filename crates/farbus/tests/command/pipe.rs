@@ -1,0 +1,131 @@
+//! Tuned pipes by the command: they share the processors with all that runs here, are seen by their owner, and say what became of them where
+//! programs look for it.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::harness::{House, Outcome, PATIENCE, Running, wait_until};
+
+/// Half of a processor, and what its receiving thread has.
+const HALF: [&str; 12] = [
+    "pipe",
+    "--here",
+    "can,traffic=10",
+    "--can",
+    "500000",
+    "--rate",
+    "400",
+    "--buffer",
+    "16",
+    "--execution-us",
+    "20000",
+    "--policy=none",
+];
+
+fn started(house: &House) -> Running {
+    let process = Running::start(house.command(&HALF));
+    process.has_line_before_its_end("pipe 0 in");
+    process
+}
+
+fn pipes(house: &House) -> Vec<Value> {
+    let status = house.json(&["status", "--json"]);
+    let processes = status.as_array().cloned().unwrap_or_default();
+    let pipes = processes.into_iter().filter(|process| process["role"] == "pipe");
+    pipes.flat_map(|process| process["devices"].as_array().cloned().unwrap_or_default()).collect()
+}
+
+fn object(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn the_processors_are_promised_once_whoever_asks() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let mut running = vec![started(&house)];
+    let seen = pipes(&house);
+    assert_eq!((seen.len(), &seen[0]["name"], &seen[0]["user"]), (1, &"can".into(), &"here".into()));
+    assert_eq!(seen[0]["pipe"]["budget_ns"], 20_000_000);
+    assert_eq!(seen[0]["pipe"]["period_ns"], 40_000_000);
+    assert!(house.run(&["status"]).stdout.contains("can: 20.000 ms of a processor each 40.000 ms"));
+    share.process.assert_logged("has parts of the processors");
+    // Each processor carries one such pipe, and the rest of some of them another's receiving thread: two a processor are too much for sure.
+    let refused = loop {
+        let mut another = Running::start(house.command(&HALF));
+        if another.has_line_before_its_end("pipe 0 in") {
+            running.push(another);
+            assert!(running.len() < 2 * processors, "{} of them on {processors} processors", running.len());
+        } else {
+            break Outcome { code: another.wait_for_end(PATIENCE), stdout: String::new(), stderr: another.log() };
+        }
+    };
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.stderr.contains("the processors are others' as well"), "{refused:?}");
+    assert!(refused.stderr.contains("are missing") && refused.stderr.contains("'farbus status'"), "{refused:?}");
+    assert_eq!(pipes(&house).len(), running.len());
+    // One that is killed has said nothing to anybody.
+    drop(running.pop());
+    wait_until(PATIENCE, "its part is another's", || {
+        let mut another = Running::start(house.command(&[&HALF[..], &["--seconds", "1"]].concat()));
+        another.wait_for_end(PATIENCE) != Some(3)
+    });
+    // And one that is told to end does, with its outcome.
+    house.run(&["detach", "can"]);
+    for mut process in running {
+        assert!(process.wait_for_end(PATIENCE).is_some());
+    }
+    assert!(pipes(&house).is_empty());
+}
+
+#[test]
+fn what_a_program_prints_and_what_became_of_its_pipe_are_kept_apart() {
+    let house = House::new();
+    let run = |more: &[&str]| {
+        let usual = ["pipe", "--here", "can,traffic=10", "--can", "500000", "--rate", "400", "--buffer", "40"];
+        house.run(&[&usual[..], &["--execution-us", "2000", "--policy", "none", "--seconds", "1"], more].concat())
+    };
+    const HELLO: &str = "echo hello; exec cat >/dev/null";
+    let told = run(&["--json", "--program", HELLO]);
+    let outcome = object(&told.stdout);
+    assert!(outcome["pipes"][0]["messages"].as_u64() > Some(0), "{told:?}");
+    assert!(told.stderr.lines().any(|line| line == "hello"), "{told:?}");
+    // Whether it was in time is the machine's matter: it is one object in either case.
+    assert_eq!(outcome["is_kept"] == true, told.code == Some(0), "{told:?}");
+    let report = house.path("report.json");
+    let printed = run(&["--report", report.to_str().unwrap(), "--program", HELLO]);
+    assert_eq!(printed.stdout, "hello", "{printed:?}");
+    assert!(printed.stderr.contains("late at the worst"), "{printed:?}");
+    assert!(object(&fs::read_to_string(&report).unwrap())["pipes"][0]["bound_ns"].as_u64() > Some(0));
+    let ended = run(&["--json", "--program", "exit 3"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(object(&ended.stdout)["failure"]["message"].as_str().unwrap().contains("the program ended"), "{ended:?}");
+    // What never began is a failure alone, as everywhere.
+    let refused = run(&["--json", "--rate", "1000000000"]);
+    assert!(refused.code == Some(2), "{refused:?}");
+}
+
+#[test]
+fn a_device_that_no_pipe_can_have_is_refused_with_what_to_type() {
+    let house = House::new();
+    let run = |device: &[&str]| {
+        let usual = ["--rate", "400", "--buffer", "16", "--execution-us", "500", "--policy", "none", "--seconds", "1"];
+        house.run(&[&["pipe"], device, &usual].concat())
+    };
+    let real = run(&["usb:1-1.4"]);
+    assert!(real.code == Some(2) && real.stderr.contains("'farbus share usb:1-1.4' offers it"), "{real:?}");
+    let here = run(&["zero,speed=full"]);
+    assert!(here.code == Some(2) && here.stderr.contains("--here zero,speed=full"), "{here:?}");
+    let other = run(&["--here", "keyboard"]);
+    assert!(other.code == Some(3) && other.stderr.contains("'farbus pipe HOST/DEVICE'"), "{other:?}");
+    let share = house.share(&["keyboard", "can"]);
+    let keyboard = run(&[&share.target("keyboard")]);
+    assert!(keyboard.code == Some(3) && keyboard.stderr.contains("'farbus attach"), "{keyboard:?}");
+    let no_can = run(&[&share.target("keyboard"), "--can", "500000"]);
+    assert!(no_can.code == Some(3) && no_can.stderr.contains("gs_usb"), "{no_can:?}");
+    let nobody = run(&[&share.target("nothing")]);
+    assert!(nobody.code == Some(4) && nobody.stderr.contains("but keyboard, can"), "{nobody:?}");
+    drop(share);
+}
