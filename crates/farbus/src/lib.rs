@@ -63,7 +63,7 @@ pub mod over;
 pub mod pairing;
 pub mod place;
 pub mod port;
-mod promises;
+pub mod promises;
 pub mod questions;
 mod reach;
 mod recording;

@@ -2,7 +2,9 @@
 //! programs look for it.
 
 use std::fs;
+use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::harness::{House, Outcome, PATIENCE, Running, wait_until};
@@ -78,6 +80,28 @@ fn the_processors_are_promised_once_whoever_asks() {
         assert!(process.wait_for_end(PATIENCE).is_some());
     }
     assert!(pipes(&house).is_empty());
+}
+
+#[test]
+fn one_that_stood_still_begins_anew_and_says_so() {
+    let house = House::new();
+    let start = |more: &[&str]| Running::start(house.command(&[&HALF[..10], &["1000"], &HALF[11..], more].concat()));
+    let mut other = start(&["--seconds", "6", "--json"]);
+    let mut stopped = start(&[]);
+    stopped.wait_for_line("pipe 0 in");
+    wait_until(PATIENCE, "both run", || pipes(&house).len() == 2);
+    stopped.signal(Signal::STOP);
+    // Longer than any scheduler is late: sixteen periods of 40 ms, and two seconds.
+    std::thread::sleep(Duration::from_secs(3));
+    stopped.signal(Signal::CONT);
+    let jumps = |pipe: &Value| pipe["pipe"]["jobs"]["jumps"].as_u64();
+    wait_until(PATIENCE, "it has seen it", || pipes(&house).iter().any(|pipe| jumps(pipe) > Some(0)));
+    stopped.signal(Signal::INT);
+    assert!(stopped.wait_for_line("jumps of the clock").contains(" 1 jumps"));
+    assert!(stopped.wait_for_end(PATIENCE).is_some());
+    // Who was not stopped has a clock that did not jump.
+    assert!(other.wait_for_line("\"jumps\": ").contains("\"jumps\": 0"));
+    assert!(other.wait_for_end(PATIENCE).is_some());
 }
 
 #[test]

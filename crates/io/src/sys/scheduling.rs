@@ -379,6 +379,27 @@ mod tests {
     }
 
     #[test]
+    fn who_may_not_run_on_all_processors_of_his_domain_is_told_so() {
+        let cpus = rustix::thread::sched_getaffinity(None).unwrap();
+        if !may_reserve() || cpus.count() < 2 {
+            return assert_eq!(Reservation::take(&[]).policy(), Policy::Ordinary, "nothing to be had here");
+        }
+        apart(|| {
+            let first = (0..1024).find(|cpu| cpus.is_set(*cpu)).unwrap();
+            let mut one = rustix::thread::CpuSet::new();
+            one.set(first);
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
+            let wish = Policy::Deadline { budget: MS / 10, period: 100 * MS };
+            let reservation = Reservation::take(&[wish]);
+            // A domain may have been split by somebody who took a processor for himself.
+            match reservation.denied() {
+                [] => assert_eq!(reservation.policy(), wish),
+                denied => assert_eq!(denied, [Denied { policy: wish, why: Why::Affinity }]),
+            }
+        });
+    }
+
+    #[test]
     fn more_than_the_processors_have_is_denied() {
         if !may_reserve() {
             return assert_eq!(Reservation::take(&[]).policy(), Policy::Ordinary, "nothing to be had here");

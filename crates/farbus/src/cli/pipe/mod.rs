@@ -371,12 +371,13 @@ fn conclusion(report: &Report) -> String {
     let Report { channel, direction, messages, lost, device_overruns, worst_ns, jobs, .. } = report;
     format!(
         "pipe {channel} {direction:<3}  {messages} messages, {lost} lost here, {device_overruns} overruns of the device, {} at the worst; {} jobs, \
-         {} missed, {} late, {} too long",
+         {} missed, {} late, {} too long, {} jumps of the clock",
         ms(*worst_ns),
         jobs.ran,
         jobs.missed,
         jobs.late,
-        jobs.overruns
+        jobs.overruns,
+        jobs.jumps
     )
 }
 
