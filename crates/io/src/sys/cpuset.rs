@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | its own domain | `cpuset.cpu_exclusive`, and the root's `cpuset.sched_load_balance` off | `cpuset.cpus.partition` = `root` |
 //! | others meanwhile | are not moved between processors by themselves | do not run on it |
-//! | who enters | a thread | the whole process |
+//! | who enters | a thread | the whole process: it has one processor of its own at the most |
 //!
 //! What was changed is as it was when the last of a process's sets is dropped. Who is killed leaves a set behind that says whose it was;
 //! the next one takes it away.
@@ -28,6 +28,8 @@ const NAME: &str = "farbus-";
 pub enum CpusetError {
     /// The system has no cpusets, or none that we may make.
     None(String),
+    /// Version 2 keeps a process together, and it has one already.
+    Together,
     /// It has them, and did not let us have this.
     Denied {
         /// What was written where, or read.
@@ -41,6 +43,9 @@ impl fmt::Display for CpusetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CpusetError::None(why) => write!(f, "no cpusets: {why}"),
+            CpusetError::Together => f.write_str(
+                "no second processor of one's own: version 2 of control groups keeps a process together, on one of them",
+            ),
             CpusetError::Denied { what, error } => write!(f, "no processor of one's own: {what}: {error}"),
         }
     }
@@ -118,6 +123,11 @@ impl Exclusive {
         let own = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
         let procs = root.join(own).join("cgroup.procs");
         clear_after_the_dead(root, "cgroup.procs");
+        let ours = format!("{NAME}{}-", std::process::id());
+        let mut entries = fs::read_dir(root).into_iter().flatten().flatten();
+        if entries.any(|entry| entry.file_name().to_string_lossy().starts_with(&ours)) {
+            return Err(CpusetError::Together);
+        }
         // It stays on: others may have begun to use it meanwhile.
         write(&root.join("cgroup.subtree_control"), "+cpuset")?;
         let this = Self { folder: new_folder(root, cpu)?, home: Home::Two { procs }, cpu };
