@@ -397,7 +397,7 @@ fn doors() -> io::Result<Vec<(u32, PathBuf)>> {
 ///
 /// # Errors
 /// If the folder cannot be read.
-pub fn running() -> io::Result<Vec<u32>> {
+pub fn running() -> io::Result<BTreeSet<u32>> {
     Ok(doors()?.into_iter().map(|(pid, _)| pid).collect())
 }
 

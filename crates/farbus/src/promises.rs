@@ -1,9 +1,9 @@
 //! What other processes of this host reserve of its processors for threads of their own, tuned pipes: for as long as they hold the other end
 //! of a lease. A process that is killed lets go of it as well.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -11,11 +11,29 @@ use farbus_io::link::{Interest, wait};
 use farbus_realtime::vcpu::{Overload, Reserve};
 use serde_json::json;
 
-use crate::control::Answer;
+use crate::control::{Answer, Question, ask_one};
 use crate::failure::{Attribute, FailureReport};
+use crate::swap::Files;
 
 /// Processes that have something at once. Each is watched by a thread.
 const OWNERS_MAX: usize = 64;
+
+/// Asks these processes for parts of their processors in the name of `owner`: who refused, and why.
+pub fn ask_for(
+    owner: &str,
+    whom: &BTreeSet<u32>,
+    reserves: &[(u64, u64)],
+    lease: BorrowedFd<'_>,
+) -> Vec<(u32, String)> {
+    let (owner, reserves) = (owner.to_owned(), reserves.to_vec());
+    let question = Question::Promise { owner, reserves, files: Files::default() };
+    let refused = |&pid: &u32| match ask_one(pid, &question, &[lease]) {
+        Ok(Answer::Failed(failure)) => Some((pid, failure.message)),
+        // One that promises nothing to anybody, knows no such question or ends just now has nothing against it.
+        Ok(Answer::Ok(_) | Answer::Unknown | Answer::Refused(_)) | Err(_) => None,
+    };
+    whom.iter().filter_map(refused).collect()
+}
 
 /// Where it is entered.
 pub trait Books: Send + Sync + 'static {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farbus_io::sys::cpuset::{CpusetError, Exclusive};
+use farbus_io::sys::cpuset::{CpusetError, Entrance, Exclusive};
 use farbus_io::sys::scheduling::{LockedMemory, Policy, Reservation};
 use farbus_realtime::vcpu::{Overload, Reserve, admit};
 
@@ -52,8 +52,8 @@ enum Place {
     /// most 1) is carried by m under global earliest-deadline-first too, which takes a sum of m - (m - 1) times its largest part
     /// (Goossens, Funk and Baruah, 2003).
     Anywhere,
-    /// On one processor that is nobody else's.
-    Own(Exclusive),
+    /// On one processor that is nobody else's, for as long as it is kept.
+    Own { entrance: Entrance, _kept: Option<Exclusive> },
 }
 
 #[derive(Default)]
@@ -81,8 +81,18 @@ impl Processors {
     /// # Errors
     /// [`CpusetError`]; those that were had already are given back.
     pub fn exclusive(cpus: &[usize], strictness: Strictness) -> Result<Self, CpusetError> {
-        let own = cpus.iter().map(|&cpu| Exclusive::take(cpu).map(Place::Own)).collect::<Result<Vec<_>, _>>()?;
+        let take = |&cpu: &usize| {
+            let kept = Exclusive::take(cpu)?;
+            Ok(Place::Own { entrance: kept.entrance()?, _kept: Some(kept) })
+        };
+        let own = cpus.iter().map(take).collect::<Result<Vec<_>, _>>()?;
         Ok(Self::over(own, strictness))
+    }
+
+    /// The same where another process has taken them, and keeps them.
+    pub fn kept_elsewhere(entrances: Vec<Entrance>, strictness: Strictness) -> Self {
+        let own = entrances.into_iter().map(|entrance| Place::Own { entrance, _kept: None });
+        Self::over(own.collect(), strictness)
     }
 
     /// The same where others promise time of them, too: of one of our own they have nothing, and of all together they have what we leave.
@@ -172,10 +182,10 @@ impl fmt::Debug for Processors {
 }
 
 impl Place {
-    fn own(&self) -> Option<&Exclusive> {
+    fn own(&self) -> Option<&Entrance> {
         match self {
             Place::Anywhere => None,
-            Place::Own(own) => Some(own),
+            Place::Own { entrance, .. } => Some(entrance),
         }
     }
 }

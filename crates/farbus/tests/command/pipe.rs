@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::harness::{House, Outcome, PATIENCE, Running, wait_until};
+use super::rights::of_process;
 
 /// Half of a processor, and what its receiving thread has.
 const HALF: [&str; 12] = [
@@ -80,6 +81,42 @@ fn the_processors_are_promised_once_whoever_asks() {
         assert!(process.wait_for_end(PATIENCE).is_some());
     }
     assert!(pipes(&house).is_empty());
+}
+
+/// Deadlines are asked for by the threads that have them, and that is all that is left to them.
+#[test]
+fn a_pipe_keeps_no_right_but_that_to_deadlines() {
+    let house = House::new();
+    let share = house.share(&["can,traffic=10"]);
+    let target = share.target("can");
+    let there: Vec<&str> = [&["pipe", &target], &HALF[3..9], &["--execution-us", "1000"]].concat();
+    let mut pipe = Running::start(house.command(&there));
+    let line = pipe.wait_for_line("pipe 0 in");
+    let status = house.json(&["status", "--json"]);
+    let process = status.as_array().unwrap().iter().find(|process| process["role"] == "pipe").expect("it runs");
+    let pid = &process["pid"];
+    assert_eq!((of_process(pid, "NoNewPrivs"), of_process(pid, "Seccomp")), ("1".into(), "2".into()));
+    if rustix::process::geteuid().is_root() {
+        let users = of_process(pid, "Uid");
+        assert!(users.split_whitespace().all(|uid| uid != "0"), "{users}");
+        // CAP_SYS_NICE and CAP_IPC_LOCK, where they are to be had.
+        let kept = u64::from_str_radix(&of_process(pid, "CapEff"), 16).unwrap();
+        assert_eq!(kept & !(1 << 23 | 1 << 14), 0, "{kept:x}");
+        assert_eq!(line.contains("deadline"), !pipe.log().contains("CAP_SYS_NICE"), "{line} {}", pipe.log());
+    }
+    pipe.signal(Signal::INT);
+    assert!(pipe.wait_for_line("messages").contains("pipe 0 in"));
+    assert!(pipe.wait_for_end(PATIENCE).is_some());
+    // A program that does not end by itself ends with its pipe.
+    let mark = house.path("alive");
+    let program = format!("echo $$ >{0}.new; mv {0}.new {0}; exec sleep 1000", mark.display());
+    let out = [&HALF[..], &["--out", "--program", &program, "--seconds", "1"]].concat();
+    let ended = house.run(&out);
+    assert!(ended.code == Some(0) || ended.stderr.contains("not kept"), "{ended:?}");
+    let program = fs::read_to_string(&mark).unwrap();
+    let is_there =
+        || fs::read_to_string(format!("/proc/{}/stat", program.trim())).is_ok_and(|stat| !stat.contains(") Z"));
+    wait_until(PATIENCE, "it ends as well", || !is_there());
 }
 
 #[test]

@@ -13,15 +13,20 @@
 //! the next one takes it away.
 
 use std::fmt;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-
-use super::scheduling::this_thread;
+use std::thread;
+use std::time::Duration;
 
 /// What the names of our sets begin with; the process and the processor follow.
 const NAME: &str = "farbus-";
+
+/// How often, and how long apart, a set is emptied of those who end.
+const TRIES: u32 = 100;
+const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
 /// Why there is no processor of one's own.
 #[derive(Debug)]
@@ -61,6 +66,39 @@ pub struct Exclusive {
     cpu: usize,
 }
 
+/// The way to a processor that somebody has taken. Whether one may go it was asked when it was opened.
+#[derive(Debug)]
+pub struct Entrance {
+    cpu: usize,
+    file: File,
+}
+
+impl Entrance {
+    /// It was opened in another process.
+    pub fn passed(cpu: usize, descriptor: OwnedFd) -> Self {
+        Self { cpu, file: descriptor.into() }
+    }
+
+    /// For another process.
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.file.into()
+    }
+
+    /// Which it leads to.
+    pub fn cpu(&self) -> usize {
+        self.cpu
+    }
+
+    /// The calling thread runs there from now on, and nowhere else; with version 2, its process.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn enter(&self) -> Result<(), CpusetError> {
+        // Zero is whoever writes it.
+        (&self.file).write_all(b"0").map_err(|error| denied(format!("enter processor {}", self.cpu), error))
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Home {
     /// The file by which the root's domain is split.
@@ -91,15 +129,18 @@ impl Exclusive {
         self.cpu
     }
 
-    /// The calling thread runs there from now on, and nowhere else.
+    /// The way there, for threads of whoever has it.
     ///
     /// # Errors
     /// What the system says.
-    pub fn enter(&self) -> Result<(), CpusetError> {
-        match self.home {
-            Home::One { .. } => write(&self.folder.join("tasks"), &this_thread().as_raw_nonzero().to_string()),
-            Home::Two { .. } => write(&self.folder.join("cgroup.procs"), &std::process::id().to_string()),
-        }
+    pub fn entrance(&self) -> Result<Entrance, CpusetError> {
+        let path = self.folder.join(match self.home {
+            Home::One { .. } => "tasks",
+            Home::Two { .. } => "cgroup.procs",
+        });
+        let file = File::options().write(true).open(&path);
+        let file = file.map_err(|error| denied(format!("open {}", path.display()), error))?;
+        Ok(Entrance { cpu: self.cpu, file })
     }
 
     fn take_one(root: &Path, cpu: usize) -> Result<Self, CpusetError> {
@@ -149,9 +190,14 @@ impl Drop for Exclusive {
             Home::One { tasks, .. } => ("tasks", tasks),
             Home::Two { procs } => ("cgroup.procs", procs),
         };
-        empty(&self.folder, own, back);
-        // What cannot be taken away is taken away by the next one.
-        let _ = fs::remove_dir(&self.folder);
+        // One that ends just now is in it for a moment more. What cannot be taken away is taken away by the next one.
+        for _ in 0..TRIES {
+            empty(&self.folder, own, back);
+            match fs::remove_dir(&self.folder) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(BETWEEN_TRIES),
+                _ => break,
+            }
+        }
         if let Home::One { balance, .. } = &self.home {
             let mut split = SPLIT.lock().unwrap_or_else(PoisonError::into_inner);
             split.0 = split.0.saturating_sub(1);
@@ -270,7 +316,7 @@ mod tests {
         let folder = own.folder.clone();
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                own.enter().unwrap();
+                own.entrance().unwrap().enter().unwrap();
                 let [budget, period] = [1, 100].map(Duration::from_millis);
                 let reservation = Reservation::take(&[Policy::Deadline { budget, period }]);
                 let cpus = rustix::thread::sched_getaffinity(None).unwrap();

@@ -59,6 +59,14 @@ impl Function {
         Ok(Self::FedBy { child, stdout, message: vec![0; message_bytes], filled: 0 })
     }
 
+    /// The process that does not end by itself when this is over.
+    pub fn program(&self) -> Option<u32> {
+        match self {
+            Self::FedBy { child, .. } => Some(child.id()),
+            _ => None,
+        }
+    }
+
     /// It is over.
     pub fn finish(self) -> Result<(), String> {
         match self {
@@ -73,9 +81,12 @@ impl Function {
             }
             Self::FedBy { mut child, stdout, .. } => {
                 drop(stdout);
-                // One that is stopped before its end has no outcome.
-                let _ = child.kill();
-                child.wait().map(|_| ()).map_err(|error| format!("the program was lost: {error}"))
+                match child.kill() {
+                    // One that is stopped before its end has no outcome.
+                    Ok(()) => child.wait().map(|_| ()).map_err(|error| format!("the program was lost: {error}")),
+                    // We have no right to that any more: our other half ends it when we have ended.
+                    Err(_) => Ok(()),
+                }
             }
             Self::Write(file) => file.sync_all().map_err(|error| format!("the file is not whole: {error}")),
             Self::Count | Self::Forward(_) | Self::Numbers { .. } => Ok(()),

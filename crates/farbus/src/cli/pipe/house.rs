@@ -13,8 +13,9 @@ use farbus_realtime::vcpu::{Overload, Reserve};
 use farbus_session::reserve::Processors;
 use serde::Serialize;
 
+use crate::broker::Hands;
 use crate::cli::owner::ProcessStatus;
-use crate::control::{Answer, Question, ask_one, running};
+use crate::control::{Answer, Question};
 use crate::promises::{Books, Promises};
 use crate::tuned::{Beside, Pipe, Report};
 
@@ -24,6 +25,7 @@ pub struct House(Arc<Inner>);
 
 struct Inner {
     owner: String,
+    hands: Hands,
     state: Mutex<State>,
     /// What we have, and those who asked us.
     books: Arc<Mutex<Processors>>,
@@ -39,18 +41,17 @@ struct State {
 
 impl House {
     /// Nothing is promised yet.
-    pub fn new() -> Self {
+    pub fn new(hands: Hands) -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let books = Arc::new(Mutex::new(Processors::new(processors)));
-        let owner = format!("pipe {}", std::process::id());
-        Self(Arc::new(Inner { owner, state: Mutex::default(), books }))
+        Self(Arc::new(Inner { owner: owner(), hands, state: Mutex::default(), books }))
     }
 
     /// Whoever began to promise something after we did hears what we have; what they said to it if they have not as much left.
     pub fn greet(&self) -> Vec<String> {
         let mut state = self.state();
         let Some(all) = Some(state.all.clone()).filter(|all| !all.is_empty()) else { return Vec::new() };
-        let running = others();
+        let running = self.others();
         state.asked.retain(|pid| running.contains(pid));
         let new: Vec<u32> = running.difference(&state.asked).copied().collect();
         if new.is_empty() {
@@ -74,26 +75,25 @@ impl House {
     fn tell(&self, whom: &BTreeSet<u32>, all: &[Reserve]) -> Result<(UnixStream, Vec<(u32, String)>), String> {
         let (ours, theirs) = UnixStream::pair().map_err(|error| error.to_string())?;
         let reserves = all.iter().map(|reserve| (reserve.budget_ns, reserve.period_ns)).collect();
-        let question = Question::Promise { owner: self.0.owner.clone(), reserves, files: Default::default() };
-        let refused = whom.iter().filter_map(|&pid| match ask_one(pid, &question, &[theirs.as_fd()]) {
-            Ok(Answer::Failed(failure)) => Some((pid, failure.message)),
-            // One that promises nothing to anybody, knows no such question or ends just now has nothing against it.
-            Ok(Answer::Ok(_) | Answer::Unknown | Answer::Refused(_)) | Err(_) => None,
-        });
-        let refused = refused.collect();
-        Ok((ours, refused))
+        let refused = self.0.hands.promise(&self.0.owner, whom, reserves, theirs.as_fd());
+        Ok((ours, refused.map_err(|error| error.to_string())?))
     }
+
+    /// Everybody but us.
+    fn others(&self) -> BTreeSet<u32> {
+        let mut running = self.0.hands.running().unwrap_or_default();
+        running.remove(&std::process::id());
+        running
+    }
+}
+
+/// In whose name a pipe of this process is promised anything.
+pub fn owner() -> String {
+    format!("pipe {}", std::process::id())
 }
 
 fn in_words(pid: u32, why: &str) -> String {
     format!("process {pid}: {why}")
-}
-
-/// Everybody but us.
-fn others() -> BTreeSet<u32> {
-    let mut running: BTreeSet<u32> = running().unwrap_or_default().into_iter().collect();
-    running.remove(&std::process::id());
-    running
 }
 
 impl Beside for House {
@@ -101,7 +101,7 @@ impl Beside for House {
         let mut state = self.state();
         let ours = |overload: Overload| format!("beside the pipes of others: {overload}");
         self.0.books.enter(&self.0.owner, all).map_err(ours)?;
-        let running = others();
+        let running = self.others();
         let (lease, refused) = self.tell(&running, all)?;
         let Some((pid, why)) = refused.first() else {
             (state.all, state.lease, state.asked) = (all.to_vec(), Some(lease), running);

@@ -14,13 +14,16 @@ use farbus_gadgets::can::Can;
 use farbus_gadgets::serial::Serial;
 use farbus_gadgets::zero::SourceSink;
 use farbus_host::RemoteDevice;
+use farbus_io::sys::confine::Needs;
 use farbus_model::{Device, Direction};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Failure;
+use super::confined::{give_rights_away, start_broker};
 use super::output::{print_json, say};
 use super::share::What;
+use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, Client, FailureReport, Target};
 use crate::control::Door;
 use crate::tuned::{
@@ -40,8 +43,8 @@ const GREETING_INTERVAL: Duration = Duration::from_secs(1);
     after_help = "From --rate, --buffer and --execution-us follow the period in which the buffer fills, whether the endpoint and a processor carry \
     it (see 'farbus plan pipe'), and how late a message is at the worst: said before it runs. In the end it is said what was kept. \
     What comes is counted unless it is told where to go. What other pipes, shares and the daemon have promised of the processors is theirs: a pipe \
-    has what is left, or is refused with what is missing ('farbus status' shows it while it runs). The process keeps the rights it was started with: deadlines take CAP_SYS_NICE, \
-    without it a pipe runs and says that nothing is promised.\n\n\
+    has what is left, or is refused with what is missing ('farbus status' shows it while it runs). Deadlines take CAP_SYS_NICE: without it a pipe runs and says that nothing \
+    is promised. That, and CAP_IPC_LOCK, is all that is kept of the rights it was started with (--no-sandbox keeps them); programs that it starts have theirs.\n\n\
     Examples:\n  farbus pipe --here can,traffic=paper --can 500000,250000,500000,500000,500000 --channel 4 --rate 2752 --buffer 128 \\\n      \
     --execution-us 2000 --seconds 10           count the frames of an adapter's fifth bus\n  \
     farbus pipe lab3/can --can 500000 --rate 400 --buffer 16 --execution-us 500 --program 'candump-to-db'\n      \
@@ -103,6 +106,9 @@ pub struct Args {
     /// How long the network takes at the worst; without this, four times the longest of some round trips.
     #[arg(long, value_name = "US")]
     network_us: Option<u64>,
+    /// Keep the rights it was started with.
+    #[arg(long)]
+    no_sandbox: bool,
     /// For programs: one object on standard output, when it has ended. What --program prints goes to standard error then.
     #[arg(long)]
     pub json: bool,
@@ -140,25 +146,43 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         _ => Strictness::Deadline,
     };
     let report = args.report.as_ref().map(|path| created(path)).transpose()?;
+    // Programs are started before anybody has a deadline, or no rights: such a thread may not.
+    let functions = args.functions()?;
+    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    let targets = || [&args.target, &args.forward].into_iter().flatten();
+    let mandate = Mandate {
+        remove: vec![door.path().to_owned()],
+        hosts: targets().map(|target| target.address.clone()).collect(),
+        promises: Some(house::owner()),
+        processors: args.cpus.clone(),
+        programs: functions.iter().filter_map(Function::program).collect(),
+        ..Mandate::default()
+    };
+    let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
+    let target = args.target.as_ref().map(|target| client_for(target, &hands)).transpose()?;
+    let forward = args.forward.as_ref().map(|target| client_for(target, &hands)).transpose()?;
     let processors = match args.cpus.as_slice() {
         [] => Processors::anywhere(strictness),
-        cpus => Processors::exclusive(cpus, strictness)
+        cpus => hands
+            .processors(cpus, strictness)
             .map_err(|error| Failure::local(format!("{error}\n  without --cpus all processors are used together")))?,
     };
-    let house = House::new();
+    // From here on whatever a stranger says is read without rights, but for that to deadlines.
+    if !args.no_sandbox {
+        give_rights_away(&Needs { deadlines: true, ..Needs::default() })?;
+    }
+    let house = House::new(hands);
     let processors = processors.beside(house.clone()).map_err(refused)?;
     let (name, host) = args.names();
     let shown = Arc::new(Shown::new(name, host, &house, Arc::clone(&is_over)));
-    let (door, knocks) = Door::hang().map_err(Failure::local)?;
     let for_door = Arc::clone(&shown);
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
-    // Programs are started before anybody has a deadline: such a thread may not.
-    let functions = args.functions()?;
-    let endpoint = match &args.here {
-        Some(what) => args.open_here(what, &processors)?,
-        None => args.open_there(args.target.as_ref().expect("clap asks for one of both"), &processors)?,
+    let endpoint = match (&args.here, &target) {
+        (Some(what), _) => args.open_here(what, &processors)?,
+        (None, Some(target)) => args.open_there(target, &processors)?,
+        (None, None) => unreachable!("clap asks for one of both"),
     };
-    let forward = args.forward.as_ref().map(|target| args.open_there(target, &processors)).transpose()?;
+    let forward = forward.as_ref().map(|target| args.open_there(target, &processors)).transpose()?;
     let quality = args.quality(&endpoint);
     let inlet = forward.as_ref().map(|to| Inlet::open(to, 0, &quality).map(Arc::new)).transpose().map_err(refused)?;
     let direction = if args.out { Direction::Out } else { Direction::In };
@@ -223,6 +247,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     outcome.pipes.iter().for_each(|report| args.tell(conclusion(report)));
     result
+}
+
+fn client_for<'a>(target: &'a Target, hands: &Hands) -> Result<(Client, &'a Target), Failure> {
+    Ok((Client::for_host(&target.address, hands.clone())?, target))
 }
 
 /// A device that is shared somewhere; one that is not is told how.
@@ -335,8 +363,12 @@ impl Args {
         self.endpoint(device, speed, processors, Terms::HERE)
     }
 
-    fn open_there(&self, target: &Target, processors: &Processors) -> Result<Arc<Endpoint>, Failure> {
-        let (mut device, speed) = there(&Client::default(), target)?;
+    fn open_there(
+        &self,
+        (client, target): &(Client, &Target),
+        processors: &Processors,
+    ) -> Result<Arc<Endpoint>, Failure> {
+        let (mut device, speed) = there(client, target)?;
         let delay = match self.network_us {
             Some(us) => us.saturating_mul(1000),
             None => delay_ns(&mut device).map_err(|error| Failure::new(Attribute::Device, error))?,
@@ -396,7 +428,8 @@ mod tests {
         Line::try_parse_from(line.split_whitespace()).map(|line| line.args).map_err(|error| error.to_string())
     }
 
-    const USUAL: &str = "--rate 400 --buffer 16 --execution-us 500";
+    // This process is the tests', and goes on with its rights.
+    const USUAL: &str = "--rate 400 --buffer 16 --execution-us 500 --no-sandbox";
 
     #[test]
     fn a_device_is_here_or_there_and_what_comes_goes_one_way() {
@@ -422,7 +455,7 @@ mod tests {
         let (attribute, said) = refusal(&format!("pipe --here keyboard {USUAL} --policy none"));
         assert_eq!(attribute, Attribute::Refused);
         assert!(said.contains("'farbus pipe HOST/DEVICE'"), "{said}");
-        let line = "pipe --here can --can 500000 --rate 1000 --buffer 1 --execution-us 2000 --policy none";
+        let line = "pipe --here can --can 500000 --rate 1000 --buffer 1 --execution-us 2000 --policy none --no-sandbox";
         let (attribute, said) = refusal(line);
         assert_eq!(attribute, Attribute::Refused);
         assert!(said.contains("larger buffer"), "{said}");
@@ -431,7 +464,7 @@ mod tests {
 
     #[test]
     fn a_bus_is_counted_for_a_second() {
-        let line = "pipe --here can,traffic=10 --can 500000 --rate 400 --buffer 40 --execution-us 2000 --seconds 1";
+        let line = "pipe --here can,traffic=10 --can 500000 --rate 400 --buffer 40 --execution-us 2000 --seconds 1 --no-sandbox";
         // Whether it was in time is the machine's matter: it is told, one way or the other.
         if let Err(failure) = run(&read(line).unwrap()) {
             assert!(failure.to_string().starts_with("the promise was not kept"), "{failure}");
