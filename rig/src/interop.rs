@@ -95,8 +95,8 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),
 ];
 
-/// Cases about the rig itself, or about the kernel without farbus.
-const ALONE: &[&str] = &["smoke", "verdicts", "kernel-self", "kernel-testusb"];
+/// Cases about the rig itself, about the kernel without farbus, or about one process of ours on a kernel.
+const ALONE: &[&str] = &["smoke", "verdicts", "kernel-self", "kernel-testusb", "pipe-partition"];
 
 /// Cases that have not been seen to pass: no row before the run that shows it, and then a line here less.
 const UNSEEN: &[&str] = &["bridge-hosts-super", "topology-hosts"];

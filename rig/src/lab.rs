@@ -82,6 +82,8 @@ pub struct Boot<'a> {
     pub is_preemptible: bool,
     /// Which time passes in it.
     pub time: Time,
+    /// Its processors: with more than one everything is slower.
+    pub processors: u8,
 }
 
 impl Default for Boot<'_> {
@@ -100,6 +102,7 @@ impl Default for Boot<'_> {
             network: Network::Host,
             is_preemptible: true,
             time: Time::Host,
+            processors: 1,
         }
     }
 }
@@ -181,6 +184,7 @@ impl Lab<'_> {
             network: &boot.network,
             is_preemptible: boot.is_preemptible,
             time: boot.time,
+            processors: boot.processors,
             hardware: &boot.hardware,
             monitor: &self.scratch(&format!("{number}.qmp")),
         })

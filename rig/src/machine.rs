@@ -44,6 +44,8 @@ pub struct Spec<'a> {
     pub is_preemptible: bool,
     /// Which time passes in it.
     pub time: Time,
+    /// Its processors.
+    pub processors: u8,
     /// What else is plugged in, as QEMU's own arguments.
     pub hardware: &'a [String],
     /// Where to make the socket that commands the machine.
@@ -374,7 +376,7 @@ fn qemu(spec: &Spec) -> Command {
     let pcie = if spec.hardware.is_empty() { "off" } else { "on" };
     let machine = "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=off,auto-kernel-cmdline=off";
     qemu.args(["-M", &format!("{machine},pcie={pcie}")])
-        .args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", "512"])
+        .args(["-accel", "tcg", "-cpu", "max", "-smp", &spec.processors.to_string(), "-m", "512"])
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .arg("-kernel")
         .arg(spec.kernel)

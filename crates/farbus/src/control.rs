@@ -150,6 +150,17 @@ pub enum Question {
         /// The text.
         text: String,
     },
+    /// Share, pipe: threads of another process are to have so much of this host's processors: `[budget, period]` of each, in nanoseconds, in
+    /// the place of what it had. The end of a lease comes along: when its other end is closed, they have it no more.
+    Promise {
+        /// Who asks, the same each time.
+        owner: String,
+        /// All that he needs.
+        reserves: Vec<(u64, u64)>,
+        /// What came along.
+        #[serde(skip)]
+        files: Files,
+    },
     /// Removable disk: take the medium out.
     Eject {
         /// Name or bus id.
@@ -310,6 +321,10 @@ fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> A
                 files.put(fds);
                 answer(Question::Swap { device, to, rate, verify, resume, files })
             }
+            Ok(Question::Promise { owner, reserves, files }) => {
+                files.put(fds);
+                answer(Question::Promise { owner, reserves, files })
+            }
             Ok(Question::Version) => {
                 Answer::Ok(serde_json::json!({ "protocol": PROTOCOL, "farbus": env!("CARGO_PKG_VERSION") }))
             }
@@ -393,6 +408,14 @@ fn doors() -> io::Result<Vec<(u32, PathBuf)>> {
     let mut doors: Vec<(u32, PathBuf)> = paths.filter_map(|path| Some((pid_of(&path)?, path))).collect();
     doors.sort_by_key(|(pid, _)| *pid);
     Ok(doors)
+}
+
+/// The process ids of those who answer.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn running() -> io::Result<BTreeSet<u32>> {
+    Ok(doors()?.into_iter().map(|(pid, _)| pid).collect())
 }
 
 /// Asks every running process; the answers with their process ids, in that order. A socket whose

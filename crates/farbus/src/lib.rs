@@ -63,6 +63,7 @@ pub mod over;
 pub mod pairing;
 pub mod place;
 pub mod port;
+pub mod promises;
 pub mod questions;
 mod reach;
 mod recording;

@@ -360,20 +360,21 @@ impl Reservations {
         lines.find(|line| line.device == device).map(|line| ReservationStatus::of(&line))
     }
 
-    /// A part of a processor for whoever reserves by himself, a tuned pipe: all reservations are held against what is left.
+    /// Parts of processors for the threads of whoever reserves by himself, tuned pipes, in the place of those that he had: all reservations
+    /// are held against what is left. Says of which processors.
     ///
     /// # Errors
     /// [`Overload`]: nothing has changed.
-    pub fn enter_thread(&self, owner: &str, reserve: Reserve) -> Result<(usize, Vec<News>), Overload> {
+    pub fn enter_threads(&self, owner: &str, reserves: &[Reserve]) -> Result<(Vec<usize>, Vec<News>), Overload> {
         let mut inner = self.inner();
-        let processor = inner.ledger.processors_mut().enter(owner, reserve)?;
+        let processors = inner.ledger.processors_mut().enter_all(owner, reserves)?;
         let news = inner.ledger.settle_again();
         inner.close_gates(&news);
-        Ok((processor, news))
+        Ok((processors, news))
     }
 
-    /// He needs it no more.
-    pub fn leave_thread(&self, owner: &str) -> Vec<News> {
+    /// He needs them no more.
+    pub fn leave_threads(&self, owner: &str) -> Vec<News> {
         let mut inner = self.inner();
         inner.ledger.processors_mut().leave(owner);
         let news = inner.ledger.settle_again();

@@ -1,16 +1,19 @@
 //! What importers and the owner reserve, for the devices that are shared here.
 
-use std::sync::PoisonError;
+use std::sync::{PoisonError, Weak};
 
 use farbus_model::Device;
+use farbus_realtime::vcpu::{Overload, Reserve};
 use farbus_session::native::{control as native, reserve};
 use farbus_session::reserve::ledger::Path;
 use farbus_session::reserve::{Carrier, Gated, News, Refusal, Reservation, Standing, State};
 use tracing::{info, warn};
 
 use crate::crowd::Visitor;
+use crate::promises::Books;
 use crate::share_error::ShareError;
 use crate::shared::{Session, Shared};
+use crate::tuned::Beside;
 
 /// What the way to somebody is called.
 pub fn path_of(visitor: Visitor) -> String {
@@ -142,5 +145,29 @@ impl Shared {
         let (gated, behind) = Gated::new(device, gate, endpoints);
         session.keep_behind(behind);
         Box::new(gated)
+    }
+}
+
+/// Whoever has a part of a processor for threads of his own has it until he lets go of it, or nothing is shared here any more.
+impl Books for Weak<Shared> {
+    fn enter(&self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload> {
+        let Some(shared) = self.upgrade() else { return Ok(Vec::new()) };
+        let (processors, news) = shared.reservations.enter_threads(owner, reserves)?;
+        info!(owner, threads = reserves.len(), "has parts of the processors");
+        shared.tell(news);
+        Ok(processors)
+    }
+
+    fn leave(&self, owner: &str) {
+        let Some(shared) = self.upgrade() else { return };
+        info!(owner, "has no part of the processors any more");
+        shared.tell(shared.reservations.leave_threads(owner));
+    }
+}
+
+/// Tuned pipes of this process.
+impl Beside for (Weak<Shared>, String) {
+    fn admit(&self, all: &[Reserve]) -> Result<(), String> {
+        self.0.enter(&self.1, all).map(drop).map_err(|overload| overload.to_string())
     }
 }

@@ -25,15 +25,17 @@ use crate::door::Door;
 use crate::listening::{Addresses, Listening};
 use crate::parting::Asked;
 use crate::place::{Entrance, Place};
-use crate::reserve::Reservations;
+use crate::promises::Promises;
 pub use crate::share_error::ShareError;
 use crate::shared::{Lent, Neighbourhood, STACK_BYTES, Shared};
 use crate::swap::Swaps;
 use crate::trust::Trust;
+use crate::tuned::Beside;
 
 /// Devices that are being shared. Dropping it ends all sessions.
 pub struct Share {
     shared: Arc<Shared>,
+    promises: Promises,
 }
 
 impl Default for Share {
@@ -45,7 +47,9 @@ impl Default for Share {
 impl Share {
     /// Nothing is shared yet.
     pub fn new(limits: Limits) -> Self {
-        Self { shared: Arc::new(Shared::new(limits)) }
+        let shared = Arc::new(Shared::new(limits));
+        let promises = Promises::new(Arc::downgrade(&shared));
+        Self { shared, promises }
     }
 
     /// Offers a device under a name that begins with `kind`; returns its record.
@@ -97,9 +101,15 @@ impl Share {
         buses.insert(bus_id.to_owned(), bus);
     }
 
-    /// All that is reserved here, for who reserves a processor's time by himself.
-    pub fn reservations(&self) -> &Reservations {
-        &self.shared.reservations
+    /// What processors carry is one matter for what is reserved here and for tuned pipes of this process, which go by the name of `owner`:
+    /// [`Processors::beside`](crate::tuned::Processors::beside).
+    pub fn beside(&self, owner: &str) -> impl Beside + use<> {
+        (Arc::downgrade(&self.shared), owner.to_owned())
+    }
+
+    /// The same of other processes' pipes.
+    pub fn promises(&self) -> &Promises {
+        &self.promises
     }
 
     /// Serves USB/IP at `address` from now on; says where (port 0 takes a free one).

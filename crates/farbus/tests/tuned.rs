@@ -1,6 +1,7 @@
 //! Tuned pipes on the running system: what is promised, what is refused, and that nothing is lost. Whether it was in time is asserted only
 //! where a thread of the highest priority that does nothing else was itself in time: a machine that stops cannot keep a promise.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -8,11 +9,12 @@ use std::time::Duration;
 
 use farbus::Share;
 use farbus::client::{Client, Target};
+use farbus::control::Answer;
 use farbus::gadgets::can::{Can, Settings};
 use farbus::place::Place;
 use farbus::tuned::{
-    End, Endpoint, Flow, Overload, PipeError, Processors, Quality, Refusal, Strictness, Terms, Turn, can, delay_ns,
-    here, there, tpipe,
+    End, Endpoint, Flow, Overload, PipeError, Processors, Quality, Refusal, STILL_NS_MAX, Strictness, Terms, Turn, can,
+    delay_ns, here, there, tpipe,
 };
 use farbus_io::sys::scheduling::{Policy, Reservation, now_ns, sleep_until};
 use farbus_model::Direction;
@@ -34,11 +36,14 @@ fn quality(per_s: u64, messages: u64, execution_ns: u64) -> Quality {
 }
 
 fn adapter(settings: &str, rates: &[Option<u32>], strictness: Strictness) -> Result<Arc<Endpoint>, PipeError> {
+    adapter_on(&Processors::anywhere(strictness), settings, rates)
+}
+
+fn adapter_on(processors: &Processors, settings: &str, rates: &[Option<u32>]) -> Result<Arc<Endpoint>, PipeError> {
     let settings: Settings = settings.parse().unwrap();
     let mut device = here(Can::device(&settings)).unwrap();
     let shape = can::set_up(&mut device, rates, can::ROOM).unwrap();
-    let processors = Processors::anywhere(strictness);
-    Endpoint::open(device.into_port().into_way(), shape, &processors, Terms::HERE).map(Arc::new)
+    Endpoint::open(device.into_port().into_way(), shape, processors, Terms::HERE).map(Arc::new)
 }
 
 const fn end(channel: usize, direction: Direction) -> End {
@@ -100,8 +105,8 @@ fn five_channels_come_through_five_pipes_and_nothing_is_lost() {
         tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default()).unwrap()
     };
     let pipes: Vec<_> = (0..5).map(open).collect();
-    // Half of the time in which the adapter's room fills: 64 frames of 6,006 a second.
-    assert_eq!(endpoint.period_ns(), 64 * SECOND_NS / TABLE_7.iter().sum::<u64>() / 2);
+    // Half of the time in which the adapter's room fills, 64 frames of 6,006 a second, while the processor stands still for the rest of it.
+    assert_eq!(endpoint.period_ns(), (64 * SECOND_NS / TABLE_7.iter().sum::<u64>() - STILL_NS_MAX) / 2);
     thread::sleep(Duration::from_secs(3));
     let is_promised = endpoint.granted().warnings.is_empty();
     let was_in_time = canary.was_in_time() && is_promised;
@@ -172,6 +177,82 @@ fn what_cannot_be_is_refused_with_its_reason_and_takes_nothing() {
     assert!(matches!(input(0, quality(1, 1, 1)), PipeError::Taken(0)));
     drop(pipe);
     drop(open(0, Direction::In, quality(500, 10, 1_000_000)).unwrap());
+}
+
+#[test]
+fn who_is_refused_or_denied_leaves_a_pipe_beside_him_alone() {
+    let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
+    let canary = Canary::start();
+    let open = |channel, quality| tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default());
+    let innocent = open(1, quality(1200, 24, 1_000_000)).unwrap();
+    let before = (innocent.bound_ns(), endpoint.period_ns());
+    let until = now_ns() + SECOND_NS;
+    while now_ns() < until {
+        let refused = |quality| open(0, quality).map(drop).unwrap_err();
+        assert!(matches!(refused(quality(1_000_000_000, 10, 1)), PipeError::Quality(Refusal::Throughput { .. })));
+        assert!(matches!(refused(quality(1000, 1, 2_000_000)), PipeError::Quality(Refusal::Execution { .. })));
+        let hasty = Quality { latency_ns: 1_000_000, ..quality(20, 1, 1000) };
+        assert!(matches!(refused(hasty), PipeError::Period { .. }));
+        assert!(matches!(refused(quality(1000, 10, 9_000_000)), PipeError::Processor(_)));
+        // The kernel denies a thread more than there is of all processors.
+        thread::spawn(|| {
+            let [budget, period] = [Duration::from_millis(200), Duration::from_millis(100)];
+            let denied = Reservation::take(&[Policy::Deadline { budget, period }]);
+            assert_eq!((denied.policy(), denied.denied().len()), (Policy::Ordinary, 1));
+        })
+        .join()
+        .unwrap();
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!((innocent.bound_ns(), endpoint.period_ns()), before, "what is promised stays what it is");
+    let was_in_time = canary.was_in_time() && endpoint.granted().warnings.is_empty();
+    let (seen, report) = innocent.stop();
+    assert!(report.messages > 0 && report.jobs.jumps == 0, "{report:?}");
+    if was_in_time {
+        assert_eq!((seen.unwrap().gaps, report.lost), (0, 0), "{report:?}");
+    }
+}
+
+#[test]
+fn what_is_shared_and_pipes_of_the_same_process_have_the_same_processors() {
+    let share = Share::default();
+    let processors = thread::available_parallelism().unwrap().get();
+    let on = |owner: &str| Processors::anywhere(Strictness::None).beside(share.beside(owner)).unwrap();
+    let adapter = || adapter_on(&on("pipes of this test"), "traffic=10", &RATES[..1]);
+    // Another process has all of them, but for a quarter of the last.
+    let (lease, theirs) = UnixStream::pair().unwrap();
+    let mut all = vec![(100, 100); processors - 1];
+    all.push((75, 100));
+    assert!(matches!(share.promises().keep("another process", &all, theirs.into()), Answer::Ok(_)));
+    let refused = adapter().map(drop).unwrap_err();
+    assert!(matches!(refused, PipeError::Promised(_)), "{refused}");
+    assert!(
+        refused.to_string().contains("are missing") && refused.to_string().contains("'farbus status'"),
+        "{refused}"
+    );
+    drop(lease);
+    let until = now_ns() + 20 * SECOND_NS;
+    let endpoint = loop {
+        match adapter() {
+            Ok(endpoint) => break endpoint,
+            Err(error) if now_ns() > until => panic!("nobody has them any more: {error}"),
+            Err(_) => thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let pipe = tpipe(&endpoint, end(0, Direction::In), quality(400, 40, 40_000_000), count, Seen::default()).unwrap();
+    // It has 40 % and its receiving thread 15 %: less than a whole one is left of one of them.
+    let (_lease, theirs) = UnixStream::pair().unwrap();
+    let whole = vec![(100, 100); processors];
+    let Answer::Failed(refused) = share.promises().keep("another process", &whole, theirs.into()) else {
+        panic!("it was promised twice")
+    };
+    assert!(refused.message.contains("are missing"), "{refused:?}");
+    drop((pipe, endpoint));
+    let (_lease, theirs) = UnixStream::pair().unwrap();
+    assert!(
+        matches!(share.promises().keep("another process", &whole, theirs.into()), Answer::Ok(_)),
+        "all is given back"
+    );
 }
 
 #[test]

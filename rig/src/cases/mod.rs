@@ -17,6 +17,7 @@ mod link;
 mod list;
 mod nbd;
 mod pair;
+mod pipe;
 mod redir;
 mod redir_hosts;
 mod reset;
@@ -37,6 +38,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         keyboard::CASES,
         audio::CASES,
         can::CASES,
+        pipe::CASES,
         bridge::CASES,
         testusb::CASES,
         redir::CASES,

@@ -193,13 +193,15 @@ impl Scenario {
         let counts = endpoint.counts();
         let granted = endpoint.granted();
         let receiver = format!(
-            "receiver each {:.3} ms, {}{}: {} jobs, {} missed, {} late",
+            "receiver each {:.3} ms, {}{}: {} jobs, {} missed, {} late, {} too long, {:.1} ms between two at the most",
             receiver_ns as f64 / 1e6,
             granted.policy.split(' ').next().unwrap_or_default(),
             if granted.warnings.is_empty() { "" } else { " (less than was asked for)" },
             counts.jobs.ran,
             counts.jobs.missed,
             counts.jobs.late,
+            counts.jobs.overruns,
+            counts.jobs.apart_ns as f64 / 1e6,
         );
         let (seen, reports): (Vec<_>, Vec<_>) = pipes.into_iter().map(Pipe::stop).unzip();
         drop(busy);

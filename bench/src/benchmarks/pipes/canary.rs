@@ -11,13 +11,14 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use farbus::tuned::scheduling::{Policy, Reservation, now_ns, sleep_until};
+use farbus::tuned::{
+    STILL_NS_MAX,
+    scheduling::{Policy, Reservation, now_ns, sleep_until},
+};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Threads that spin, on each processor.
-pub const SPINNERS: usize = 4;
-/// A canary that woke later than this saw the machine stand still.
-const GAP_NS_MAX: u64 = 5_000_000;
+/// Threads that spin, on each processor. With four the kernel's own fairness kept an ordinary thread in time, too, where nothing else ran.
+pub const SPINNERS: usize = 12;
 const INTERVAL_NS: u64 = 1_000_000;
 /// What a gap left behind is through after this: the longest period of a pipe here, twice.
 const AFTERMATH_NS: u64 = 700_000_000;
@@ -85,7 +86,8 @@ fn watch(cpu: usize, is_over: &AtomicBool, gaps: &Mutex<Vec<Gap>>, tell: &mpsc::
         sleep_until(due_ns);
         let end_ns = now_ns();
         let long_ns = end_ns.saturating_sub(due_ns);
-        if long_ns > GAP_NS_MAX {
+        // Beyond what the pipes allow for.
+        if long_ns > STILL_NS_MAX {
             gaps.lock().unwrap_or_else(PoisonError::into_inner).push(Gap { end_ns, long_ns });
         }
     }

@@ -1,5 +1,6 @@
 //! How a process gets at what needs rights: by itself, or by the half that kept them.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -10,16 +11,19 @@ use std::time::Duration;
 use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
 use farbus_io::link::{Link, LinkError};
 use farbus_io::store::{FileStore, frames};
+use farbus_io::sys::cpuset;
 use farbus_io::sys::vhci::{Port, Vhci};
 use farbus_model::Speed;
 use serde_json::Value;
 
 use super::line::Broker;
 use super::protocol::{MountedAt, Question, in_ms};
-use crate::control::{Question as OwnerQuestion, ask_all};
+use crate::control::{Question as OwnerQuestion, ask_all, running};
 use crate::place::{Entrance, Place};
+use crate::promises::ask_for;
 use crate::reach;
 use crate::swap::journal;
+use crate::tuned::{Processors, Strictness};
 
 /// Whoever acts for a process.
 #[derive(Clone, Debug, Default)]
@@ -182,6 +186,52 @@ impl Hands {
         match self {
             Hands::Own => Vhci::open().and_then(|vhci| vhci.detach(port)).map_err(io::Error::other),
             Hands::Through(broker) => broker.ask::<Value>(&Question::Unplug { port: port.0 }, None).map(|_| ()),
+        }
+    }
+
+    /// The processes that answer their owner here.
+    ///
+    /// # Errors
+    /// If they cannot be found.
+    pub fn running(&self) -> io::Result<BTreeSet<u32>> {
+        match self {
+            Hands::Own => running(),
+            Hands::Through(broker) => broker.ask(&Question::Running, None).map(|(running, _)| running),
+        }
+    }
+
+    /// Tells these processes what `owner` is to have of this host's processors while the other end of `lease` is open: who refused, and why.
+    ///
+    /// # Errors
+    /// If nobody can be asked.
+    pub fn promise(
+        &self,
+        owner: &str,
+        whom: &BTreeSet<u32>,
+        reserves: Vec<(u64, u64)>,
+        lease: BorrowedFd<'_>,
+    ) -> io::Result<Vec<(u32, String)>> {
+        match self {
+            Hands::Own => Ok(ask_for(owner, whom, &reserves, lease)),
+            Hands::Through(broker) => {
+                let question = Question::Promise { whom: whom.clone(), reserves };
+                broker.ask(&question, Some(lease)).map(|(refused, _)| refused)
+            }
+        }
+    }
+
+    /// Processors of its own, taken from everybody else until the process ends.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub fn processors(&self, cpus: &[usize], strictness: Strictness) -> io::Result<Processors> {
+        match self {
+            Hands::Own => Processors::exclusive(cpus, strictness).map_err(io::Error::other),
+            Hands::Through(broker) => {
+                let take = |&cpu: &usize| Ok(cpuset::Entrance::passed(cpu, broker.processor(cpu)?));
+                let entrances = cpus.iter().map(take).collect::<io::Result<_>>()?;
+                Ok(Processors::kept_elsewhere(entrances, strictness))
+            }
         }
     }
 

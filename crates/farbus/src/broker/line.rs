@@ -113,6 +113,14 @@ impl Broker {
         self.ask_for_descriptor(&Question::OpenUsb { bus, device })
     }
 
+    /// The way to a processor that is taken from everybody else until we end.
+    ///
+    /// # Errors
+    /// What the system or the mandate says against it.
+    pub fn processor(&self, cpu: usize) -> io::Result<OwnedFd> {
+        self.ask_for_descriptor(&Question::Processor { cpu })
+    }
+
     /// Another process had this device open: that is what is used of it here.
     ///
     /// # Errors

@@ -24,6 +24,12 @@ pub struct Mandate {
     pub frames: Vec<PathBuf>,
     /// Which hosts (`HOST:PORT`) may be connected to.
     pub hosts: Vec<String>,
+    /// In whose name this host's processors may be promised.
+    pub promises: Option<String>,
+    /// Which processors may be taken from everybody else.
+    pub processors: Vec<usize>,
+    /// Programs that the other half has started, to be ended when it is gone.
+    pub programs: Vec<u32>,
     /// Whether a device may be plugged into this machine's kernel.
     pub plugs: bool,
     /// Where programs that use a device may be listened for.

@@ -1,5 +1,6 @@
 //! What the two halves say to each other: JSON, a message each way, and a descriptor with it.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -63,6 +64,17 @@ pub(super) enum Question {
     Explain {
         user: String,
         reason: String,
+    },
+    /// Which processes answer their owner here.
+    Running,
+    /// Tells these what is promised of this host's processors in the owner's name; the end of a lease comes along.
+    Promise {
+        whom: BTreeSet<u32>,
+        reserves: Vec<(u64, u64)>,
+    },
+    /// A processor of its own.
+    Processor {
+        cpu: usize,
     },
     MayPlug,
     Plug {

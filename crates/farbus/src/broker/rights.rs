@@ -14,11 +14,13 @@ use std::time::Duration;
 
 use farbus_io::frontend::fuse::{Keeper, Mounter, OwnMounter};
 use farbus_io::store::{FileStore, frames};
+use farbus_io::sys::cpuset::Exclusive;
 use farbus_io::sys::passing::Passage;
 use farbus_io::sys::vhci::{Port, Vhci};
 use farbus_io::usb::Inventory;
 use farbus_model::Speed;
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::warn;
@@ -28,8 +30,9 @@ use super::mandate::{Mandate, ReadConfig};
 use super::protocol::{Answer, Kind, Legacy, MountedAt, Question, to_json};
 use super::successor;
 use super::taken::Taken;
-use crate::control::{Question as OwnerQuestion, ask_all};
+use crate::control::{Question as OwnerQuestion, ask_all, running};
 use crate::place::{Place, SocketMode};
+use crate::promises::ask_for;
 use crate::reach;
 use crate::swap::journal;
 
@@ -65,6 +68,10 @@ struct Rights {
     mounts: Mutex<BTreeMap<u64, Mount>>,
     mount_numbers: AtomicU64,
     ports: Mutex<BTreeSet<u32>>,
+    /// The other half's programs: whatever has their numbers when it is gone, these are they.
+    programs: Vec<OwnedFd>,
+    /// What was taken from everybody else.
+    processors: Mutex<Vec<Exclusive>>,
     /// Paths that were listened at.
     sockets: Mutex<BTreeSet<PathBuf>>,
     lines: AtomicU64,
@@ -121,6 +128,9 @@ fn refused(what: String) -> io::Error {
 impl Rights {
     fn new(mandate: Mandate, read_config: ReadConfig) -> Self {
         let ports = mandate.ports.iter().copied().collect();
+        let pid_of = |&pid: &u32| Pid::from_raw(i32::try_from(pid).ok()?);
+        let open = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
+        let programs = mandate.programs.iter().filter_map(pid_of).filter_map(open).collect();
         Self {
             mandate: Mutex::new(mandate),
             read_config,
@@ -128,6 +138,8 @@ impl Rights {
             mounts: Mutex::default(),
             mount_numbers: AtomicU64::new(0),
             ports: Mutex::new(ports),
+            programs,
+            processors: Mutex::default(),
             sockets: Mutex::default(),
             lines: AtomicU64::new(0),
             program: PathBuf::new(),
@@ -216,6 +228,24 @@ impl Rights {
                 self.hold(!opened(&self.mandate).hosts.is_empty(), || "nothing is attached".to_owned())?;
                 ask_all(&OwnerQuestion::Explain { user, reason })?;
                 done(Value::Null)
+            }
+            Question::Running => {
+                self.hold(opened(&self.mandate).promises.is_some(), || "nobody is to be promised anything".to_owned())?;
+                done(json!(running()?))
+            }
+            Question::Promise { whom, reserves } => {
+                let owner = opened(&self.mandate).promises.clone();
+                let owner = owner.ok_or_else(|| refused("nobody is to be promised anything".into()))?;
+                let lease = fd.ok_or_else(|| refused("no lease came along".into()))?;
+                done(json!(ask_for(&owner, &whom, &reserves, lease.as_fd())))
+            }
+            Question::Processor { cpu } => {
+                let is_meant = opened(&self.mandate).processors.contains(&cpu);
+                self.hold(is_meant, || format!("processor {cpu} is not to be taken"))?;
+                let own = Exclusive::take(cpu).map_err(io::Error::other)?;
+                let entrance = own.entrance().map_err(io::Error::other)?;
+                opened(&self.processors).push(own);
+                passed(entrance.into_descriptor())
             }
             Question::MayPlug => {
                 self.hold(opened(&self.mandate).plugs, || "nothing is to be plugged in".to_owned())?;
@@ -376,6 +406,11 @@ impl Rights {
             }
         }
         std::mem::take(&mut *opened(&self.taken)).end();
+        opened(&self.processors).clear();
+        for program in &self.programs {
+            // One that has ended needs no more.
+            let _ = pidfd_send_signal(program, Signal::KILL);
+        }
     }
 }
 
@@ -424,6 +459,9 @@ mod tests {
             Question::OpenUsb { bus: 1, device: 2 },
             Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1 },
             Question::Explain { user: "127.0.0.1:1".into(), reason: "because".into() },
+            Question::Running,
+            Question::Promise { whom: BTreeSet::new(), reserves: Vec::new() },
+            Question::Processor { cpu: 0 },
             Question::MayPlug,
             Question::Plug { device_id: 1, speed: "high".into() },
             Question::Unplug { port: 0 },

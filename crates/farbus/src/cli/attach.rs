@@ -661,6 +661,7 @@ impl Shown {
             | Question::Swap { .. }
             | Question::SwapStatus { .. }
             | Question::SwapCancel { .. }
+            | Question::Promise { .. }
             | Question::Reload
             | Question::Restart { .. }
             | Question::Sleep { .. }

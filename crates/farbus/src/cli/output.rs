@@ -13,17 +13,24 @@ use crate::client::{Attribute, ClientError, FailureReport};
 pub struct Failure {
     attribute: Attribute,
     message: String,
+    /// Programs know already.
+    is_told: bool,
 }
 
 impl Failure {
     /// Something on this machine.
     pub fn local(message: impl fmt::Display) -> Self {
-        Self { attribute: Attribute::Local, message: message.to_string() }
+        Self { attribute: Attribute::Local, message: message.to_string(), is_told: false }
     }
 
     /// With another attribute.
     pub fn new(attribute: Attribute, message: impl fmt::Display) -> Self {
-        Self { attribute, message: message.to_string() }
+        Self { attribute, message: message.to_string(), is_told: false }
+    }
+
+    /// It is part of what was printed for programs.
+    pub fn told(self) -> Self {
+        Self { is_told: true, ..self }
     }
 
     /// As programs read it.
@@ -40,7 +47,7 @@ impl fmt::Display for Failure {
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
-        Self { attribute: error.attribute(), message: error.to_string() }
+        Self { attribute: error.attribute(), message: error.to_string(), is_told: false }
     }
 }
 
@@ -51,7 +58,7 @@ pub fn report(failure: &Failure, as_json: bool) -> ExitCode {
         Attribute::Local => eprintln!("farbus: {failure}"),
         other => eprintln!("farbus: {}: {failure}", other.as_str()),
     }
-    if as_json {
+    if as_json && !failure.is_told {
         // It was printable a moment ago.
         let _ = print_json(&serde_json::json!({ "failure": failure.report() }));
     }

@@ -120,6 +120,9 @@ fn say_more(device: &Value) {
     if let Ok(reservation) = serde_json::from_value::<ReservationStatus>(device["reservation"].clone()) {
         say(format!("{name}: {}", reservation.in_a_line()));
     }
+    if let Some(pipe) = device["pipe"].as_object() {
+        say(format!("{name}: {}", pipe_in_a_line(pipe)));
+    }
     if let Some(reason) = device["reason"].as_str() {
         say(format!("{name}: used for: {reason}"));
     }
@@ -128,6 +131,27 @@ fn say_more(device: &Value) {
     {
         say(format!("{name}: {attribute}: {message}"));
     }
+}
+
+/// What a tuned pipe has of a processor, and what became of what it promised.
+fn pipe_in_a_line(pipe: &serde_json::Map<String, Value>) -> String {
+    let number = |name: &str| pipe.get(name).and_then(Value::as_u64).unwrap_or_default();
+    let ms = |name: &str| format!("{}.{:03} ms", number(name) / 1_000_000, number(name) / 1000 % 1000);
+    let jobs = |name: &str| pipe.get("jobs").and_then(|jobs| jobs[name].as_u64()).unwrap_or_default();
+    format!(
+        "{} of a processor each {}, {}; {} late at the worst, {} so far; {} messages, {} lost; {} jobs, {} missed, {} late, {} too long",
+        ms("budget_ns"),
+        ms("period_ns"),
+        pipe.get("policy").and_then(Value::as_str).unwrap_or_default(),
+        ms("bound_ns"),
+        ms("worst_ns"),
+        number("messages"),
+        number("lost") + number("device_overruns"),
+        jobs("ran"),
+        jobs("missed"),
+        jobs("late"),
+        jobs("overruns"),
+    )
 }
 
 fn print_history(running: &[Value]) {

@@ -517,6 +517,12 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         question @ (Question::Swap { .. } | Question::SwapStatus { .. } | Question::SwapCancel { .. }) => {
             return super::swap::answer(share, question);
         }
+        Question::Promise { owner, reserves, files } => {
+            return match files.take() {
+                Ok([lease]) => share.promises().keep(&owner, &reserves, lease),
+                Err(error) => Answer::Refused(error.to_string()),
+            };
+        }
         Question::Type { device, text } => (device, Command::Type(text)),
         Question::Eject { device } => (device, Command::Eject),
         Question::Insert { device } => (device, Command::Insert),

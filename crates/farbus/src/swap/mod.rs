@@ -373,7 +373,7 @@ impl Files {
     /// If they did not come along.
     pub fn take<const COUNT: usize>(&self) -> io::Result<[std::os::fd::OwnedFd; COUNT]> {
         let files = std::mem::take(&mut *lock(&self.0));
-        files.try_into().map_err(|_| io::Error::other("descriptors have to come along: ask with 'farbus swap'"))
+        files.try_into().map_err(|_| io::Error::other("descriptors have to come along: ask with the farbus command"))
     }
 }
 

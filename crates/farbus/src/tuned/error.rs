@@ -17,6 +17,8 @@ pub enum PipeError {
     Quality(Refusal),
     /// No processor carries it by Equation 1.
     Processor(Overload),
+    /// The processors carry it no more beside what other processes of this host have of them; in words.
+    Promised(String),
     /// The period that follows from the buffers is none that a scheduler keeps.
     Period {
         /// Whose.
@@ -51,8 +53,10 @@ impl PipeError {
     /// Whose trouble it is.
     pub fn attribute(&self) -> Attribute {
         match self {
-            Self::Quality(_) | Self::Processor(_) | Self::Period { .. } | Self::Taken(_) => Attribute::Refused,
-            Self::Direction | Self::Channel { .. } | Self::Device(SetUpError::Unfit(_)) => Attribute::Refused,
+            Self::Quality(_) | Self::Processor(_) | Self::Promised(_) | Self::Period { .. } => Attribute::Refused,
+            Self::Taken(_) | Self::Direction | Self::Channel { .. } | Self::Device(SetUpError::Unfit(_)) => {
+                Attribute::Refused
+            }
             Self::Device(SetUpError::Device(RemoteError::Port(error))) | Self::Lost(error) => match error {
                 PortError::Gone => Attribute::Gone,
                 PortError::World(_) => Attribute::Network,
@@ -74,6 +78,10 @@ impl fmt::Display for PipeError {
             Self::Processor(overload) => {
                 write!(f, "{overload}\n  a larger buffer or a shorter execution time asks for less")
             }
+            Self::Promised(why) => write!(
+                f,
+                "the processors are others' as well: {why}\n  'farbus status' shows who has them; a larger buffer or a shorter execution time asks for less"
+            ),
             Self::Period { whose, period_ns, min_ns, max_ns } => {
                 write!(f, "{whose} would run each {period_ns} ns, and schedulers keep {min_ns} to {max_ns}\n  ")?;
                 let (more, what) = if period_ns < min_ns { ("larger", "longer") } else { ("smaller", "shorter") };

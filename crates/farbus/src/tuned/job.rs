@@ -20,6 +20,8 @@ pub struct Jobs {
     pub longest_ns: u64,
     /// Times that the clock jumped, and the thread began anew.
     pub jumps: u64,
+    /// The longest from the beginning of one of them to that of the next, in nanoseconds.
+    pub apart_ns: u64,
 }
 
 /// A job that begins.
@@ -42,6 +44,8 @@ pub struct Roster {
     table: Timetable,
     budget_ns: u64,
     jump: Option<Jump>,
+    /// When the last job began, if the clock has not jumped since.
+    last_ns: Option<u64>,
     counts: Jobs,
 }
 
@@ -49,7 +53,7 @@ impl Roster {
     /// The first job is due at once.
     pub fn new(reserve: Reserve) -> Self {
         let table = Timetable::new(now_ns(), reserve.period_ns);
-        Self { table, budget_ns: reserve.budget_ns, jump: None, counts: Jobs::default() }
+        Self { table, budget_ns: reserve.budget_ns, jump: None, last_ns: None, counts: Jobs::default() }
     }
 
     /// From the next job on it has this.
@@ -74,10 +78,14 @@ impl Roster {
             Tick::Jumped(jump) => {
                 self.counts.jumps += 1;
                 self.jump = Some(jump);
+                self.last_ns = None;
                 None
             }
             Tick::Due { release_ns, missed } => {
                 self.counts.missed += missed;
+                if let Some(last_ns) = self.last_ns.replace(now_ns) {
+                    self.counts.apart_ns = self.counts.apart_ns.max(now_ns - last_ns);
+                }
                 let began_ns = ran_ns();
                 Some(Job { now_ns, release_ns, missed, jump: self.jump.take(), began_ns })
             }
@@ -112,10 +120,11 @@ mod tests {
         let job = roster.look(1350).unwrap();
         assert_eq!((job.release_ns, job.missed), (1300, 2));
         let counts = roster.note(job, 1401, 11);
-        assert_eq!(counts, Jobs { ran: 2, missed: 2, late: 1, overruns: 1, longest_ns: 11, jumps: 0 });
+        assert_eq!(counts, Jobs { ran: 2, missed: 2, late: 1, overruns: 1, longest_ns: 11, jumps: 0, apart_ns: 330 });
         assert_eq!(roster.look(900), None, "the clock went back");
         let job = roster.look(1000).unwrap();
         assert_eq!((job.jump, roster.counts.jumps), (Some(Jump::Back { by_ns: 450 }), 1));
         assert_eq!(roster.look(1100).unwrap().jump, None, "said once");
+        assert_eq!(roster.counts.apart_ns, 330, "a jump is no time between two jobs");
     }
 }

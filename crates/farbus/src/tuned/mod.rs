@@ -38,7 +38,9 @@ mod way;
 pub use farbus_io::sys::scheduling;
 
 pub use codec::{Codec, Sorted, Whole};
-pub use endpoint::{CHANNELS_MAX, Endpoint, Granted, PERIOD_NS_MAX, PERIOD_NS_MIN, Received, Shape, Terms};
+pub use endpoint::{
+    CHANNELS_MAX, Endpoint, Granted, PERIOD_NS_MAX, PERIOD_NS_MIN, Received, STILL_NS_MAX, Shape, Terms,
+};
 pub use error::PipeError;
 pub use farbus_io::sys::pi_lock::PiLock;
 pub use farbus_realtime::pipe::{Quality, Refusal, Stage, worst_ns};
@@ -47,6 +49,6 @@ pub use farbus_realtime::vcpu::{Overload, Reserve};
 pub use inlet::Inlet;
 pub use opening::{delay_ns, here, there};
 pub use pipe::{End, Flow, Pipe, Report, Turn, tpipe};
-pub use processors::{Processors, Seat, Strictness};
+pub use processors::{Beside, Processors, Seat, Strictness};
 pub use unfit::SetUpError;
 pub use way::{Driven, InSession, Patient, Plain, Way};

@@ -4,9 +4,14 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farbus_io::sys::cpuset::{CpusetError, Exclusive};
+use farbus_io::sys::cpuset::{CpusetError, Entrance, Exclusive};
 use farbus_io::sys::scheduling::{LockedMemory, Policy, Reservation};
 use farbus_realtime::vcpu::{Overload, Reserve, admit};
+
+use super::error::PipeError;
+
+/// All of a processor.
+const WHOLE: Reserve = Reserve { budget_ns: 1_000_000, period_ns: 1_000_000 };
 
 /// What a thread of a pipe is asked for, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +24,15 @@ pub enum Strictness {
     None,
 }
 
+/// Who else promises time of the same processors: what is promised here is admitted there first.
+pub trait Beside: Send + Sync + 'static {
+    /// All that is promised here, in the place of what was.
+    ///
+    /// # Errors
+    /// Why not, in words: what was promised is promised still.
+    fn admit(&self, all: &[Reserve]) -> Result<(), String>;
+}
+
 /// Processors, and what was promised on them. Threads of one set of processors are admitted together.
 #[derive(Clone)]
 pub struct Processors(Arc<Inner>);
@@ -27,6 +41,7 @@ struct Inner {
     strictness: Strictness,
     places: Vec<Place>,
     ledger: Mutex<Ledger>,
+    beside: Option<Box<dyn Beside>>,
     /// Memory stays where it is while anybody has a promise; or why it does not.
     memory: Result<LockedMemory, String>,
 }
@@ -37,8 +52,8 @@ enum Place {
     /// most 1) is carried by m under global earliest-deadline-first too, which takes a sum of m - (m - 1) times its largest part
     /// (Goossens, Funk and Baruah, 2003).
     Anywhere,
-    /// On one processor that is nobody else's.
-    Own(Exclusive),
+    /// On one processor that is nobody else's, for as long as it is kept.
+    Own { entrance: Entrance, _kept: Option<Exclusive> },
 }
 
 #[derive(Default)]
@@ -66,8 +81,33 @@ impl Processors {
     /// # Errors
     /// [`CpusetError`]; those that were had already are given back.
     pub fn exclusive(cpus: &[usize], strictness: Strictness) -> Result<Self, CpusetError> {
-        let own = cpus.iter().map(|&cpu| Exclusive::take(cpu).map(Place::Own)).collect::<Result<Vec<_>, _>>()?;
+        let take = |&cpu: &usize| {
+            let kept = Exclusive::take(cpu)?;
+            Ok(Place::Own { entrance: kept.entrance()?, _kept: Some(kept) })
+        };
+        let own = cpus.iter().map(take).collect::<Result<Vec<_>, _>>()?;
         Ok(Self::over(own, strictness))
+    }
+
+    /// The same where another process has taken them, and keeps them.
+    pub fn kept_elsewhere(entrances: Vec<Entrance>, strictness: Strictness) -> Self {
+        let own = entrances.into_iter().map(|entrance| Place::Own { entrance, _kept: None });
+        Self::over(own.collect(), strictness)
+    }
+
+    /// The same where others promise time of them, too: of one of our own they have nothing, and of all together they have what we leave.
+    ///
+    /// # Errors
+    /// [`PipeError::Promised`] if they have promised what is our own.
+    pub fn beside(mut self, others: impl Beside) -> Result<Self, PipeError> {
+        let own = self.0.places.iter().filter(|place| place.own().is_some()).count();
+        if own > 0 {
+            others.admit(&vec![WHOLE; own]).map_err(PipeError::Promised)?;
+        }
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.beside = Some(Box::new(others));
+        }
+        Ok(self)
     }
 
     fn over(places: Vec<Place>, strictness: Strictness) -> Self {
@@ -75,7 +115,7 @@ impl Processors {
             Strictness::None => Err("nobody asked for it".to_owned()),
             _ => LockedMemory::take().map_err(|error| error.to_string()),
         };
-        Self(Arc::new(Inner { strictness, places, ledger: Mutex::default(), memory }))
+        Self(Arc::new(Inner { strictness, places, ledger: Mutex::default(), beside: None, memory }))
     }
 
     /// Where threads run, for people.
@@ -95,13 +135,14 @@ impl Processors {
     /// Promises `reserve` on the first processor that carries it by Equation 1.
     ///
     /// # Errors
-    /// [`Overload`] of the one that lacks least.
-    pub fn seat(&self, reserve: Reserve) -> Result<Seat, Overload> {
+    /// [`PipeError::Processor`] of the one that lacks least, [`PipeError::Promised`].
+    pub fn seat(&self, reserve: Reserve) -> Result<Seat, PipeError> {
         let mut ledger = self.ledger();
         let mut least = None;
         for place in 0..self.0.places.len() {
             match admit(&ledger.with(place, None, reserve), &[]) {
                 Ok(_) => {
+                    self.admit_beside(place, ledger.with(place, None, reserve))?;
                     ledger.next += 1;
                     let id = ledger.next;
                     ledger.seats.push((place, id, reserve));
@@ -118,7 +159,15 @@ impl Processors {
                 }
             }
         }
-        Err(least.expect("there is a processor"))
+        Err(least.expect("there is a processor").into())
+    }
+
+    /// Of one's own they have nothing in any case.
+    fn admit_beside(&self, place: usize, all: Vec<Reserve>) -> Result<(), PipeError> {
+        match (&self.0.places[place], &self.0.beside) {
+            (Place::Anywhere, Some(beside)) => beside.admit(&all).map_err(PipeError::Promised),
+            _ => Ok(()),
+        }
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -133,10 +182,10 @@ impl fmt::Debug for Processors {
 }
 
 impl Place {
-    fn own(&self) -> Option<&Exclusive> {
+    fn own(&self) -> Option<&Entrance> {
         match self {
             Place::Anywhere => None,
-            Place::Own(own) => Some(own),
+            Place::Own { entrance, .. } => Some(entrance),
         }
     }
 }
@@ -153,10 +202,12 @@ impl Seat {
     /// It is promised this from now on.
     ///
     /// # Errors
-    /// [`Overload`]; it is promised what it was.
-    pub fn change(&self, reserve: Reserve) -> Result<(), Overload> {
+    /// [`PipeError`] as [`Processors::seat`]; it is promised what it was.
+    pub fn change(&self, reserve: Reserve) -> Result<(), PipeError> {
         let mut ledger = self.processors.ledger();
-        admit(&ledger.with(self.place, Some(self.id), reserve), &[])?;
+        let all = ledger.with(self.place, Some(self.id), reserve);
+        admit(&all, &[])?;
+        self.processors.admit_beside(self.place, all)?;
         if let Some(seat) = ledger.seats.iter_mut().find(|(_, id, _)| *id == self.id) {
             seat.2 = reserve;
         }
@@ -199,7 +250,11 @@ pub fn said(reservation: &Reservation) -> Vec<String> {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.processors.ledger().seats.retain(|(_, id, _)| *id != self.id);
+        let mut ledger = self.processors.ledger();
+        ledger.seats.retain(|(_, id, _)| *id != self.id);
+        let left = ledger.seats.iter().filter(|(at, ..)| *at == self.place).map(|(.., reserve)| *reserve).collect();
+        // Less is always admitted; who does not answer any more has nothing to be told.
+        let _ = self.processors.admit_beside(self.place, left);
     }
 }
 
@@ -221,13 +276,43 @@ mod tests {
         let processors = Processors::anywhere(Strictness::None);
         let first = processors.seat(reserve(40_000, 100_000)).unwrap();
         let second = processors.seat(reserve(40_000, 100_000)).unwrap();
-        let Err(Overload::Demand(load)) = processors.seat(reserve(1_000, 100_000)) else { panic!("beyond the bound") };
+        let beyond = processors.seat(reserve(1_000, 100_000));
+        let Err(PipeError::Processor(Overload::Demand(load))) = beyond else { panic!("beyond the bound") };
         assert_eq!(load.demand_ppb, 810_000_000);
         assert!(second.change(reserve(60_000, 100_000)).is_err());
         drop(first);
         second.change(reserve(60_000, 100_000)).unwrap();
         assert!(processors.seat(reserve(22_000, 100_000)).is_ok());
-        assert!(matches!(processors.seat(reserve(2, 1)), Err(Overload::Reserve(_))));
+        assert!(matches!(processors.seat(reserve(2, 1)), Err(PipeError::Processor(Overload::Reserve(_)))));
+    }
+
+    /// What others leave, and what they were told last.
+    #[derive(Clone, Default)]
+    struct Others(Arc<Mutex<Vec<Reserve>>>);
+
+    impl Beside for Others {
+        fn admit(&self, all: &[Reserve]) -> Result<(), String> {
+            admit(&[all, &[reserve(30, 100)]].concat(), &[]).map_err(|overload| overload.to_string())?;
+            *self.0.lock().unwrap() = all.to_vec();
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_others_have_promised_of_the_same_processors_is_not_promised_again() {
+        let others = Others::default();
+        let told = || others.0.lock().unwrap().clone();
+        let processors = Processors::anywhere(Strictness::None).beside(others.clone()).unwrap();
+        let first = processors.seat(reserve(30, 100)).unwrap();
+        let Err(PipeError::Promised(why)) = processors.seat(reserve(40, 100)) else { panic!("beyond what is left") };
+        assert!(why.contains("missing"), "{why}");
+        assert_eq!(told(), [reserve(30, 100)], "and who is refused has nothing");
+        let second = processors.seat(reserve(10, 100)).unwrap();
+        assert!(matches!(second.change(reserve(40, 100)), Err(PipeError::Promised(_))));
+        drop(first);
+        assert_eq!(told(), [reserve(10, 100)]);
+        second.change(reserve(40, 100)).unwrap();
+        assert_eq!(told(), [reserve(40, 100)]);
     }
 
     #[test]

@@ -33,6 +33,7 @@ mod nbd_migrate;
 mod network;
 mod observe;
 mod owner;
+mod pipe;
 mod quic;
 mod redir;
 mod redir_links;

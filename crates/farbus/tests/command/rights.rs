@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::harness::{House, PATIENCE, has_fuse, wait_until};
 
 /// A line of a process's status.
-fn of_process(pid: &Value, field: &str) -> String {
+pub fn of_process(pid: &Value, field: &str) -> String {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).expect("Linux says so");
     line.trim().to_owned()

@@ -35,6 +35,8 @@ pub struct Needs {
     pub readable: Vec<PathBuf>,
     /// A folder of its own, in which it may do everything. Who owns the folder is who it becomes.
     pub state: Option<PathBuf>,
+    /// Deadlines for its threads, and memory that stays where it is: it keeps the two rights to these.
+    pub deadlines: bool,
     /// Datagrams to and from networks, as multicast DNS has them, and the list of this machine's networks.
     pub datagrams: bool,
 }
@@ -84,7 +86,7 @@ const NOBODY: u32 = 65534;
 /// # Errors
 /// [`ConfineError`] where a layer that may not be missing is refused; the process is then half confined and should end.
 pub fn confine(needs: &Needs) -> Result<Confinement, ConfineError> {
-    let user = become_somebody(needs.state.as_deref())?;
+    let user = become_somebody(needs)?;
     rustix::thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))?;
     let files = restrict_files(needs);
     restrict_calls(needs)?;
@@ -95,14 +97,17 @@ fn failed<E: fmt::Display>(what: &'static str) -> impl FnOnce(E) -> ConfineError
     move |error| ConfineError(format!("cannot {what}: {error}"))
 }
 
-fn become_somebody(state: Option<&Path>) -> Result<Option<String>, ConfineError> {
+fn become_somebody(needs: &Needs) -> Result<Option<String>, ConfineError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
+    }
+    if needs.deadlines {
+        rustix::thread::set_keep_capabilities(true).map_err(failed("keep the right to deadlines"))?;
     }
     // A machine without such a file, as a small guest is, has nobody all the same.
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let found = USERS.iter().find_map(|name| Some(((*name).to_owned(), account(&passwd, name)?)));
-    let (name, (uid, gid)) = match state {
+    let (name, (uid, gid)) = match needs.state.as_deref() {
         Some(state) => owner(state)?,
         None => found.unwrap_or_else(|| ("nobody".to_owned(), (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY)))),
     };
@@ -110,12 +115,11 @@ fn become_somebody(state: Option<&Path>) -> Result<Option<String>, ConfineError>
     rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed("leave root's group"))?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed("become another user"))?;
     // The change of user dropped them, unless root owns its state or somebody had told the kernel to keep them.
-    let none = CapabilitySets {
-        effective: CapabilitySet::empty(),
-        permitted: CapabilitySet::empty(),
-        inheritable: CapabilitySet::empty(),
-    };
-    rustix::thread::set_capabilities(None, none).map_err(failed("drop capabilities"))?;
+    // Memory that root locks is locked as it grows, and for everybody else there is a limit.
+    let for_deadlines = CapabilitySet::SYS_NICE | CapabilitySet::IPC_LOCK;
+    let kept = if needs.deadlines { for_deadlines } else { CapabilitySet::empty() };
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    rustix::thread::set_capabilities(None, sets).map_err(failed("drop capabilities"))?;
     Ok(Some(name))
 }
 
@@ -271,6 +275,9 @@ const STATE_CALLS: &[u32] = &[
     nr::__NR_flock,
 ];
 
+/// What deadlines ask for besides.
+const DEADLINE_CALLS: &[u32] = &[nr::__NR_sched_setattr, nr::__NR_sched_getattr, nr::__NR_munlockall];
+
 /// What datagrams ask for besides `socket`.
 const DATAGRAM_CALLS: &[u32] = &[nr::__NR_bind, nr::__NR_connect];
 /// Domain and kind of `socket(2)`: IPv4 and IPv6 datagrams, routing netlink, which lists networks, and what the C library asks
@@ -344,12 +351,14 @@ fn unknown_call(call: u32) -> Result<BpfProgram, seccompiler::BackendError> {
 
 fn allowed_calls(needs: &Needs) -> Result<BpfProgram, seccompiler::BackendError> {
     let state = STATE_CALLS.iter().chain(OLD_STATE_CALLS).filter(|_| needs.state.is_some());
+    let deadlines = DEADLINE_CALLS.iter().filter(|_| needs.deadlines);
     let datagrams = DATAGRAM_CALLS.iter().filter(|_| needs.datagrams);
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = CALLS
         .iter()
         .chain(OLD_CALLS)
         .chain(state)
         .chain(datagrams)
+        .chain(deadlines)
         .map(|&call| (i64::from(call), Vec::new()))
         .collect();
     if needs.datagrams {

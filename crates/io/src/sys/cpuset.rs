@@ -7,27 +7,34 @@
 //! |---|---|---|
 //! | its own domain | `cpuset.cpu_exclusive`, and the root's `cpuset.sched_load_balance` off | `cpuset.cpus.partition` = `root` |
 //! | others meanwhile | are not moved between processors by themselves | do not run on it |
-//! | who enters | a thread | the whole process |
+//! | who enters | a thread | the whole process: it has one processor of its own at the most |
 //!
 //! What was changed is as it was when the last of a process's sets is dropped. Who is killed leaves a set behind that says whose it was;
 //! the next one takes it away.
 
 use std::fmt;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-
-use super::scheduling::this_thread;
+use std::thread;
+use std::time::Duration;
 
 /// What the names of our sets begin with; the process and the processor follow.
 const NAME: &str = "farbus-";
+
+/// How often, and how long apart, a set is emptied of those who end.
+const TRIES: u32 = 100;
+const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
 /// Why there is no processor of one's own.
 #[derive(Debug)]
 pub enum CpusetError {
     /// The system has no cpusets, or none that we may make.
     None(String),
+    /// Version 2 keeps a process together, and it has one already.
+    Together,
     /// It has them, and did not let us have this.
     Denied {
         /// What was written where, or read.
@@ -41,6 +48,9 @@ impl fmt::Display for CpusetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CpusetError::None(why) => write!(f, "no cpusets: {why}"),
+            CpusetError::Together => f.write_str(
+                "no second processor of one's own: version 2 of control groups keeps a process together, on one of them",
+            ),
             CpusetError::Denied { what, error } => write!(f, "no processor of one's own: {what}: {error}"),
         }
     }
@@ -54,6 +64,39 @@ pub struct Exclusive {
     folder: PathBuf,
     home: Home,
     cpu: usize,
+}
+
+/// The way to a processor that somebody has taken. Whether one may go it was asked when it was opened.
+#[derive(Debug)]
+pub struct Entrance {
+    cpu: usize,
+    file: File,
+}
+
+impl Entrance {
+    /// It was opened in another process.
+    pub fn passed(cpu: usize, descriptor: OwnedFd) -> Self {
+        Self { cpu, file: descriptor.into() }
+    }
+
+    /// For another process.
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.file.into()
+    }
+
+    /// Which it leads to.
+    pub fn cpu(&self) -> usize {
+        self.cpu
+    }
+
+    /// The calling thread runs there from now on, and nowhere else; with version 2, its process.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn enter(&self) -> Result<(), CpusetError> {
+        // Zero is whoever writes it.
+        (&self.file).write_all(b"0").map_err(|error| denied(format!("enter processor {}", self.cpu), error))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,15 +129,18 @@ impl Exclusive {
         self.cpu
     }
 
-    /// The calling thread runs there from now on, and nowhere else.
+    /// The way there, for threads of whoever has it.
     ///
     /// # Errors
     /// What the system says.
-    pub fn enter(&self) -> Result<(), CpusetError> {
-        match self.home {
-            Home::One { .. } => write(&self.folder.join("tasks"), &this_thread().as_raw_nonzero().to_string()),
-            Home::Two { .. } => write(&self.folder.join("cgroup.procs"), &std::process::id().to_string()),
-        }
+    pub fn entrance(&self) -> Result<Entrance, CpusetError> {
+        let path = self.folder.join(match self.home {
+            Home::One { .. } => "tasks",
+            Home::Two { .. } => "cgroup.procs",
+        });
+        let file = File::options().write(true).open(&path);
+        let file = file.map_err(|error| denied(format!("open {}", path.display()), error))?;
+        Ok(Entrance { cpu: self.cpu, file })
     }
 
     fn take_one(root: &Path, cpu: usize) -> Result<Self, CpusetError> {
@@ -118,6 +164,11 @@ impl Exclusive {
         let own = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
         let procs = root.join(own).join("cgroup.procs");
         clear_after_the_dead(root, "cgroup.procs");
+        let ours = format!("{NAME}{}-", std::process::id());
+        let mut entries = fs::read_dir(root).into_iter().flatten().flatten();
+        if entries.any(|entry| entry.file_name().to_string_lossy().starts_with(&ours)) {
+            return Err(CpusetError::Together);
+        }
         // It stays on: others may have begun to use it meanwhile.
         write(&root.join("cgroup.subtree_control"), "+cpuset")?;
         let this = Self { folder: new_folder(root, cpu)?, home: Home::Two { procs }, cpu };
@@ -139,9 +190,14 @@ impl Drop for Exclusive {
             Home::One { tasks, .. } => ("tasks", tasks),
             Home::Two { procs } => ("cgroup.procs", procs),
         };
-        empty(&self.folder, own, back);
-        // What cannot be taken away is taken away by the next one.
-        let _ = fs::remove_dir(&self.folder);
+        // One that ends just now is in it for a moment more. What cannot be taken away is taken away by the next one.
+        for _ in 0..TRIES {
+            empty(&self.folder, own, back);
+            match fs::remove_dir(&self.folder) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(BETWEEN_TRIES),
+                _ => break,
+            }
+        }
         if let Home::One { balance, .. } = &self.home {
             let mut split = SPLIT.lock().unwrap_or_else(PoisonError::into_inner);
             split.0 = split.0.saturating_sub(1);
@@ -260,7 +316,7 @@ mod tests {
         let folder = own.folder.clone();
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                own.enter().unwrap();
+                own.entrance().unwrap().enter().unwrap();
                 let [budget, period] = [1, 100].map(Duration::from_millis);
                 let reservation = Reservation::take(&[Policy::Deadline { budget, period }]);
                 let cpus = rustix::thread::sched_getaffinity(None).unwrap();

@@ -125,6 +125,19 @@ impl Reservation {
         }
     }
 
+    /// Begins what was granted anew, if it is a deadline. Time that a hypervisor took while a thread ran counts as that thread's: it is in
+    /// debt for many periods then, and is kept from running until they are over. Whoever knows that he did not take it himself owes nothing.
+    pub fn renew(&mut self) {
+        if let policy @ Policy::Deadline { .. } = self.policy {
+            // Less is never denied. The kernel keeps what it had promised for the rest of the period, so that nobody else is given it.
+            let _ = set(Policy::Ordinary);
+            if let Err(denied) = set(policy) {
+                self.policy = Policy::Ordinary;
+                self.denied.push(denied);
+            }
+        }
+    }
+
     /// What was granted.
     pub fn policy(&self) -> Policy {
         self.policy
@@ -325,6 +338,19 @@ mod tests {
     }
 
     #[test]
+    fn a_deadline_that_begins_anew_owes_nothing() {
+        let wish = Policy::Deadline { budget: MS, period: 10 * MS };
+        apart(|| {
+            let mut reservation = Reservation::take(&[wish]);
+            let was = reservation.policy();
+            reservation.renew();
+            assert_eq!((reservation.policy(), reservation.denied().is_empty()), (was, was == wish));
+            let expected = if was == wish { libc::SCHED_DEADLINE } else { libc::SCHED_OTHER };
+            assert_eq!(policy_now(), expected);
+        });
+    }
+
+    #[test]
     fn without_the_capability_both_are_denied_with_what_to_do() {
         apart(|| {
             let mut sets = rustix::thread::capabilities(None).unwrap();
@@ -349,6 +375,27 @@ mod tests {
             let why: Vec<_> = reservation.denied().iter().map(|denied| denied.why).collect();
             assert_eq!(why, [Why::Range; 2]);
             assert_eq!(reservation.policy(), Policy::Ordinary);
+        });
+    }
+
+    #[test]
+    fn who_may_not_run_on_all_processors_of_his_domain_is_told_so() {
+        let cpus = rustix::thread::sched_getaffinity(None).unwrap();
+        if !may_reserve() || cpus.count() < 2 {
+            return assert_eq!(Reservation::take(&[]).policy(), Policy::Ordinary, "nothing to be had here");
+        }
+        apart(|| {
+            let first = (0..1024).find(|cpu| cpus.is_set(*cpu)).unwrap();
+            let mut one = rustix::thread::CpuSet::new();
+            one.set(first);
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
+            let wish = Policy::Deadline { budget: MS / 10, period: 100 * MS };
+            let reservation = Reservation::take(&[wish]);
+            // A domain may have been split by somebody who took a processor for himself.
+            match reservation.denied() {
+                [] => assert_eq!(reservation.policy(), wish),
+                denied => assert_eq!(denied, [Denied { policy: wish, why: Why::Affinity }]),
+            }
         });
     }
 

@@ -1,7 +1,7 @@
 //! Who has which part of which processor.
 //!
 //! Equation 1 is a test of one processor, so whoever comes is given one of them, the first that carries it beside those who have it.
-//! Whoever reserves by itself (a tuned pipe) enters here as well: [`Processors::enter`], by any name, and [`Processors::leave`].
+//! Whoever reserves by itself (a tuned pipe) enters here as well: [`Processors::enter_all`], by any name, and [`Processors::leave`].
 
 use farbus_realtime::vcpu::{Overload, Reserve, admit};
 
@@ -38,6 +38,21 @@ impl Processors {
         let entered = self.place(owner, reserve);
         if entered.is_err() {
             self.mains.extend(before);
+        }
+        entered
+    }
+
+    /// The same for several threads of one owner, in the place of all that he had; says of which each has a part.
+    ///
+    /// # Errors
+    /// [`Overload`] of the first that has no place; then he has what he had.
+    pub fn enter_all(&mut self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload> {
+        let before = self.clone();
+        self.leave(owner);
+        let entered: Result<Vec<usize>, Overload> =
+            reserves.iter().map(|&reserve| self.place(owner, reserve)).collect();
+        if entered.is_err() {
+            *self = before;
         }
         entered
     }
@@ -106,7 +121,16 @@ mod tests {
         assert_eq!(both.enter("c", reserve(30, 100)), Ok(0));
         assert!(both.enter("c", reserve(101, 100)).is_err());
         assert_eq!(both.entries().count(), 3, "and who is refused keeps what he had");
+        assert_eq!(
+            both.enter_all("e", &[reserve(1, 100), reserve(90, 100)]).map_err(|it| missing_ppb(&it) > 0),
+            Err(true)
+        );
+        assert_eq!(both.entries().count(), 3, "all of them or none");
         both.leave("b");
+        assert_eq!(both.enter("d", reserve(100, 100)), Ok(1));
+        both.leave("d");
+        assert_eq!(both.enter_all("f", &[reserve(60, 100), reserve(20, 100)]), Ok(vec![1, 0]));
+        assert_eq!(both.enter_all("f", &[]), Ok(vec![]));
         assert_eq!(both.enter("d", reserve(100, 100)), Ok(1));
     }
 }

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -40,9 +41,11 @@ impl Function {
         File::create(path).map(Self::Write).map_err(|error| format!("cannot write {}: {error}", path.display()))
     }
 
-    /// To a program.
-    pub fn feed(command: &str) -> Result<Self, String> {
-        let mut child = start(command, Stdio::piped(), Stdio::inherit())?;
+    /// To a program, whose standard output may be somebody else's.
+    pub fn feed(command: &str, has_no_output: bool) -> Result<Self, String> {
+        let error = || io::stderr().as_fd().try_clone_to_owned().map(Stdio::from);
+        let output = if has_no_output { error().map_err(|error| error.to_string())? } else { Stdio::inherit() };
+        let mut child = start(command, Stdio::piped(), output)?;
         let stdin = child.stdin.take().expect("it was asked for");
         never_wait(&stdin)?;
         Ok(Self::Feed { child, stdin, rest: Vec::new(), lost: 0 })
@@ -54,6 +57,14 @@ impl Function {
         let stdout = child.stdout.take().expect("it was asked for");
         never_wait(&stdout)?;
         Ok(Self::FedBy { child, stdout, message: vec![0; message_bytes], filled: 0 })
+    }
+
+    /// The process that does not end by itself when this is over.
+    pub fn program(&self) -> Option<u32> {
+        match self {
+            Self::FedBy { child, .. } => Some(child.id()),
+            _ => None,
+        }
     }
 
     /// It is over.
@@ -70,9 +81,12 @@ impl Function {
             }
             Self::FedBy { mut child, stdout, .. } => {
                 drop(stdout);
-                // One that is stopped before its end has no outcome.
-                let _ = child.kill();
-                child.wait().map(|_| ()).map_err(|error| format!("the program was lost: {error}"))
+                match child.kill() {
+                    // One that is stopped before its end has no outcome.
+                    Ok(()) => child.wait().map(|_| ()).map_err(|error| format!("the program was lost: {error}")),
+                    // We have no right to that any more: our other half ends it when we have ended.
+                    Err(_) => Ok(()),
+                }
             }
             Self::Write(file) => file.sync_all().map_err(|error| format!("the file is not whole: {error}")),
             Self::Count | Self::Forward(_) | Self::Numbers { .. } => Ok(()),
@@ -85,7 +99,7 @@ fn start(command: &str, stdin: Stdio, stdout: Stdio) -> Result<Child, String> {
     started.map_err(|error| format!("cannot start '{command}': {error}"))
 }
 
-fn never_wait(pipe: &impl std::os::fd::AsFd) -> Result<(), String> {
+fn never_wait(pipe: &impl AsFd) -> Result<(), String> {
     let flags = rustix::fs::fcntl_getfl(pipe).and_then(|flags| {
         rustix::fs::fcntl_setfl(pipe, flags | rustix::fs::OFlags::NONBLOCK) //
     });

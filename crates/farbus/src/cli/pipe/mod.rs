@@ -1,7 +1,9 @@
 //! `farbus pipe`: a device's data by a deadline.
 
 mod function;
+mod house;
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,29 +14,37 @@ use farbus_gadgets::can::Can;
 use farbus_gadgets::serial::Serial;
 use farbus_gadgets::zero::SourceSink;
 use farbus_host::RemoteDevice;
+use farbus_io::sys::confine::Needs;
 use farbus_model::{Device, Direction};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Failure;
+use super::confined::{give_rights_away, start_broker};
 use super::output::{print_json, say};
 use super::share::What;
-use crate::client::{Attribute, Client, Target};
+use crate::broker::{Hands, Mandate};
+use crate::client::{Attribute, Client, FailureReport, Target};
+use crate::control::Door;
 use crate::tuned::{
     End, Endpoint, Inlet, Patient, Pipe, PipeError, Processors, Quality, Received, Report, Shape, Strictness, Terms,
     can, delay_ns, here, there, tpipe,
 };
 use function::{Function, run_once};
+use house::{House, Shown};
 
 const NS_PER_S: u64 = 1_000_000_000;
+/// How often is looked who else promises processors by now.
+const GREETING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Run a function on a device's data each period, with a bound on their delay.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "From --rate, --buffer and --execution-us follow the period in which the buffer fills, whether the endpoint and a processor carry \
     it (see 'farbus plan pipe'), and how late a message is at the worst: said before it runs. In the end it is said what was kept. \
-    What comes is counted unless it is told where to go. The process keeps the rights it was started with: deadlines take CAP_SYS_NICE, \
-    without it a pipe runs and says that nothing is promised.\n\n\
+    What comes is counted unless it is told where to go. What other pipes, shares and the daemon have promised of the processors is theirs: a pipe \
+    has what is left, or is refused with what is missing ('farbus status' shows it while it runs). Deadlines take CAP_SYS_NICE: without it a pipe runs and says that nothing \
+    is promised. That, and CAP_IPC_LOCK, is all that is kept of the rights it was started with (--no-sandbox keeps them); programs that it starts have theirs.\n\n\
     Examples:\n  farbus pipe --here can,traffic=paper --can 500000,250000,500000,500000,500000 --channel 4 --rate 2752 --buffer 128 \\\n      \
     --execution-us 2000 --seconds 10           count the frames of an adapter's fifth bus\n  \
     farbus pipe lab3/can --can 500000 --rate 400 --buffer 16 --execution-us 500 --program 'candump-to-db'\n      \
@@ -49,7 +59,7 @@ const NS_PER_S: u64 = 1_000_000_000;
 )]
 pub struct Args {
     /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
-    #[arg(required_unless_present = "here", conflicts_with = "here")]
+    #[arg(required_unless_present = "here", conflicts_with = "here", value_parser = target)]
     target: Option<Target>,
     /// A device of this process, as 'farbus share' has them: can, zero or serial.
     #[arg(long, value_name = "DEVICE")]
@@ -96,9 +106,15 @@ pub struct Args {
     /// How long the network takes at the worst; without this, four times the longest of some round trips.
     #[arg(long, value_name = "US")]
     network_us: Option<u64>,
-    /// For programs: one object, when it has ended.
+    /// Keep the rights it was started with.
+    #[arg(long)]
+    no_sandbox: bool,
+    /// For programs: one object on standard output, when it has ended. What --program prints goes to standard error then.
     #[arg(long)]
     pub json: bool,
+    /// The same object into this file, and standard output is that of --program.
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    report: Option<PathBuf>,
 }
 
 /// What was promised, and what became of it.
@@ -114,6 +130,9 @@ struct Outcome {
     forward_bound_ns: Option<u64>,
     pipes: Vec<Report>,
     is_kept: bool,
+    /// Why it ended before its time, or what was not kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<FailureReport>,
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
@@ -126,48 +145,78 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         "none" => Strictness::None,
         _ => Strictness::Deadline,
     };
+    let report = args.report.as_ref().map(|path| created(path)).transpose()?;
+    // Programs are started before anybody has a deadline, or no rights: such a thread may not.
+    let functions = args.functions()?;
+    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    let targets = || [&args.target, &args.forward].into_iter().flatten();
+    let mandate = Mandate {
+        remove: vec![door.path().to_owned()],
+        hosts: targets().map(|target| target.address.clone()).collect(),
+        promises: Some(house::owner()),
+        processors: args.cpus.clone(),
+        programs: functions.iter().filter_map(Function::program).collect(),
+        ..Mandate::default()
+    };
+    let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
+    let target = args.target.as_ref().map(|target| client_for(target, &hands)).transpose()?;
+    let forward = args.forward.as_ref().map(|target| client_for(target, &hands)).transpose()?;
     let processors = match args.cpus.as_slice() {
         [] => Processors::anywhere(strictness),
-        cpus => Processors::exclusive(cpus, strictness)
+        cpus => hands
+            .processors(cpus, strictness)
             .map_err(|error| Failure::local(format!("{error}\n  without --cpus all processors are used together")))?,
     };
-    // Programs are started before anybody has a deadline: such a thread may not.
-    let functions = args.functions()?;
-    let endpoint = match &args.here {
-        Some(what) => args.open_here(what, &processors)?,
-        None => args.open_there(args.target.as_ref().expect("clap asks for one of both"), &processors)?,
+    // From here on whatever a stranger says is read without rights, but for that to deadlines.
+    if !args.no_sandbox {
+        give_rights_away(&Needs { deadlines: true, ..Needs::default() })?;
+    }
+    let house = House::new(hands);
+    let processors = processors.beside(house.clone()).map_err(refused)?;
+    let (name, host) = args.names();
+    let shown = Arc::new(Shown::new(name, host, &house, Arc::clone(&is_over)));
+    let for_door = Arc::clone(&shown);
+    door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    let endpoint = match (&args.here, &target) {
+        (Some(what), _) => args.open_here(what, &processors)?,
+        (None, Some(target)) => args.open_there(target, &processors)?,
+        (None, None) => unreachable!("clap asks for one of both"),
     };
-    let forward = args.forward.as_ref().map(|target| args.open_there(target, &processors)).transpose()?;
+    let forward = forward.as_ref().map(|target| args.open_there(target, &processors)).transpose()?;
     let quality = args.quality(&endpoint);
     let inlet = forward.as_ref().map(|to| Inlet::open(to, 0, &quality).map(Arc::new)).transpose().map_err(refused)?;
     let direction = if args.out { Direction::Out } else { Direction::In };
-    let mut pipes = Vec::new();
     for (&channel, mut function) in args.channel.iter().zip(functions) {
         if let Some(inlet) = &inlet {
             function = Function::Forward(Arc::clone(inlet));
         }
         let pipe = tpipe(&endpoint, End { channel, direction }, quality, run_once, function).map_err(refused)?;
-        pipes.push(pipe);
+        shown.pipes().push(pipe);
     }
-    let forward_bound_ns = inlet.as_ref().zip(pipes.first()).map(|(inlet, pipe)| {
+    let forward_bound_ns = inlet.as_ref().zip(shown.pipes().first()).map(|(inlet, pipe)| {
         let stages = [pipe.stages().as_slice(), &inlet.stages()].concat();
         crate::tuned::worst_ns(&stages)
     });
     if !args.json {
-        describe(&processors, &endpoint, &pipes, forward_bound_ns);
+        args.describe(&processors, &endpoint, &shown.pipes(), forward_bound_ns);
     }
     let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let mut greeted = Instant::now();
     while !is_over.load(Ordering::Relaxed)
         && until.is_none_or(|until| Instant::now() < until)
         && endpoint.end().is_none()
-        && !pipes.iter().all(Pipe::is_ended)
+        && !shown.pipes().iter().all(Pipe::is_ended)
     {
         thread::sleep(Duration::from_millis(20));
+        if greeted.elapsed() > GREETING_INTERVAL {
+            house.greet().iter().for_each(|refused| eprintln!("farbus: warning: promised twice: {refused}"));
+            greeted = Instant::now();
+        }
     }
-    let reports: Vec<Report> = pipes.iter().map(Pipe::report).collect();
+    let reports: Vec<Report> = shown.pipes().iter().map(Pipe::report).collect();
     let receiver = endpoint.counts();
     let is_kept = reports.iter().all(Report::is_kept) && inlet.as_ref().is_none_or(|inlet| inlet.lost() == 0);
-    let outcome = Outcome {
+    let mut outcome = Outcome {
         processors: processors.described(),
         memory_not_locked: processors.unlocked().map(str::to_owned),
         receiver_period_ns: endpoint.period_ns(),
@@ -175,25 +224,51 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         forward_bound_ns,
         pipes: reports,
         is_kept,
+        failure: None,
     };
-    let arguments: Vec<Function> = pipes.into_iter().filter_map(|pipe| pipe.stop().0).collect();
-    if args.json {
-        print_json(&outcome)?;
-    } else {
-        outcome.pipes.iter().for_each(conclude);
-    }
-    for function in arguments {
-        function.finish().map_err(Failure::local)?;
-    }
-    if let Some(error) = endpoint.end() {
-        return Err(Failure::new(PipeError::Lost(error.clone()).attribute(), error));
-    }
-    match is_kept {
-        true => Ok(()),
-        false => Err(Failure::local(
+    let pipes = std::mem::take(&mut *shown.pipes());
+    let functions: Vec<Function> = pipes.into_iter().filter_map(|pipe| pipe.stop().0).collect();
+    let finished = functions.into_iter().map(Function::finish).fold(Ok(()), Result::and).map_err(Failure::local);
+    let lost = endpoint.end().map(|error| Failure::new(PipeError::Lost(error.clone()).attribute(), error));
+    let result = match (finished, lost) {
+        (Err(failure), _) | (Ok(()), Some(failure)) => Err(failure),
+        (Ok(()), None) if is_kept => Ok(()),
+        (Ok(()), None) => Err(Failure::local(
             "the promise was not kept: messages were lost or late\n  a larger --buffer, --policy deadline as root, or --cpus gives more",
         )),
+    };
+    outcome.failure = result.as_ref().err().map(Failure::report);
+    if let Some(file) = report {
+        serde_json::to_writer_pretty(file, &outcome).map_err(Failure::local)?;
     }
+    if args.json {
+        print_json(&outcome)?;
+        return result.map_err(Failure::told);
+    }
+    outcome.pipes.iter().for_each(|report| args.tell(conclusion(report)));
+    result
+}
+
+fn client_for<'a>(target: &'a Target, hands: &Hands) -> Result<(Client, &'a Target), Failure> {
+    Ok((Client::for_host(&target.address, hands.clone())?, target))
+}
+
+/// A device that is shared somewhere; one that is not is told how.
+fn target(text: &str) -> Result<Target, String> {
+    text.parse::<Target>().map_err(|error| match text.parse::<What>() {
+        Ok(What::Can(_) | What::Zero { .. } | What::Serial { .. }) => {
+            format!("'{text}' is not shared anywhere yet: --here {text} makes it for this pipe alone")
+        }
+        Ok(what) => format!(
+            "'{text}' is not shared anywhere yet: 'farbus share {text}' offers it, and 'farbus pipe localhost/{}' takes it from there",
+            what.kind()
+        ),
+        Err(_) => error,
+    })
+}
+
+fn created(path: &std::path::Path) -> Result<File, Failure> {
+    File::create(path).map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))
 }
 
 fn refused(error: PipeError) -> Failure {
@@ -215,10 +290,52 @@ impl Args {
         }
     }
 
+    /// What it is called, and where it is.
+    fn names(&self) -> (String, String) {
+        match (&self.here, &self.target) {
+            (Some(what), _) => (what.kind().to_owned(), "here".to_owned()),
+            (None, Some(target)) => (target.device.clone(), target.address.clone()),
+            (None, None) => Default::default(),
+        }
+    }
+
+    /// For people: standard output is the program's if there is one.
+    fn tell(&self, line: impl std::fmt::Display) {
+        if self.program.is_some() { eprintln!("{line}") } else { say(line) }
+    }
+
+    fn describe(
+        &self,
+        processors: &Processors,
+        endpoint: &Endpoint,
+        pipes: &[Pipe<Function>],
+        forward_bound_ns: Option<u64>,
+    ) {
+        self.tell(format_args!("processors  {}", processors.described()));
+        self.tell(format_args!("receiver    each {}, {}", ms(endpoint.period_ns()), endpoint.granted().policy));
+        let mut warnings = endpoint.granted().warnings;
+        for pipe in pipes {
+            let Report { channel, direction, budget_ns, period_ns, bound_ns, granted, .. } = pipe.report();
+            let (budget, period, bound) = (ms(budget_ns), ms(period_ns), ms(bound_ns));
+            self.tell(format_args!(
+                "pipe {channel} {direction:<3}  {budget} each {period}, {bound} late at the worst, {}",
+                granted.policy
+            ));
+            warnings.extend(granted.warnings);
+        }
+        if let Some(bound_ns) = forward_bound_ns {
+            self.tell(format_args!("forwarded   {} late at the worst, over both devices", ms(bound_ns)));
+        }
+        warnings.extend(processors.unlocked().map(|why| format!("memory may be paged out: {why}")));
+        warnings.sort();
+        warnings.dedup();
+        warnings.iter().for_each(|warning| eprintln!("farbus: warning: {warning}"));
+    }
+
     fn functions(&self) -> Result<Vec<Function>, Failure> {
         let one = |_: &usize| match (&self.write, &self.program, self.out) {
             (Some(path), _, _) => Function::write(path),
-            (_, Some(command), false) => Function::feed(command),
+            (_, Some(command), false) => Function::feed(command, self.json),
             (_, Some(command), true) => Function::fed_by(command, self.message_bytes()),
             (None, None, false) => Ok(Function::Count),
             (None, None, true) => Ok(Function::Numbers { next: 0, message: vec![0; self.message_bytes()] }),
@@ -246,8 +363,12 @@ impl Args {
         self.endpoint(device, speed, processors, Terms::HERE)
     }
 
-    fn open_there(&self, target: &Target, processors: &Processors) -> Result<Arc<Endpoint>, Failure> {
-        let (mut device, speed) = there(&Client::default(), target)?;
+    fn open_there(
+        &self,
+        (client, target): &(Client, &Target),
+        processors: &Processors,
+    ) -> Result<Arc<Endpoint>, Failure> {
+        let (mut device, speed) = there(client, target)?;
         let delay = match self.network_us {
             Some(us) => us.saturating_mul(1000),
             None => delay_ns(&mut device).map_err(|error| Failure::new(Attribute::Device, error))?,
@@ -278,39 +399,18 @@ fn ms(ns: u64) -> String {
     format!("{}.{:03} ms", ns / 1_000_000, ns / 1000 % 1000)
 }
 
-fn describe(processors: &Processors, endpoint: &Endpoint, pipes: &[Pipe<Function>], forward_bound_ns: Option<u64>) {
-    say(format_args!("processors  {}", processors.described()));
-    say(format_args!("receiver    each {}, {}", ms(endpoint.period_ns()), endpoint.granted().policy));
-    let mut warnings = endpoint.granted().warnings;
-    for pipe in pipes {
-        let Report { channel, direction, budget_ns, period_ns, bound_ns, granted, .. } = pipe.report();
-        let (budget, period, bound) = (ms(budget_ns), ms(period_ns), ms(bound_ns));
-        say(format_args!(
-            "pipe {channel} {direction:<3}  {budget} each {period}, {bound} late at the worst, {}",
-            granted.policy
-        ));
-        warnings.extend(granted.warnings);
-    }
-    if let Some(bound_ns) = forward_bound_ns {
-        say(format_args!("forwarded   {} late at the worst, over both devices", ms(bound_ns)));
-    }
-    warnings.extend(processors.unlocked().map(|why| format!("memory may be paged out: {why}")));
-    warnings.sort();
-    warnings.dedup();
-    warnings.iter().for_each(|warning| eprintln!("farbus: warning: {warning}"));
-}
-
-fn conclude(report: &Report) {
+fn conclusion(report: &Report) -> String {
     let Report { channel, direction, messages, lost, device_overruns, worst_ns, jobs, .. } = report;
-    say(format_args!(
+    format!(
         "pipe {channel} {direction:<3}  {messages} messages, {lost} lost here, {device_overruns} overruns of the device, {} at the worst; {} jobs, \
-         {} missed, {} late, {} too long",
+         {} missed, {} late, {} too long, {} jumps of the clock",
         ms(*worst_ns),
         jobs.ran,
         jobs.missed,
         jobs.late,
-        jobs.overruns
-    ));
+        jobs.overruns,
+        jobs.jumps
+    )
 }
 
 #[cfg(test)]
@@ -328,7 +428,8 @@ mod tests {
         Line::try_parse_from(line.split_whitespace()).map(|line| line.args).map_err(|error| error.to_string())
     }
 
-    const USUAL: &str = "--rate 400 --buffer 16 --execution-us 500";
+    // This process is the tests', and goes on with its rights.
+    const USUAL: &str = "--rate 400 --buffer 16 --execution-us 500 --no-sandbox";
 
     #[test]
     fn a_device_is_here_or_there_and_what_comes_goes_one_way() {
@@ -354,7 +455,7 @@ mod tests {
         let (attribute, said) = refusal(&format!("pipe --here keyboard {USUAL} --policy none"));
         assert_eq!(attribute, Attribute::Refused);
         assert!(said.contains("'farbus pipe HOST/DEVICE'"), "{said}");
-        let line = "pipe --here can --can 500000 --rate 1000 --buffer 1 --execution-us 2000 --policy none";
+        let line = "pipe --here can --can 500000 --rate 1000 --buffer 1 --execution-us 2000 --policy none --no-sandbox";
         let (attribute, said) = refusal(line);
         assert_eq!(attribute, Attribute::Refused);
         assert!(said.contains("larger buffer"), "{said}");
@@ -363,7 +464,7 @@ mod tests {
 
     #[test]
     fn a_bus_is_counted_for_a_second() {
-        let line = "pipe --here can,traffic=10 --can 500000 --rate 400 --buffer 40 --execution-us 2000 --seconds 1";
+        let line = "pipe --here can,traffic=10 --can 500000 --rate 400 --buffer 40 --execution-us 2000 --seconds 1 --no-sandbox";
         // Whether it was in time is the machine's matter: it is told, one way or the other.
         if let Err(failure) = run(&read(line).unwrap()) {
             assert!(failure.to_string().starts_with("the promise was not kept"), "{failure}");

@@ -1,0 +1,179 @@
+//! A pipe among all that runs here: other processes that promise this host's processors to somebody are asked before a pipe is promised any,
+//! and `farbus status` finds it.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use farbus_realtime::vcpu::{Overload, Reserve};
+use farbus_session::reserve::Processors;
+use serde::Serialize;
+
+use crate::broker::Hands;
+use crate::cli::owner::ProcessStatus;
+use crate::control::{Answer, Question};
+use crate::promises::{Books, Promises};
+use crate::tuned::{Beside, Pipe, Report};
+
+/// All processes here that promise the processors' time, ourselves among them.
+#[derive(Clone)]
+pub struct House(Arc<Inner>);
+
+struct Inner {
+    owner: String,
+    hands: Hands,
+    state: Mutex<State>,
+    /// What we have, and those who asked us.
+    books: Arc<Mutex<Processors>>,
+}
+
+#[derive(Default)]
+struct State {
+    all: Vec<Reserve>,
+    /// What we have is ours at others while we have this.
+    lease: Option<UnixStream>,
+    asked: BTreeSet<u32>,
+}
+
+impl House {
+    /// Nothing is promised yet.
+    pub fn new(hands: Hands) -> Self {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let books = Arc::new(Mutex::new(Processors::new(processors)));
+        Self(Arc::new(Inner { owner: owner(), hands, state: Mutex::default(), books }))
+    }
+
+    /// Whoever began to promise something after we did hears what we have; what they said to it if they have not as much left.
+    pub fn greet(&self) -> Vec<String> {
+        let mut state = self.state();
+        let Some(all) = Some(state.all.clone()).filter(|all| !all.is_empty()) else { return Vec::new() };
+        let running = self.others();
+        state.asked.retain(|pid| running.contains(pid));
+        let new: Vec<u32> = running.difference(&state.asked).copied().collect();
+        if new.is_empty() {
+            return Vec::new();
+        }
+        // A lease has as many ends as there are who were given it: a new one is given to all.
+        match self.tell(&running, &all) {
+            Ok((lease, said)) => {
+                (state.lease, state.asked) = (Some(lease), running);
+                said.into_iter().filter(|(pid, _)| new.contains(pid)).map(|(pid, why)| in_words(pid, &why)).collect()
+            }
+            Err(why) => vec![why],
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells all of them; the other end of what they hold, and who refused.
+    fn tell(&self, whom: &BTreeSet<u32>, all: &[Reserve]) -> Result<(UnixStream, Vec<(u32, String)>), String> {
+        let (ours, theirs) = UnixStream::pair().map_err(|error| error.to_string())?;
+        let reserves = all.iter().map(|reserve| (reserve.budget_ns, reserve.period_ns)).collect();
+        let refused = self.0.hands.promise(&self.0.owner, whom, reserves, theirs.as_fd());
+        Ok((ours, refused.map_err(|error| error.to_string())?))
+    }
+
+    /// Everybody but us.
+    fn others(&self) -> BTreeSet<u32> {
+        let mut running = self.0.hands.running().unwrap_or_default();
+        running.remove(&std::process::id());
+        running
+    }
+}
+
+/// In whose name a pipe of this process is promised anything.
+pub fn owner() -> String {
+    format!("pipe {}", std::process::id())
+}
+
+fn in_words(pid: u32, why: &str) -> String {
+    format!("process {pid}: {why}")
+}
+
+impl Beside for House {
+    fn admit(&self, all: &[Reserve]) -> Result<(), String> {
+        let mut state = self.state();
+        let ours = |overload: Overload| format!("beside the pipes of others: {overload}");
+        self.0.books.enter(&self.0.owner, all).map_err(ours)?;
+        let running = self.others();
+        let (lease, refused) = self.tell(&running, all)?;
+        let Some((pid, why)) = refused.first() else {
+            (state.all, state.lease, state.asked) = (all.to_vec(), Some(lease), running);
+            return Ok(());
+        };
+        // Those who took it have what was before again; they had it a moment ago.
+        let before = state.all.clone();
+        let _ = self.0.books.enter(&self.0.owner, &before);
+        state.lease = self.tell(&running, &before).ok().map(|(lease, _)| lease);
+        Err(in_words(*pid, why))
+    }
+}
+
+/// Pipes that run, as others see them.
+pub struct Shown<A> {
+    /// Which device's.
+    pub name: String,
+    /// Where it is.
+    pub host: String,
+    since: Instant,
+    pipes: Mutex<Vec<Pipe<A>>>,
+    promises: Promises,
+    is_over: Arc<AtomicBool>,
+}
+
+/// A pipe in `farbus status`.
+#[derive(Serialize)]
+struct Status {
+    name: String,
+    title: String,
+    state: &'static str,
+    user: String,
+    used_s: f64,
+    pipe: Report,
+}
+
+impl<A: Send + 'static> Shown<A> {
+    /// These, until `is_over`.
+    pub fn new(name: String, host: String, house: &House, is_over: Arc<AtomicBool>) -> Self {
+        let promises = Promises::new(Arc::clone(&house.0.books));
+        Self { name, host, since: Instant::now(), pipes: Mutex::default(), promises, is_over }
+    }
+
+    /// The pipes.
+    pub fn pipes(&self) -> MutexGuard<'_, Vec<Pipe<A>>> {
+        self.pipes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers its owner, and those who want processors.
+    pub fn answer(&self, question: Question) -> Answer {
+        match question {
+            Question::Status => self.status(),
+            Question::Detach { device } if device.as_deref().is_none_or(|asked| asked == self.name) => {
+                self.is_over.store(true, Ordering::Relaxed);
+                Answer::Ok(serde_json::Value::Null)
+            }
+            Question::Promise { owner, reserves, files } => match files.take() {
+                Ok([lease]) => self.promises.keep(&owner, &reserves, lease),
+                Err(error) => Answer::Refused(error.to_string()),
+            },
+            _ => Answer::Unknown,
+        }
+    }
+
+    fn status(&self) -> Answer {
+        let status = |pipe: &Pipe<A>| {
+            let pipe = pipe.report();
+            let title = format!("tuned pipe, channel {} {}", pipe.channel, pipe.direction);
+            let (name, user, used_s) = (self.name.clone(), self.host.clone(), self.since.elapsed().as_secs_f64());
+            Status { name, title, state: if pipe.is_kept() { "kept" } else { "not kept" }, user, used_s, pipe }
+        };
+        let devices = self.pipes().iter().map(status).collect();
+        ProcessStatus { pid: std::process::id(), role: "pipe", address: self.host.clone(), devices }.answer()
+    }
+}

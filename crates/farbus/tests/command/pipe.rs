@@ -1,0 +1,192 @@
+//! Tuned pipes by the command: they share the processors with all that runs here, are seen by their owner, and say what became of them where
+//! programs look for it.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::harness::{House, Outcome, PATIENCE, Running, wait_until};
+use super::rights::of_process;
+
+/// Half of a processor, and what its receiving thread has.
+const HALF: [&str; 12] = [
+    "pipe",
+    "--here",
+    "can,traffic=10",
+    "--can",
+    "500000",
+    "--rate",
+    "400",
+    "--buffer",
+    "16",
+    "--execution-us",
+    "20000",
+    "--policy=none",
+];
+
+fn started(house: &House) -> Running {
+    let process = Running::start(house.command(&HALF));
+    process.has_line_before_its_end("pipe 0 in");
+    process
+}
+
+fn pipes(house: &House) -> Vec<Value> {
+    let status = house.json(&["status", "--json"]);
+    let processes = status.as_array().cloned().unwrap_or_default();
+    let pipes = processes.into_iter().filter(|process| process["role"] == "pipe");
+    pipes.flat_map(|process| process["devices"].as_array().cloned().unwrap_or_default()).collect()
+}
+
+fn object(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn the_processors_are_promised_once_whoever_asks() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let mut running = vec![started(&house)];
+    let seen = pipes(&house);
+    assert_eq!((seen.len(), &seen[0]["name"], &seen[0]["user"]), (1, &"can".into(), &"here".into()));
+    assert_eq!(seen[0]["pipe"]["budget_ns"], 20_000_000);
+    assert_eq!(seen[0]["pipe"]["period_ns"], 40_000_000);
+    assert!(house.run(&["status"]).stdout.contains("can: 20.000 ms of a processor each 40.000 ms"));
+    share.process.assert_logged("has parts of the processors");
+    // Each processor carries one such pipe, and the rest of some of them another's receiving thread: two a processor are too much for sure.
+    let refused = loop {
+        let mut another = Running::start(house.command(&HALF));
+        if another.has_line_before_its_end("pipe 0 in") {
+            running.push(another);
+            assert!(running.len() < 2 * processors, "{} of them on {processors} processors", running.len());
+        } else {
+            break Outcome { code: another.wait_for_end(PATIENCE), stdout: String::new(), stderr: another.log() };
+        }
+    };
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert!(refused.stderr.contains("the processors are others' as well"), "{refused:?}");
+    assert!(refused.stderr.contains("are missing") && refused.stderr.contains("'farbus status'"), "{refused:?}");
+    assert_eq!(pipes(&house).len(), running.len());
+    // One that is killed has said nothing to anybody.
+    drop(running.pop());
+    wait_until(PATIENCE, "its part is another's", || {
+        let mut another = Running::start(house.command(&[&HALF[..], &["--seconds", "1"]].concat()));
+        another.wait_for_end(PATIENCE) != Some(3)
+    });
+    // And one that is told to end does, with its outcome.
+    house.run(&["detach", "can"]);
+    for mut process in running {
+        assert!(process.wait_for_end(PATIENCE).is_some());
+    }
+    assert!(pipes(&house).is_empty());
+}
+
+/// Deadlines are asked for by the threads that have them, and that is all that is left to them.
+#[test]
+fn a_pipe_keeps_no_right_but_that_to_deadlines() {
+    let house = House::new();
+    let share = house.share(&["can,traffic=10"]);
+    let target = share.target("can");
+    let there: Vec<&str> = [&["pipe", &target], &HALF[3..9], &["--execution-us", "1000"]].concat();
+    let mut pipe = Running::start(house.command(&there));
+    let line = pipe.wait_for_line("pipe 0 in");
+    let status = house.json(&["status", "--json"]);
+    let process = status.as_array().unwrap().iter().find(|process| process["role"] == "pipe").expect("it runs");
+    let pid = &process["pid"];
+    assert_eq!((of_process(pid, "NoNewPrivs"), of_process(pid, "Seccomp")), ("1".into(), "2".into()));
+    if rustix::process::geteuid().is_root() {
+        let users = of_process(pid, "Uid");
+        assert!(users.split_whitespace().all(|uid| uid != "0"), "{users}");
+        // CAP_SYS_NICE and CAP_IPC_LOCK, where they are to be had.
+        let kept = u64::from_str_radix(&of_process(pid, "CapEff"), 16).unwrap();
+        assert_eq!(kept & !(1 << 23 | 1 << 14), 0, "{kept:x}");
+        assert_eq!(line.contains("deadline"), !pipe.log().contains("CAP_SYS_NICE"), "{line} {}", pipe.log());
+    }
+    pipe.signal(Signal::INT);
+    assert!(pipe.wait_for_line("messages").contains("pipe 0 in"));
+    assert!(pipe.wait_for_end(PATIENCE).is_some());
+    // A program that does not end by itself ends with its pipe.
+    let mark = house.path("alive");
+    let program = format!("echo $$ >{0}.new; mv {0}.new {0}; exec sleep 1000", mark.display());
+    let out = [&HALF[..], &["--out", "--program", &program, "--seconds", "1"]].concat();
+    let ended = house.run(&out);
+    assert!(ended.code == Some(0) || ended.stderr.contains("not kept"), "{ended:?}");
+    let program = fs::read_to_string(&mark).unwrap();
+    let is_there =
+        || fs::read_to_string(format!("/proc/{}/stat", program.trim())).is_ok_and(|stat| !stat.contains(") Z"));
+    wait_until(PATIENCE, "it ends as well", || !is_there());
+}
+
+#[test]
+fn one_that_stood_still_begins_anew_and_says_so() {
+    let house = House::new();
+    let start = |more: &[&str]| Running::start(house.command(&[&HALF[..10], &["1000"], &HALF[11..], more].concat()));
+    let mut other = start(&["--seconds", "6", "--json"]);
+    let mut stopped = start(&[]);
+    stopped.wait_for_line("pipe 0 in");
+    wait_until(PATIENCE, "both run", || pipes(&house).len() == 2);
+    stopped.signal(Signal::STOP);
+    // Longer than any scheduler is late: sixteen periods of 40 ms, and two seconds.
+    std::thread::sleep(Duration::from_secs(3));
+    stopped.signal(Signal::CONT);
+    let jumps = |pipe: &Value| pipe["pipe"]["jobs"]["jumps"].as_u64();
+    wait_until(PATIENCE, "it has seen it", || pipes(&house).iter().any(|pipe| jumps(pipe) > Some(0)));
+    stopped.signal(Signal::INT);
+    assert!(stopped.wait_for_line("jumps of the clock").contains(" 1 jumps"));
+    assert!(stopped.wait_for_end(PATIENCE).is_some());
+    // Who was not stopped has a clock that did not jump.
+    assert!(other.wait_for_line("\"jumps\": ").contains("\"jumps\": 0"));
+    assert!(other.wait_for_end(PATIENCE).is_some());
+}
+
+#[test]
+fn what_a_program_prints_and_what_became_of_its_pipe_are_kept_apart() {
+    let house = House::new();
+    let run = |more: &[&str]| {
+        let usual = ["pipe", "--here", "can,traffic=10", "--can", "500000", "--rate", "400", "--buffer", "40"];
+        house.run(&[&usual[..], &["--execution-us", "2000", "--policy", "none", "--seconds", "1"], more].concat())
+    };
+    const HELLO: &str = "echo hello; exec cat >/dev/null";
+    let told = run(&["--json", "--program", HELLO]);
+    let outcome = object(&told.stdout);
+    assert!(outcome["pipes"][0]["messages"].as_u64() > Some(0), "{told:?}");
+    assert!(told.stderr.lines().any(|line| line == "hello"), "{told:?}");
+    // Whether it was in time is the machine's matter: it is one object in either case.
+    assert_eq!(outcome["is_kept"] == true, told.code == Some(0), "{told:?}");
+    let report = house.path("report.json");
+    let printed = run(&["--report", report.to_str().unwrap(), "--program", HELLO]);
+    assert_eq!(printed.stdout, "hello", "{printed:?}");
+    assert!(printed.stderr.contains("late at the worst"), "{printed:?}");
+    assert!(object(&fs::read_to_string(&report).unwrap())["pipes"][0]["bound_ns"].as_u64() > Some(0));
+    let ended = run(&["--json", "--program", "exit 3"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(object(&ended.stdout)["failure"]["message"].as_str().unwrap().contains("the program ended"), "{ended:?}");
+    // What never began is a failure alone, as everywhere.
+    let refused = run(&["--json", "--rate", "1000000000"]);
+    assert!(refused.code == Some(2), "{refused:?}");
+}
+
+#[test]
+fn a_device_that_no_pipe_can_have_is_refused_with_what_to_type() {
+    let house = House::new();
+    let run = |device: &[&str]| {
+        let usual = ["--rate", "400", "--buffer", "16", "--execution-us", "500", "--policy", "none", "--seconds", "1"];
+        house.run(&[&["pipe"], device, &usual].concat())
+    };
+    let real = run(&["usb:1-1.4"]);
+    assert!(real.code == Some(2) && real.stderr.contains("'farbus share usb:1-1.4' offers it"), "{real:?}");
+    let here = run(&["zero,speed=full"]);
+    assert!(here.code == Some(2) && here.stderr.contains("--here zero,speed=full"), "{here:?}");
+    let other = run(&["--here", "keyboard"]);
+    assert!(other.code == Some(3) && other.stderr.contains("'farbus pipe HOST/DEVICE'"), "{other:?}");
+    let share = house.share(&["keyboard", "can"]);
+    let keyboard = run(&[&share.target("keyboard")]);
+    assert!(keyboard.code == Some(3) && keyboard.stderr.contains("'farbus attach"), "{keyboard:?}");
+    let no_can = run(&[&share.target("keyboard"), "--can", "500000"]);
+    assert!(no_can.code == Some(3) && no_can.stderr.contains("gs_usb"), "{no_can:?}");
+    let nobody = run(&[&share.target("nothing")]);
+    assert!(nobody.code == Some(4) && nobody.stderr.contains("but keyboard, can"), "{nobody:?}");
+    drop(share);
+}

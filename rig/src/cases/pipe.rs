@@ -1,0 +1,37 @@
+//! A tuned pipe on a processor of its own, where control groups are of version 2.
+
+use super::case::{Case, expect};
+use crate::Result;
+use crate::lab::{Boot, Client, Lab};
+
+pub(super) const CASES: &[Case] = &[Case {
+    name: "pipe-partition",
+    purpose: "`farbus pipe --cpus` makes a partition of version 2 of one processor, has its deadlines in it, and leaves nothing behind",
+    run: partition,
+}];
+
+fn partition(lab: &Lab) -> Result<String> {
+    let report = lab
+        .boot(&Boot {
+            script: include_str!("../../guest/pipe.sh"),
+            client: Client::Farbus,
+            processors: 2,
+            ..Boot::default()
+        })?
+        .finish()?;
+    let said = |word: &str| report.output.lines().find_map(|line| line.strip_prefix(word)).unwrap_or_default().trim();
+    for (word, expected) in [
+        ("partition ", "root"),
+        ("owns ", "1"),
+        ("inside ", "1"),
+        ("policies ", "6"),
+        ("left ", "0"),
+        ("effective ", "0-1"),
+        ("after-kill ", "root"),
+    ] {
+        expect(said(word) == expected, || format!("{word}is '{}', not {expected}:\n{}", said(word), report.output))?;
+    }
+    let messages = said("messages ").parse::<u64>().unwrap_or_default();
+    expect(messages > 0, || format!("nothing came:\n{}", report.output))?;
+    Ok(format!("{messages} messages, policy 6 (SCHED_DEADLINE) on processor 1 alone"))
+}
