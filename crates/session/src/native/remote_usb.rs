@@ -458,7 +458,7 @@ impl RemoteUsb {
         flight.is_withdrawing = false;
         if flight.is_answered {
             self.endpoints.leave(flight.endpoint);
-            self.slots.remove(tag);
+            self.slots.forget(tag);
             self.settle(done);
         }
         Ok(())
@@ -476,7 +476,7 @@ impl RemoteUsb {
         let (urb, head, data) = (flight.urb.take(), flight.head.take(), std::mem::take(&mut flight.data));
         if !flight.is_withdrawing {
             self.endpoints.leave(flight.endpoint);
-            self.slots.remove(tag);
+            self.slots.forget(tag);
         }
         let has_nothing = head.as_ref().is_some_and(|head| head.status == Status::Cancelled && head.actual == 0);
         if is_taken_back && has_nothing {
