@@ -18,6 +18,12 @@ use crate::{
 
 pub const NAME: &str = "native";
 
+/// From a key's report to what disks and cameras ask for, at the depths at which they ask.
+const SIZES: [usize; 6] = [64, 512, 4 << 10, 16 << 10, 64 << 10, 1 << 20];
+const DEPTHS: [usize; 3] = [1, 8, 32];
+/// Above this in flight, a queue that fills and drains counts in a short slice.
+const LARGE_BYTES: usize = 128 << 10;
+
 pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     if lab.subject != Subject::Farbus {
         bail!("only farbus speaks its own protocol");
@@ -28,9 +34,9 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let (link, device) = Client::default().enumerate(&target)?;
     let mut theirs = UsbLoad::over(RemotePort::new(link, device)?)?;
     let mut findings = Vec::new();
-    for (bytes, depth) in [(64, 1), (4096, 32), (128 * 1024, 32)] {
+    for (bytes, depth) in SIZES.into_iter().flat_map(|bytes| DEPTHS.map(|depth| (bytes, depth))) {
         for direction in Direction::BOTH {
-            let rules = if bytes > 4096 { lab.rules.with_long_slices() } else { lab.rules };
+            let rules = if bytes * depth > LARGE_BYTES { lab.rules.with_long_slices() } else { lab.rules };
             let contest = Contest::hold(
                 &rules,
                 &mut [

@@ -83,19 +83,22 @@ fn serve_session(
     cable.put(link)?;
     let mut attachments = 0;
     loop {
-        match cable.receive(session.lane_mut())? {
+        let received = cable.receive(session.lane_mut())?;
+        let mut now = clock.now();
+        match received {
             None => {}
             Some(0) => return Ok(()),
             Some(_) => {
                 let wrong = |reject| io::Error::new(io::ErrorKind::InvalidData, reject);
-                while session.advance(clock.now(), services).map_err(wrong)? {
+                while session.advance(now, services).map_err(wrong)? {
                     if !cable.is_blocked() {
                         cable.send(session.lane_mut(), clock)?;
                     }
+                    now = clock.now();
                 }
             }
         }
-        session.handle_ready(clock.now());
+        session.handle_ready(now);
         if std::mem::replace(&mut attachments, session.attachments()) != session.attachments() {
             cable.watch_anew()?;
             session.readiness().try_for_each(|readiness| cable.watch_device(readiness))?;

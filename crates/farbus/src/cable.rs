@@ -3,6 +3,7 @@
 //! A link comes and goes; what else the thread waits on stays. While the two ends talk, and nothing else can matter soon, the wait is the
 //! receive: two system calls a request, as without a session.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ pub(crate) struct Cable {
     /// Who is told of them.
     shown: Links,
     all: Gathering,
+    /// Whether there is anything but links in it.
+    has_others: Cell<bool>,
     /// Whether bytes came the last time that somebody looked.
     is_talking: bool,
     /// What came of a receive that was the wait.
@@ -86,7 +89,7 @@ impl Cable {
     /// The same; its links are shown by `shown`.
     pub fn shown_by(shown: Links) -> io::Result<Self> {
         let (all, further) = (Gathering::new()?, Vec::new());
-        Ok(Self { first: None, further, shown, all, is_talking: false, early: None })
+        Ok(Self { first: None, further, shown, all, has_others: Cell::new(false), is_talking: false, early: None })
     }
 
     /// What shows its links.
@@ -111,9 +114,22 @@ impl Cable {
     /// There is a link: the other end has been greeted on it.
     pub fn put(&mut self, link: Link) -> io::Result<()> {
         self.cut();
-        link.set_receive_timeout(Some(TALK_PAUSE))?;
         self.first = Some(self.strand(0, link)?);
-        Ok(())
+        self.limit_receive()
+    }
+
+    /// A receive that is the wait gives up only for the sake of what else is waited for: without that no timer is armed for each.
+    fn limit_receive(&self) -> io::Result<()> {
+        let time_max = self.has_others.get().then_some(TALK_PAUSE);
+        self.link().map_or(Ok(()), |link| link.set_receive_timeout(time_max))
+    }
+
+    /// There is more than links to wait for, or there is not any more.
+    fn note_others(&self, has_others: bool) -> io::Result<()> {
+        match self.has_others.replace(has_others) == has_others {
+            true => Ok(()),
+            false => self.limit_receive(),
+        }
     }
 
     fn strand(&self, number: u16, link: Link) -> io::Result<Strand> {
@@ -171,17 +187,20 @@ impl Cable {
 
     /// Waits for `fd` too.
     pub fn watch(&self, fd: impl AsFd) -> io::Result<()> {
+        self.note_others(true)?;
         self.all.watch(fd.as_fd(), false)
     }
 
     /// Waits for a device too.
     pub fn watch_device(&self, readiness: &Readiness) -> io::Result<()> {
+        self.note_others(true)?;
         self.all.watch_device(readiness)
     }
 
     /// Waits for the link alone from now on.
     pub fn watch_anew(&mut self) -> io::Result<()> {
         self.all = Gathering::new()?;
+        self.note_others(false)?;
         let mut strands = self.first.iter().chain(&self.further);
         strands.try_for_each(|strand| self.all.watch(strand.link.as_fd(), strand.is_blocked))
     }

@@ -288,8 +288,9 @@ impl<A: Attached> Linked<A> {
         if self.end().is_none() && self.quitter.is_quit.load(Ordering::Acquire) {
             self.remote.handle_over(Cause::Asked, "given up here", done);
         }
-        let now = self.clock.now();
-        if self.end().is_none() && self.session.is_over(now) {
+        // While it is linked there is no such moment, and no clock to be asked.
+        let is_over = self.session.poll_timeout().is_some() && self.session.is_over(self.clock.now());
+        if is_over && self.end().is_none() {
             warn!(host = self.host, "no link in time: the device is given up");
             self.remote.handle_over(Cause::Network, "no link to its exporter in time", done);
         }
@@ -403,7 +404,9 @@ impl<A: Attached> Linked<A> {
     }
 
     fn take_new_link(&mut self, done: &mut A::Done) {
-        self.dialer.wake.clear();
+        if !self.dialer.wake.take() {
+            return;
+        }
         while let Ok(dialled) = self.dialer.links.try_recv() {
             let (link, welcome) = match dialled {
                 Ok(linked) => linked,
@@ -515,8 +518,10 @@ impl<A: Attached> Linked<A> {
     }
 
     fn hear(&mut self, lane: u16, done: &mut A::Done) -> Result<(), farbus_session::Reject> {
+        // What was received together arrived together.
+        let now = self.clock.now();
         while let Some(arrived) = self.session.poll_arrived_on(lane)? {
-            self.remote.handle_arrived(self.clock.now(), arrived, done)?;
+            self.remote.handle_arrived(now, arrived, done)?;
         }
         Ok(())
     }

@@ -13,12 +13,22 @@ use crate::linked::Linked;
 
 /// A port over a session. Whoever drives the device has it nearly all the time; a watcher sees to it while nobody asks anything, so
 /// that a link which is lost then is replaced all the same.
-#[derive(Clone)]
-pub struct SessionPort(Arc<Mutex<Inner>>);
+pub struct SessionPort {
+    inner: Arc<Mutex<Inner>>,
+    /// What was finished for this handle's user, who need not ask anybody for it.
+    done: Completions,
+}
 
 struct Inner {
     linked: Linked<RemoteUsb>,
-    done: Completions,
+    /// What was finished while a watcher saw to it: the user's, and before all that comes later.
+    seen: Completions,
+}
+
+impl Clone for SessionPort {
+    fn clone(&self) -> Self {
+        Self::over(Arc::clone(&self.inner))
+    }
 }
 
 /// What a watcher found.
@@ -42,12 +52,24 @@ impl fmt::Debug for SessionPort {
 impl SessionPort {
     /// Over a device that is open.
     pub fn new(linked: Linked<RemoteUsb>) -> Self {
-        let done = Completions::new(BufferPool::new(Limits::DEFAULT.pool_bytes));
-        Self(Arc::new(Mutex::new(Inner { linked, done })))
+        Self::over(Arc::new(Mutex::new(Inner { linked, seen: completions() })))
+    }
+
+    fn over(inner: Arc<Mutex<Inner>>) -> Self {
+        Self { inner, done: completions() }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
+    }
+
+    /// The device, and where what it finishes goes.
+    fn parts(&mut self) -> (MutexGuard<'_, Inner>, &mut Completions) {
+        let mut inner = lock(&self.inner);
+        while let Some(seen) = inner.seen.pop() {
+            self.done.push(seen);
+        }
+        (inner, &mut self.done)
     }
 
     /// Asks something of the device.
@@ -57,13 +79,13 @@ impl SessionPort {
 
     /// A watcher's look, which waits for nobody.
     pub fn look(&self) -> Seen {
-        let mut inner = match self.0.try_lock() {
+        let mut inner = match self.inner.try_lock() {
             Ok(inner) => inner,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Seen::Busy,
         };
-        let Inner { linked, done } = &mut *inner;
-        linked.turn(done);
+        let Inner { linked, seen } = &mut *inner;
+        linked.turn(seen);
         match (linked.end(), linked.link()) {
             (Some(end), _) => Seen::Ended(end.clone()),
             (None, Ok(Some(link))) => Seen::Linked(link),
@@ -74,25 +96,39 @@ impl SessionPort {
 
     /// Gives the device back.
     pub fn close(&self) {
-        let Inner { linked, done } = &mut *self.inner();
-        linked.close(done);
-        while done.pop().is_some() {}
+        let Inner { linked, seen } = &mut *self.inner();
+        linked.close(seen);
+        while seen.pop().is_some() {}
     }
+}
+
+fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
+    inner.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn completions() -> Completions {
+    Completions::new(BufferPool::new(Limits::DEFAULT.pool_bytes))
 }
 
 impl Port for SessionPort {
     fn submit(&mut self, urb: Urb) {
-        let Inner { linked, done } = &mut *self.inner();
+        let (mut inner, done) = self.parts();
+        let linked = &mut inner.linked;
         linked.submit(linked.clock().now(), urb.launch(), done);
     }
 
     fn cancel(&mut self, id: UrbId) {
-        let Inner { linked, done } = &mut *self.inner();
+        let (mut inner, done) = self.parts();
+        let linked = &mut inner.linked;
         linked.cancel(linked.clock().now(), id, done);
     }
 
     fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
-        let Inner { linked, done } = &mut *self.inner();
+        if let Some(done) = self.done.pop() {
+            return Ok(Some(done));
+        }
+        let (mut inner, done) = self.parts();
+        let linked = &mut inner.linked;
         loop {
             if let Some(done) = done.pop() {
                 return Ok(Some(done));
@@ -117,6 +153,6 @@ impl Port for SessionPort {
     }
 
     fn recycle(&mut self, payload: Payload) {
-        self.inner().done.pool.recycle(payload);
+        self.done.pool.recycle(payload);
     }
 }

@@ -109,7 +109,8 @@ impl Standing {
 
     /// What its owner wants, once.
     pub(crate) fn take_pause(&self) -> Option<bool> {
-        if self.0.has_pause.swap(false, Ordering::AcqRel) { self.with(|state| state.pause.take()) } else { None }
+        let is_wanted = self.0.has_pause.load(Ordering::Acquire) && self.0.has_pause.swap(false, Ordering::AcqRel);
+        if is_wanted { self.with(|state| state.pause.take()) } else { None }
     }
 
     /// It goes through a module that can hold what passes.

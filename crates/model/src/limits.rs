@@ -102,7 +102,8 @@ pub struct Limits {
     pub reply_header_bytes_max: usize,
     /// Receive buffer: large enough that 32 requests of 4 KiB arrive in one read.
     pub receive_bytes: usize,
-    /// A payload no longer than this is copied out of the receive buffer, one that is longer is lent from it.
+    /// A payload no longer than this is copied out of the receive buffer, one that is longer is lent from it. An NBD connection copies
+    /// only what came nearly alone.
     pub copied_bytes_max: usize,
     /// Idle buffers kept for reuse.
     pub pool_bytes: usize,

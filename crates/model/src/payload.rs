@@ -98,18 +98,22 @@ impl Payload {
     /// Payloads one behind the other. Windows are not copied.
     pub fn joined(payloads: impl IntoIterator<Item = Payload>) -> Self {
         let mut all = Payload::Empty;
-        for payload in payloads {
-            all = match (all, payload) {
-                (all, Payload::Empty) => all,
-                (Payload::Empty, payload) => payload,
-                (all, payload) => {
-                    let mut parts = all.into_windows();
-                    parts.extend(payload.into_windows());
-                    Payload::Parts(parts)
-                }
-            };
-        }
+        payloads.into_iter().for_each(|payload| all.append(payload));
         all
+    }
+
+    /// Puts another behind it. Windows are not copied.
+    pub fn append(&mut self, payload: Payload) {
+        match (&mut *self, payload) {
+            (_, Payload::Empty) => {}
+            (Payload::Empty, payload) => *self = payload,
+            (Payload::Parts(parts), Payload::Shared(window)) => parts.push(window),
+            (_, payload) => {
+                let mut parts = std::mem::take(self).into_windows();
+                parts.extend(payload.into_windows());
+                *self = Payload::Parts(parts);
+            }
+        }
     }
 
     fn into_windows(self) -> Vec<Shared> {

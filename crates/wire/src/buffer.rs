@@ -28,6 +28,8 @@ pub(crate) struct Incoming {
     left_max: usize,
     /// Payloads up to this size are copied rather than lent.
     copied_max: usize,
+    /// Payloads are copied while the chunk has no more than this.
+    lone_max: usize,
 }
 
 /// A frame at least this large is received up to its end and no further (and the next header), so
@@ -47,7 +49,7 @@ impl Incoming {
     /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived.
     pub fn new(capacity: usize) -> Self {
         let (chunk, left_max) = (new_chunk(capacity), CHUNKS_LEFT_MAX);
-        Self { chunk, start: 0, end: 0, wanted: 0, capacity, ahead: None, left: Vec::new(), left_max, copied_max: 0 }
+        Self { chunk, start: 0, end: 0, wanted: 0, capacity, ahead: None, left: Vec::new(), left_max, copied_max: 0, lone_max: 0 }
     }
 
     /// Receives many frames at once, whatever the one at the front needs: for frames that are always small against the buffer.
@@ -127,9 +129,15 @@ impl Incoming {
         self
     }
 
+    /// The same of payloads that came nearly alone: of many that were received together, one chunk is kept for all.
+    pub fn copying_lone(mut self, copied_max: usize) -> Self {
+        self.lone_max = copied_max;
+        self
+    }
+
     /// A window on bytes at the front, relative to it, or what is there.
     pub fn window(&self, range: Range<usize>) -> Payload {
-        if range.len() <= self.copied_max {
+        if range.len() <= self.copied_max || self.end <= self.lone_max {
             return self.bytes()[range].into();
         }
         Payload::shared(&self.chunk, self.start + range.start..self.start + range.end)
@@ -385,6 +393,25 @@ mod tests {
             assert_eq!(incoming.chunk.as_ptr() == chunk, is_reused, "{copied_max}");
             assert!(kept.into_iter().zip(0..100).all(|(payload, n)| payload.into_vec() == [n; 10]));
         }
+    }
+
+    #[test]
+    fn what_comes_alone_leaves_the_chunk_and_what_comes_in_a_crowd_shares_it() {
+        let mut incoming = Incoming::new(64).copying_lone(20);
+        let mut kept = Vec::new();
+        let mut receive = |times: usize| {
+            let chunk = incoming.chunk.as_ptr();
+            push(&mut incoming, &[7; 10].repeat(times));
+            for _ in 0..times {
+                kept.push(incoming.window(0..10));
+                incoming.consume(10);
+            }
+            push(&mut incoming, &[0]);
+            incoming.consume(1);
+            incoming.chunk.as_ptr() == chunk
+        };
+        assert_eq!([receive(1), receive(2), receive(6)], [true, true, false]);
+        assert!(kept.into_iter().all(|payload| payload.into_vec() == [7; 10]));
     }
 
     #[test]

@@ -158,7 +158,9 @@ impl NbdServer {
     /// Without an offer, or with more than [`INTERESTS_MAX`] allows.
     pub fn new(entrance: Entrance, offers: Vec<Offer>, watched: Option<Link>) -> io::Result<Self> {
         assert!((1..=OFFERS_MAX).contains(&offers.len()), "a server has something to offer, and not too much");
-        let limits = Limits::DEFAULT;
+        // What lives elsewhere keeps what is written to it until that has arrived there.
+        let is_elsewhere = offers.iter().any(|offer| offer.device.readiness().is_some());
+        let limits = if is_elsewhere { Limits::RELAYED } else { Limits::DEFAULT };
         let exports = offers
             .iter()
             .map(|offer| Export {

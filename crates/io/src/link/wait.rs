@@ -175,9 +175,17 @@ impl Wake {
     /// Forgets that it was woken. Look at what a waker may have left after this and not before: one who is just waking may be
     /// forgotten by the next call only, and wakes once more until then.
     pub fn clear(&self) {
-        if self.is_woken.swap(false, Ordering::AcqRel) {
+        self.take();
+    }
+
+    /// The same, and says whether it was woken.
+    pub fn take(&self) -> bool {
+        // Nearly always not; a plain look is cheaper than an exchange.
+        let was_woken = self.is_woken.load(Ordering::Acquire) && self.is_woken.swap(false, Ordering::AcqRel);
+        if was_woken {
             let _ = rustix::io::read(&self.event, &mut [0; 8]);
         }
+        was_woken
     }
 }
 

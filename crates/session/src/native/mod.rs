@@ -48,6 +48,7 @@ pub mod served_usb;
 mod services;
 mod slots;
 mod spread;
+mod tagged;
 pub mod timing;
 
 /// The bytes of it: what a greeting and a device's own class have to say.

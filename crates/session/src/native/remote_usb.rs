@@ -89,7 +89,7 @@ struct Flight {
     endpoint: EpAddr,
     cost: u64,
     head: Option<Reply>,
-    data: Vec<Payload>,
+    data: Payload,
     missing: usize,
     has_begun: bool,
     /// Its withdrawal was asked for, and that was not answered: until then another request with its tag might be meant.
@@ -108,7 +108,7 @@ impl Flight {
     fn new(urb: Option<InFlight>, lane: u8) -> Self {
         let endpoint = urb.as_ref().map_or(EpAddr::CONTROL, |urb| urb.endpoint);
         let cost = urb.as_ref().map_or(0, |urb| urb.length.into());
-        let (head, data, missing) = (None, Vec::new(), 0);
+        let (head, data, missing) = (None, Payload::Empty, 0);
         Self {
             urb,
             lane,
@@ -440,9 +440,7 @@ impl RemoteUsb {
             if !flags.more && flight.head.is_some() && flight.missing > 0 {
                 return Err(wrong());
             }
-            if !body.is_empty() {
-                flight.data.push(body);
-            }
+            flight.data.append(body);
         }
         if !flags.more {
             self.finish(tag, done);
@@ -460,7 +458,7 @@ impl RemoteUsb {
         flight.is_withdrawing = false;
         if flight.is_answered {
             self.endpoints.leave(flight.endpoint);
-            self.slots.remove(tag);
+            self.slots.forget(tag);
             self.settle(done);
         }
         Ok(())
@@ -478,23 +476,22 @@ impl RemoteUsb {
         let (urb, head, data) = (flight.urb.take(), flight.head.take(), std::mem::take(&mut flight.data));
         if !flight.is_withdrawing {
             self.endpoints.leave(flight.endpoint);
-            self.slots.remove(tag);
+            self.slots.forget(tag);
         }
         let has_nothing = head.as_ref().is_some_and(|head| head.status == Status::Cancelled && head.actual == 0);
         if is_taken_back && has_nothing {
             self.hold_again(urb.expect("what is taken back has its asker"));
         } else if let Some(urb) = urb {
-            let payload = Payload::joined(data);
             let mut finished = match head {
                 None if urb.direction == Direction::Out => urb.accept(),
-                None => urb.answer(payload),
+                None => urb.answer(data),
                 Some(reply) if reply.status == Status::Ok && !reply.iso.is_empty() => {
-                    let mut finished = urb.done_iso(reply.iso, payload);
+                    let mut finished = urb.done_iso(reply.iso, data);
                     finished.start_frame = reply.start_frame;
                     finished
                 }
                 Some(reply) => {
-                    let mut finished = urb.done(reply.status, reply.actual, payload);
+                    let mut finished = urb.done(reply.status, reply.actual, data);
                     finished.error_count = reply.iso.iter().filter(|packet| packet.status != Status::Ok).count() as u32;
                     if !reply.iso.is_empty() {
                         finished.iso = reply.iso;
@@ -904,7 +901,7 @@ impl Flight {
         if let Some(reply) = &self.head {
             to.bytes(&reply.encode());
         }
-        to.runs(self.data.iter().map(Payload::len).sum(), self.data.iter().flat_map(Payload::runs));
+        to.payload(&self.data);
     }
 
     /// What it was, and whose: the asker's request is yet to be launched.
@@ -942,9 +939,7 @@ impl Flight {
         if flight.head.as_ref().is_some_and(|_| !flight.has_begun) || flight.cost != u64::from(urb.length) {
             return Err(Reject::new("bytes in flight", flight.cost, "a request's length is what it costs"));
         }
-        if !data.is_empty() {
-            flight.data.push(data);
-        }
+        flight.data = data;
         Ok((flight, Some(urb)))
     }
 

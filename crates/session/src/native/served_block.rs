@@ -1,7 +1,5 @@
 //! A block device of ours, served to an importer.
 
-use std::collections::BTreeMap;
-
 use farbus_model::block_device::take_lost;
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Command, CommandError, Completions,
@@ -13,6 +11,7 @@ use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
 use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Part, Urgency};
 
 use super::exporter::{Bequest, Served, Unmovable};
+use super::tagged::Tagged;
 use super::timing::ReadClock;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
@@ -31,7 +30,7 @@ pub struct ServedBlock<D> {
     durability: u64,
     done: Completions<BlockDone>,
     /// By tag. Those with the device, and those whose data is still arriving.
-    flights: BTreeMap<u16, Flight>,
+    flights: Tagged<Flight>,
     bytes: u64,
     give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
     pass_on: Option<PassOn<D>>,
@@ -75,7 +74,7 @@ impl<D: BlockDevice> ServedBlock<D> {
             device,
             durability,
             done: Completions::new(BufferPool::new(POOL_BYTES)),
-            flights: BTreeMap::new(),
+            flights: Tagged::default(),
             bytes: 0,
             give_back: Some(Box::new(give_back)),
             pass_on: None,
@@ -125,7 +124,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         {
             return Err(Reject::new("credit", self.bytes, "no more is asked than the credit allows"));
         }
-        if self.flights.contains_key(&tag) {
+        if self.flights.contains(tag) {
             return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
         }
         self.bytes += u64::from(cost);
@@ -135,7 +134,7 @@ impl<D: BlockDevice> ServedBlock<D> {
     }
 
     fn go_on(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lanes: &mut Lanes) -> Result<(), Reject> {
-        match self.flights.get_mut(&tag).and_then(|flight| flight.arriving.take()) {
+        match self.flights.get_mut(tag).and_then(|flight| flight.arriving.take()) {
             Some(arriving) => self.take_in(now, tag, *arriving, data, flags, lanes),
             None => Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it")),
         }
@@ -156,7 +155,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         if flags.more != (arriving.missing > 0) {
             return Err(wrong());
         }
-        let flight = self.flights.get_mut(&tag).expect("it is in flight");
+        let flight = self.flights.get_mut(tag).expect("it is in flight");
         if flags.more {
             if !data.is_empty() {
                 arriving.data.push(data);
@@ -166,7 +165,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         }
         let is_timed = flight.is_timed;
         let begun = self.moment(now, is_timed);
-        self.flights.get_mut(&tag).expect("looked at just now").begun = begun;
+        self.flights.get_mut(tag).expect("looked at just now").begun = begun;
         let Arriving { mut request, data: before, .. } = arriving;
         request.payload = if before.is_empty() { data } else { Payload::joined(before.into_iter().chain([data])) };
         match self.device.info().check(&request) {
@@ -197,7 +196,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         lanes: &mut Lanes,
     ) {
         let tag = id.0 as u16;
-        let flight = self.flights.remove(&tag).expect("a device has what was in flight");
+        let flight = self.flights.remove(tag).expect("a device has what was in flight");
         self.bytes -= u64::from(flight.cost);
         let mut part = Part::empty();
         let now = self.moment(now, flight.is_timed);
@@ -295,7 +294,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     }
 
     fn is_at_rest(&self) -> bool {
-        self.flights.values().all(|flight| flight.arriving.is_some())
+        self.flights.iter().all(|(_, flight)| flight.arriving.is_some())
     }
 
     fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
@@ -315,9 +314,10 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
             let arriving = Some(Box::new(Arriving { request, data, missing }));
             self.bytes += u64::from(cost);
             let flight = Flight { cost, arriving, is_timed, arrived: now, begun: now };
-            if self.flights.insert(tag, flight).is_some() || self.flights.len() > REQUESTS_MAX.into() {
+            if self.flights.contains(tag) || self.flights.len() >= REQUESTS_MAX.into() {
                 return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
             }
+            self.flights.insert(tag, flight);
         }
         from.end("state")
     }
@@ -325,7 +325,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
         to.bytes(&self.device.state().ok_or(Unmovable)?);
         to.count(self.flights.len());
-        for (&tag, flight) in &self.flights {
+        for (tag, flight) in self.flights.iter() {
             let Arriving { request, data, .. } = &**flight.arriving.as_ref().expect("it is at rest");
             to.u16(tag);
             to.flag(flight.is_timed);

@@ -1,7 +1,5 @@
 //! A USB device of ours, served to an importer.
 
-use std::collections::BTreeMap;
-
 use farbus_model::urb::take_lost;
 use farbus_model::{
     BufferPool, Command, CommandError, Completions, Device, Direction, Done, EpAddr, Instant, Limits, Payload,
@@ -14,6 +12,7 @@ use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Part, Urgency};
 use farbus_wire::usbip::DeviceRecord;
 
 use super::exporter::{Bequest, Served, Unmovable};
+use super::tagged::Tagged;
 use super::timing::ReadClock;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
@@ -30,7 +29,7 @@ pub struct ServedUsb<D> {
     limits: Limits,
     done: Completions,
     /// By tag. Those with the device, and those whose data is still arriving.
-    flights: BTreeMap<u16, Flight>,
+    flights: Tagged<Flight>,
     bytes: usize,
     /// The place of the next request among all.
     next_order: u64,
@@ -102,7 +101,7 @@ impl<D: Device> ServedUsb<D> {
             record,
             limits,
             done: Completions::new(BufferPool::new(limits.pool_bytes)),
-            flights: BTreeMap::new(),
+            flights: Tagged::default(),
             bytes: 0,
             next_order: 0,
             is_resting: false,
@@ -145,6 +144,10 @@ impl<D: Device> ServedUsb<D> {
             }
         };
         self.enter(now, tag, cost, endpoint, flags.timed)?;
+        if !flags.more && body.len() == missing {
+            self.act(now, tag, request, body, false, lanes);
+            return Ok(());
+        }
         let arriving = Arriving { request, data: Vec::new(), missing, is_cancelled: false };
         self.take_in(now, tag, arriving, body, flags, lanes)
     }
@@ -155,7 +158,7 @@ impl<D: Device> ServedUsb<D> {
         {
             return Err(Reject::new("credit", self.bytes as u64, "no more is asked than the credit allows"));
         }
-        if self.flights.contains_key(&tag) {
+        if self.flights.contains(tag) {
             return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
         }
         self.bytes += cost;
@@ -189,7 +192,7 @@ impl<D: Device> ServedUsb<D> {
     }
 
     fn go_on(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lanes: &mut Lanes) -> Result<(), Reject> {
-        match self.flights.get_mut(&tag).and_then(|flight| flight.arriving.take()) {
+        match self.flights.get_mut(tag).and_then(|flight| flight.arriving.take()) {
             Some(arriving) => self.take_in(now, tag, *arriving, data, flags, lanes),
             None => Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it")),
         }
@@ -209,7 +212,7 @@ impl<D: Device> ServedUsb<D> {
         if flags.more != (arriving.missing > 0) {
             return Err(wrong());
         }
-        let flight = self.flights.get_mut(&tag).expect("it is in flight");
+        let flight = self.flights.get_mut(tag).expect("it is in flight");
         if flags.more {
             if !data.is_empty() {
                 arriving.data.push(data);
@@ -217,12 +220,20 @@ impl<D: Device> ServedUsb<D> {
             flight.arriving = Some(Box::new(arriving));
             return Ok(());
         }
-        let is_timed = flight.is_timed;
-        let begun = self.moment(now, is_timed);
-        self.flights.get_mut(&tag).expect("looked at just now").begun = begun;
         let before = arriving.data;
         let data = if before.is_empty() { data } else { Payload::joined(before.into_iter().chain([data])) };
-        match arriving.request {
+        self.act(now, tag, arriving.request, data, arriving.is_cancelled, lanes);
+        Ok(())
+    }
+
+    /// All of a request is here.
+    fn act(&mut self, now: Instant, tag: u16, request: Request, data: Payload, is_cancelled: bool, lanes: &mut Lanes) {
+        let is_timed = self.flights.get_mut(tag).is_some_and(|flight| flight.is_timed);
+        if is_timed {
+            let begun = self.moment(now, is_timed);
+            self.flights.get_mut(tag).expect("it is in flight").begun = begun;
+        }
+        match request {
             Request::Reset => {
                 self.device.reset(now, &mut self.done);
                 self.collect(now, lanes);
@@ -230,15 +241,14 @@ impl<D: Device> ServedUsb<D> {
             }
             Request::Transfer(mut urb) => {
                 urb.payload = data;
-                self.submit(now, urb, arriving.is_cancelled);
+                self.submit(now, urb, is_cancelled);
             }
         }
         self.collect(now, lanes);
-        Ok(())
     }
 
     fn submit(&mut self, now: Instant, urb: Urb, is_cancelled: bool) {
-        if let Some(flight) = self.flights.get_mut(&(urb.id.0 as u16)) {
+        if let Some(flight) = self.flights.get_mut(urb.id.0 as u16) {
             flight.manner = Manner { flags: urb.flags, interval: urb.interval, stream: urb.stream };
             flight.may_wait = urb.direction == Direction::In && !urb.endpoint.is_control() && urb.iso.is_empty();
         }
@@ -255,7 +265,7 @@ impl<D: Device> ServedUsb<D> {
 
     fn withdraw(&mut self, now: Instant, tag: u16, lanes: &mut Lanes) {
         // One that was answered meanwhile is not there any more: its answer is on its way.
-        if let Some(flight) = self.flights.get_mut(&tag) {
+        if let Some(flight) = self.flights.get_mut(tag) {
             match &mut flight.arriving {
                 Some(arriving) => arriving.is_cancelled = true,
                 None => {
@@ -285,7 +295,7 @@ impl<D: Device> ServedUsb<D> {
 
     /// Whether this is a request that nothing came of yet: another process asks it again.
     fn take_back(&mut self, done: &mut Done) -> bool {
-        let Some(flight) = self.flights.get_mut(&(done.id.0 as u16)) else { return false };
+        let Some(flight) = self.flights.get_mut(done.id.0 as u16) else { return false };
         if done.status != Status::Cancelled || flight.is_withdrawn {
             return false;
         }
@@ -302,7 +312,7 @@ impl<D: Device> ServedUsb<D> {
     }
 
     fn reply(&mut self, now: Instant, tag: u16, outcome: Option<Part>, payload: Payload, lanes: &mut Lanes) {
-        let flight = self.flights.remove(&tag).expect("a device has what was in flight");
+        let flight = self.flights.remove(tag).expect("a device has what was in flight");
         self.bytes -= flight.cost;
         let mut head = Head::new(Kind::Reply, self.attachment, tag);
         head.flags.plain = outcome.is_none();
@@ -396,12 +406,12 @@ impl<D: Device> Served for ServedUsb<D> {
             self.finish(now);
             return false;
         };
-        let left: Vec<u16> = self.flights.keys().copied().collect();
+        let left: Vec<u16> = self.flights.iter().map(|(tag, _)| tag).collect();
         for tag in left {
             self.device.cancel(now, UrbId(tag.into()), &mut self.done);
         }
         while let Some(done) = self.done.pop() {
-            self.flights.remove(&(done.id.0 as u16));
+            self.flights.remove(done.id.0 as u16);
         }
         // What is still under way would be answered to the heir: a real device takes its time to let go.
         if !self.flights.is_empty() {
@@ -419,7 +429,7 @@ impl<D: Device> Served for ServedUsb<D> {
             .flights
             .iter()
             .filter(|(_, flight)| may_wait(flight))
-            .map(|(&tag, flight)| (flight.order, tag))
+            .map(|(tag, flight)| (flight.order, tag))
             .collect();
         // The last first: what comes meanwhile is the first one's.
         waiting.sort_unstable();
@@ -430,7 +440,7 @@ impl<D: Device> Served for ServedUsb<D> {
     }
 
     fn is_at_rest(&self) -> bool {
-        !self.flights.values().any(Flight::has_device)
+        !self.flights.iter().any(|(_, flight)| flight.has_device())
     }
 
     fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
@@ -443,7 +453,7 @@ impl<D: Device> Served for ServedUsb<D> {
             let (tag, is_timed, is_arriving) = (from.u16("tag")?, from.flag("timed")?, from.flag("arriving")?);
             let urb = Urb { id: UrbId(tag.into()), ..from.urb()? };
             self.enter(now, tag, urb.length as usize, urb.endpoint, is_timed)?;
-            let flight = self.flights.get_mut(&tag).expect("put there just now");
+            let flight = self.flights.get_mut(tag).expect("put there just now");
             if !is_arriving {
                 let is_plain = urb.direction == Direction::In && urb.iso.is_empty() && !urb.endpoint.is_control();
                 if !is_plain {
@@ -469,9 +479,9 @@ impl<D: Device> Served for ServedUsb<D> {
         to.selection(self.device.selection());
         to.bytes(&state);
         to.count(self.flights.len());
-        let mut flights: Vec<(&u16, &Flight)> = self.flights.iter().collect();
+        let mut flights: Vec<(u16, &Flight)> = self.flights.iter().collect();
         flights.sort_unstable_by_key(|(_, flight)| flight.order);
-        for (&tag, flight) in flights {
+        for (tag, flight) in flights {
             to.u16(tag);
             to.flag(flight.is_timed);
             to.flag(flight.arriving.is_some());
@@ -494,7 +504,7 @@ impl<D: Device> Served for ServedUsb<D> {
     fn go_on(&mut self, now: Instant, lanes: &mut Lanes) {
         self.is_resting = false;
         let mut taken: Vec<(u64, Urb)> = Vec::new();
-        for flight in self.flights.values_mut() {
+        for (_, flight) in self.flights.iter_mut() {
             if let Some(urb) = flight.taken_back.take() {
                 flight.begun = now;
                 taken.push((flight.order, *urb));

@@ -63,6 +63,14 @@ impl<T> Slots<T> {
         Some(thing)
     }
 
+    /// The same, of what is of no use any more: it is not moved.
+    pub fn forget(&mut self, at: u16) {
+        if let Some(place) = self.slots.get_mut(usize::from(at)).filter(|place| place.is_some()) {
+            *place = None;
+            self.free.push(at);
+        }
+    }
+
     /// Takes everything out, with where it was.
     pub fn take_all(&mut self) -> impl Iterator<Item = (u16, T)> {
         self.free.clear();
@@ -90,6 +98,8 @@ mod tests {
         assert_eq!((slots.remove(1), slots.remove(1), slots.remove(9)), (Some('b'), None, None));
         assert_eq!(slots.len(), 2);
         assert_eq!((slots.put('d'), slots.get_mut(1).copied()), (1, Some('d')));
+        [1, 1, 9].into_iter().for_each(|at| slots.forget(at));
+        assert_eq!((slots.len(), slots.put('d'), slots.len()), (2, 1, 3));
         assert_eq!(slots.take_all().collect::<Vec<_>>(), [(0, 'a'), (1, 'd'), (2, 'c')]);
         assert!(slots.is_empty());
     }

@@ -19,8 +19,8 @@ use std::ops::Range;
 use arrayvec::ArrayVec;
 use farbus_model::{BufferPool, Instant, Payload};
 
-use super::frame::{FRAME_BYTES_MAX, HEAD_BYTES, Head, Kind};
-use super::message::Message;
+use super::frame::{BODY_BYTES_MAX, FRAME_BYTES_MAX, HEAD_BYTES, Head, Kind};
+use super::message::{Message, PART_BYTES_MAX};
 use super::queue::{Carried, Cut, Queue};
 use crate::buffer::{Incoming, RUNS_MAX, Runs};
 use crate::reject::Reject;
@@ -32,6 +32,9 @@ const ACKNOWLEDGE_BYTES: usize = 256 << 10;
 /// Bytes that may arrive before it is acknowledged even if there is nothing else to send. Four times what 32 requests of 4 KiB bring:
 /// whoever was answered asks again soon, and an acknowledgement alone costs both ends a system call.
 const ACKNOWLEDGE_BYTES_MAX: usize = 512 << 10;
+/// Frames that may arrive before the same, be they ever so small: what was sent and is kept for the next link stays in the caches, at a
+/// cost of an eighth of a byte a frame.
+const ACKNOWLEDGE_FRAMES: u32 = 64;
 /// Bytes that are cut ahead of the link: one system call's worth. What is cut cannot be passed any more, so that it is little where the
 /// link takes little; where it takes all that it is given it is given twice as much each time, up to a limit.
 const CUT_AHEAD_BYTES_MIN: usize = 64 << 10;
@@ -60,8 +63,9 @@ pub struct Lane {
     incoming: Incoming,
     /// Counted frames that arrived.
     received: u64,
-    /// Bytes that arrived since the last acknowledgement.
+    /// Bytes that arrived since the last acknowledgement, and frames.
     unthanked_bytes: usize,
+    unthanked_frames: u32,
     waiting: Queue,
     sent: Sent,
     /// Bytes to cut ahead.
@@ -173,6 +177,7 @@ impl Lane {
             incoming: Incoming::new(limits.receive_bytes).ahead(FRAME_BYTES_MAX),
             received: 0,
             unthanked_bytes: 0,
+            unthanked_frames: 0,
             waiting: Queue::default(),
             sent: Sent::default(),
             cut_ahead_bytes: CUT_AHEAD_BYTES_MIN,
@@ -206,7 +211,7 @@ impl Lane {
     pub fn handle_lost(&mut self) {
         self.is_linked = false;
         self.incoming.clear();
-        self.unthanked_bytes = 0;
+        (self.unthanked_bytes, self.unthanked_frames) = (0, 0);
         self.pongs.clear();
         self.pong = None;
         self.sent.rewind();
@@ -240,6 +245,7 @@ impl Lane {
             if head.kind.is_counted() {
                 self.received += 1;
                 self.unthanked_bytes += bytes;
+                self.unthanked_frames += 1;
             }
             match head.kind {
                 Kind::Ping => {
@@ -264,7 +270,19 @@ impl Lane {
 
     /// Says something, as soon as its turn comes, over this link or the next.
     pub fn send(&mut self, message: Message) {
-        self.waiting.push(message);
+        // Nothing is before it, and it would be cut next: it goes through no queue.
+        let is_next = self.is_linked
+            && self.waiting.is_empty()
+            && self.sent.untaken_bytes < CUT_AHEAD_BYTES_MIN
+            && self.may_cut();
+        match is_next {
+            true => {
+                if let Err(message) = self.sent.put_whole(message) {
+                    self.waiting.push(message);
+                }
+            }
+            false => self.waiting.push(message),
+        }
     }
 
     /// What waits, message by message, for whoever passes it on another way than a link.
@@ -289,9 +307,9 @@ impl Lane {
         self.pong.take()
     }
 
-    /// Bytes that wait to be cut, heads apart: what grows while the link is slow.
+    /// Bytes that wait to be cut, heads apart, or for the link to take them: what grows while it is slow.
     pub fn waiting_bytes(&self) -> usize {
-        self.waiting.bytes()
+        self.waiting.bytes() + self.sent.untaken_bytes
     }
 
     /// Bytes sent and not acknowledged.
@@ -317,6 +335,11 @@ impl Lane {
         self.sent.kept_bytes < self.limits.unacknowledged_bytes_max
     }
 
+    /// Whether the next that is sent takes an acknowledgement along.
+    fn owes_thanks(&self) -> bool {
+        self.unthanked_bytes >= ACKNOWLEDGE_BYTES || self.unthanked_frames >= ACKNOWLEDGE_FRAMES
+    }
+
     /// What to send next.
     pub fn poll_transmit(&mut self, now: Instant) -> Runs<'_> {
         if self.is_linked {
@@ -330,8 +353,8 @@ impl Lane {
         while let Some(number) = self.pongs.pop_front() {
             self.sent.put_number(Kind::Pong, number);
         }
-        if self.unthanked_bytes >= ACKNOWLEDGE_BYTES {
-            self.unthanked_bytes = 0;
+        if self.owes_thanks() {
+            (self.unthanked_bytes, self.unthanked_frames) = (0, 0);
             self.sent.put_uncounted(Head::acknowledgement(self.received), &[]);
         }
         while self.sent.untaken_bytes < self.cut_ahead_bytes && self.may_cut() {
@@ -353,19 +376,43 @@ impl Lane {
 
 impl Sent {
     fn put(&mut self, Cut { head, part, carried }: Cut) {
-        let at = self.leads.end();
-        self.leads.bytes.extend_from_slice(&head.to_bytes());
-        self.leads.bytes.extend_from_slice(&part);
+        let at = self.put_lead(head, &part);
         let carried = match carried {
-            Carried::Whole(payload) if payload.len() <= INLINE_PAYLOAD_BYTES => {
-                payload.runs().for_each(|run| self.leads.bytes.extend_from_slice(run));
-                // One too many goes back to the allocator.
-                let _ = self.spent.try_push(payload);
-                Carried::Whole(Payload::Empty)
-            }
+            Carried::Whole(payload) => Carried::Whole(self.put_small(payload)),
             carried => carried,
         };
         self.put_frame(at, carried);
+    }
+
+    /// A message of one frame, which is not timed; any other is given back.
+    fn put_whole(&mut self, message: Message) -> Result<(), Message> {
+        let bytes = message.part.len() + message.payload.len();
+        if bytes > BODY_BYTES_MAX || message.done_at.is_some() {
+            return Err(message);
+        }
+        assert!(message.part.len() <= PART_BYTES_MAX, "a part fits the first frame");
+        let at = self.put_lead(Head { length: bytes as u16, ..message.head }, &message.part);
+        let payload = self.put_small(message.payload);
+        self.put_frame(at, Carried::Whole(payload));
+        Ok(())
+    }
+
+    fn put_lead(&mut self, head: Head, part: &[u8]) -> u64 {
+        let at = self.leads.end();
+        self.leads.bytes.extend_from_slice(&head.to_bytes());
+        self.leads.bytes.extend_from_slice(part);
+        at
+    }
+
+    /// Little data lies behind its lead; what is not there already is left.
+    fn put_small(&mut self, payload: Payload) -> Payload {
+        if payload.is_empty() || payload.len() > INLINE_PAYLOAD_BYTES {
+            return payload;
+        }
+        payload.runs().for_each(|run| self.leads.bytes.extend_from_slice(run));
+        // One too many goes back to the allocator.
+        let _ = self.spent.try_push(payload);
+        Payload::Empty
     }
 
     /// A counted frame, whose lead lies from there on.

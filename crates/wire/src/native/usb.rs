@@ -77,10 +77,8 @@ pub fn request_part(urb: &Urb, kind: TransferType) -> Part {
         (TransferType::Control, Direction::Out) => 0,
         _ => urb.endpoint.as_byte(),
     };
-    let mut part = Part::empty();
-    part.put(&[endpoint, bits]);
-    part.put(&qualifier.to_le_bytes());
-    part.put(&urb.length.to_le_bytes());
+    let ([q0, q1], [l0, l1, l2, l3]) = (qualifier.to_le_bytes(), urb.length.to_le_bytes());
+    let mut part = Part::from([endpoint, bits, q0, q1, l0, l1, l2, l3]);
     match kind {
         TransferType::Control => part.put(&urb.setup.to_bytes()),
         TransferType::Isochronous => put_schedule(&mut part, urb),

@@ -127,7 +127,7 @@ impl ServerConn {
         Self {
             number,
             exports,
-            incoming: Incoming::new(limits.receive_bytes).keeping_many(),
+            incoming: Incoming::new(limits.receive_bytes).keeping_many().copying_lone(limits.copied_bytes_max),
             outgoing,
             phase: Phase::Flags,
             is_structured: false,
