@@ -19,7 +19,7 @@ pub use crate::reader::Reader;
 use crate::reject::Reject;
 
 /// The version written, and the only one read.
-pub const VERSION: u16 = 11;
+pub const VERSION: u16 = 12;
 /// Bytes of a snapshot at most: all that a session and its user here may hold (`Limits::bytes_max`, a lane's unacknowledged
 /// bytes), four times.
 pub const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;

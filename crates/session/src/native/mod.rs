@@ -33,6 +33,7 @@
 
 pub mod attachment;
 pub mod exporter;
+pub mod gated_served;
 pub mod importer;
 mod pipe;
 pub mod piped;
@@ -49,6 +50,7 @@ mod services;
 mod slots;
 mod spread;
 pub mod timing;
+mod wish;
 
 /// The bytes of it: what a greeting and a device's own class have to say.
 pub use farbus_wire::native::{
@@ -58,6 +60,7 @@ pub use farbus_wire::native::{
 
 pub use attachment::{Attachment, Heard};
 pub use exporter::{Allowed, Bequest, ExporterSession, Inherited, Left, Recalled, Served, Services, Unmovable};
+pub use gated_served::GatedServed;
 pub use importer::{Attached, ImporterSession, Movable, Progress, State};
 pub use piped::{Piped, Through};
 pub use piped_served::PipedServed;
