@@ -549,6 +549,10 @@ impl<'a, H: House> Engine<'a, H> {
         }
         let before = self.session.attachments();
         self.carry_out_orders();
+        if self.favoured.has_news {
+            // What waited is to go at the pace of now.
+            self.see_to_favour(self.clock.now());
+        }
         if !self.receive() {
             return Ok(Some(Last::CutOff));
         }

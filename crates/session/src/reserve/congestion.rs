@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a link delivers less than is reserved, and the rest queues up | the sum of what arrives over all links of the path, if that is less than was known |
 //! | the same, just after more was tried | what it was before that |
-//! | nothing of the kind for a while, and somebody is suspended | enough for one more: whether it is there is seen then |
+//! | nothing of the kind for a while though most of what is reserved is used, and somebody is suspended | enough for one more: whether it is there is seen then |
 //!
 //! The second is tried less and less often as long as it fails: a path does not say that it has become wider.
 
@@ -27,6 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const PATIENCE_MAX: Duration = Duration::from_secs(15);
 /// Less than so much of what is reserved is less.
 const ENOUGH_PERCENT: u64 = 97;
+/// Less than so much used says nothing of what else the path may carry.
+const USED_PERCENT: u64 = 80;
 /// Links of a path.
 const LINKS_MAX: usize = 1024;
 
@@ -55,10 +57,13 @@ pub struct Congestion {
 
 #[derive(Clone, Copy, Debug)]
 struct Seen {
+    reserved_bits_per_s: u64,
     began: Instant,
     first: Sample,
     /// Of the last whole window.
     bits_per_s: Option<u64>,
+    /// What waited before the link was admitted is on its way until then.
+    settled_at: Instant,
     /// Since when more waits than may, and what had arrived by then.
     behind: Option<(Instant, u64)>,
     is_late: bool,
@@ -81,7 +86,15 @@ impl Congestion {
         if self.links.len() >= LINKS_MAX && !self.links.contains_key(device) {
             return None;
         }
-        let fresh = Seen { began: now, first: sample, bits_per_s: None, behind: None, is_late: false };
+        let fresh = Seen {
+            reserved_bits_per_s,
+            began: now,
+            first: sample,
+            bits_per_s: None,
+            settled_at: now + SETTLING,
+            behind: None,
+            is_late: false,
+        };
         let seen = self.links.entry(device.to_owned()).or_insert(fresh);
         // Another link counts from its own beginning.
         let before = seen.behind.map_or(0, |(_, arrived)| arrived).max(seen.first.arrived_bytes);
@@ -89,7 +102,8 @@ impl Congestion {
             *seen = fresh;
             return None;
         }
-        seen.look(now, reserved_bits_per_s, sample);
+        seen.reserved_bits_per_s = reserved_bits_per_s;
+        seen.look(now, sample);
         if now - seen.began < WINDOW {
             return None;
         }
@@ -132,12 +146,19 @@ impl Congestion {
             // What was tried has gone well.
             (self.is_trying, self.patience) = (false, None);
         }
-        if now < calm_since + self.patience.unwrap_or(PATIENCE) {
+        if now < calm_since + self.patience.unwrap_or(PATIENCE) || !self.is_used() {
             return None;
         }
         self.is_trying = true;
         self.settle(now);
         Some(Conclusion::MayCarryMore)
+    }
+
+    /// Whether what arrives is most of what is reserved.
+    fn is_used(&self) -> bool {
+        let reserved: u128 = self.links.values().map(|seen| u128::from(seen.reserved_bits_per_s)).sum();
+        let arrives: u128 = self.links.values().filter_map(|seen| seen.bits_per_s).map(u128::from).sum();
+        arrives * 100 >= reserved * u128::from(USED_PERCENT)
     }
 
     fn settle(&mut self, now: Instant) {
@@ -151,9 +172,9 @@ impl Congestion {
 
 impl Seen {
     /// Whether the link is behind, and late because of that.
-    fn look(&mut self, now: Instant, reserved_bits_per_s: u64, Sample { arrived_bytes, queued_bytes }: Sample) {
-        let queued_ns = u128::from(queued_bytes) * 8 * 1_000_000_000 / u128::from(reserved_bits_per_s.max(1));
-        if queued_ns <= QUEUE_MAX.as_nanos() {
+    fn look(&mut self, now: Instant, Sample { arrived_bytes, queued_bytes }: Sample) {
+        let queued_ns = u128::from(queued_bytes) * 8 * 1_000_000_000 / u128::from(self.reserved_bits_per_s.max(1));
+        if queued_ns <= QUEUE_MAX.as_nanos() || now < self.settled_at {
             (self.behind, self.is_late) = (None, false);
             return;
         }
@@ -161,7 +182,7 @@ impl Seen {
         if now < since + LATE_FOR {
             return;
         }
-        let enough = u128::from(reserved_bits_per_s) * u128::from(ENOUGH_PERCENT);
+        let enough = u128::from(self.reserved_bits_per_s) * u128::from(ENOUGH_PERCENT);
         self.is_late = u128::from(bits_per_s(arrived_bytes - arrived_before, now - since)) * 100 < enough;
         if !self.is_late {
             self.behind = Some((now, arrived_bytes));
@@ -221,8 +242,17 @@ mod tests {
     fn a_path_that_carries_less_than_is_reserved_is_known_soon() {
         let mut road = Road::default();
         let Some((ms, Conclusion::Carries(rate))) = road.run(4, 6 * MBIT, 5000) else { panic!("it is full") };
-        assert!(ms <= 2000 && (5_900_000..=6_100_000).contains(&rate), "{ms} ms, {rate} bit/s");
+        assert!(ms <= 2500 && (5_900_000..=6_100_000).contains(&rate), "{ms} ms, {rate} bit/s");
         assert_eq!(Road::default().run(4, 9 * MBIT, 2900), None, "and nothing where all arrives");
+    }
+
+    #[test]
+    fn a_path_that_nobody_uses_is_not_thought_to_be_wider() {
+        let mut congestion = Congestion::default();
+        for step in 0..1000 {
+            let sample = Sample { arrived_bytes: step * 1000, queued_bytes: 0 };
+            assert_eq!(congestion.note(at(50 * step), "disk", 2 * MBIT, sample), None, "160 kbit/s of two million");
+        }
     }
 
     #[test]
