@@ -222,6 +222,8 @@ struct Inner {
     paths: BTreeMap<String, Congestion>,
     /// What they were known to carry before more was tried.
     proved: BTreeMap<String, u64>,
+    /// The most that was measured before a device was opened.
+    measured: BTreeMap<String, u64>,
 }
 
 impl Default for Reservations {
@@ -229,8 +231,8 @@ impl Default for Reservations {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let ledger = Ledger::new(processors, measured_cost());
         let (owned, gates) = (BTreeMap::new(), BTreeMap::new());
-        let (paths, proved) = (BTreeMap::new(), BTreeMap::new());
-        Self { inner: Mutex::new(Inner { ledger, owned, gates, paths, proved }) }
+        let (paths, proved, measured) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { inner: Mutex::new(Inner { ledger, owned, gates, paths, proved, measured }) }
     }
 }
 
@@ -294,6 +296,8 @@ impl Reservations {
             (0, ns) | (ns, 0) => ns,
             (one, other) => one.min(other),
         };
+        let most = inner.measured.entry(path.to_owned()).or_default();
+        *most = (*most).max(measured.bits_per_s);
         let mut news = inner.ledger.note_path(path, Path { bits_per_s, round_trip_ns });
         news.extend(inner.admit(device, carrier, reservation, Some(path))?);
         let standing = inner.ledger.standing(device).expect("it was admitted just now");
@@ -444,8 +448,8 @@ impl Reservations {
                 Some(rate) => rate,
                 None => return Vec::new(),
             },
-            Some(Conclusion::MayCarryMore) => match inner.room_for_one_more(&path) {
-                Some(rate) if rate > known.bits_per_s => {
+            Some(Conclusion::MayCarryMore { is_used }) => match inner.room_for_one_more(&path) {
+                Some(rate) if rate > known.bits_per_s && (is_used || inner.was_measured(&path, rate)) => {
                     inner.proved.insert(path.clone(), known.bits_per_s);
                     rate
                 }
@@ -517,6 +521,13 @@ impl Inner {
         self.paths.retain(|_, congestion| !congestion.is_empty());
         let paths = &self.paths;
         self.proved.retain(|path, _| paths.contains_key(path));
+        let ledger = &self.ledger;
+        self.measured.retain(|path, _| ledger.lines().any(|line| line.path == Some(path.as_str())));
+    }
+
+    /// Whether a path was once measured to carry as much.
+    fn was_measured(&self, path: &str, bits_per_s: u64) -> bool {
+        self.measured.get(path).is_some_and(|most| bits_per_s <= *most)
     }
 
     /// What a path has to carry so that whoever waits longest has room.

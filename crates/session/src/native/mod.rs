@@ -12,7 +12,8 @@
 //! | [`timing`] | which requests are timed, and where their time went |
 //! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, at either end |
 //! | `services` | what an exporter is offered |
-//! | `reserving` | what is reserved before a device is opened, and how its path is measured |
+//! | `reserving`, `wish` | what is reserved before a device is opened, and how its path is measured: the exporter's half, the importer's |
+//! | [`gated_served`] | a device of any class that is suspended at times |
 //! | `slots` | requests in flight, by their tag |
 //! | `spread` | on which lane a request goes |
 //!

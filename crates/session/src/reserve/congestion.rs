@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a link delivers less than is reserved, and the rest queues up | the sum of what arrives over all links of the path, if that is less than was known |
 //! | the same, just after more was tried | what it was before that |
-//! | nothing of the kind for a while though most of what is reserved is used, and somebody is suspended | enough for one more: whether it is there is seen then |
+//! | nothing of the kind for a while, and somebody is suspended | enough for one more: whether it is there is seen then. More than was ever measured only where most of what is reserved is used: a path that nobody uses shows nothing |
 //!
 //! The second is tried less and less often as long as it fails: a path does not say that it has become wider.
 
@@ -75,7 +75,10 @@ pub enum Conclusion {
     /// It carries this, bits a second.
     Carries(u64),
     /// It may carry more: one more is tried.
-    MayCarryMore,
+    MayCarryMore {
+        /// Whether most of what is reserved is used.
+        is_used: bool,
+    },
     /// It does not: it carries what it carried before that.
     CarriesNoMore,
 }
@@ -146,12 +149,12 @@ impl Congestion {
             // What was tried has gone well.
             (self.is_trying, self.patience) = (false, None);
         }
-        if now < calm_since + self.patience.unwrap_or(PATIENCE) || !self.is_used() {
+        if now < calm_since + self.patience.unwrap_or(PATIENCE) {
             return None;
         }
         self.is_trying = true;
         self.settle(now);
-        Some(Conclusion::MayCarryMore)
+        Some(Conclusion::MayCarryMore { is_used: self.is_used() })
     }
 
     /// Whether what arrives is most of what is reserved.
@@ -251,7 +254,9 @@ mod tests {
         let mut congestion = Congestion::default();
         for step in 0..1000 {
             let sample = Sample { arrived_bytes: step * 1000, queued_bytes: 0 };
-            assert_eq!(congestion.note(at(50 * step), "disk", 2 * MBIT, sample), None, "160 kbit/s of two million");
+            let concluded = congestion.note(at(50 * step), "disk", 2 * MBIT, sample);
+            let is_unused = matches!(concluded, None | Some(Conclusion::MayCarryMore { is_used: false }));
+            assert!(is_unused, "160 kbit/s of two million: {concluded:?}");
         }
     }
 
@@ -263,7 +268,7 @@ mod tests {
             for (carries, span_ms) in [(8 * MBIT, 500 + round % 7 * 100), (0, 150 + round % 3 * 50), (40 * MBIT, 200)] {
                 match road.run(4, carries, span_ms) {
                     None => {}
-                    Some((_, Conclusion::MayCarryMore)) => tried += 1,
+                    Some((_, Conclusion::MayCarryMore { .. })) => tried += 1,
                     Some((ms, concluded)) => panic!("{concluded:?} {ms} ms after {carries} bit/s began, round {round}"),
                 }
             }
@@ -275,12 +280,17 @@ mod tests {
     fn one_more_is_tried_less_and_less_often_while_it_fails() {
         let (mut road, mut tries) = (Road::default(), Vec::new());
         for _ in 0..6 {
-            let Some((ms, Conclusion::MayCarryMore)) = road.run(2, 5 * MBIT, 100_000) else { panic!("it is calm") };
+            let Some((ms, Conclusion::MayCarryMore { is_used: true })) = road.run(2, 5 * MBIT, 100_000) else {
+                panic!("it is calm")
+            };
             tries.push(ms);
             let Some((_, Conclusion::CarriesNoMore)) = road.run(3, 5 * MBIT, 100_000) else { panic!("it is full") };
         }
         assert!(tries.is_sorted() && tries[5] > 3 * tries[0] && tries[5] < 20_000, "{tries:?}");
-        assert_eq!(road.run(3, 9 * MBIT, 100_000).map(|(_, concluded)| concluded), Some(Conclusion::MayCarryMore));
+        assert_eq!(
+            road.run(3, 9 * MBIT, 100_000).map(|(_, concluded)| concluded),
+            Some(Conclusion::MayCarryMore { is_used: true })
+        );
         let next = road.run(4, 9 * MBIT, 100_000);
         assert!(next.is_some_and(|(ms, _)| ms < 10_000), "what goes well is tried again soon: {next:?}");
     }
