@@ -81,21 +81,20 @@ impl Wish {
     /// [`Reject`]: it is none.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
         let wrong = |_| Reject::new("reservation", 0, "it is what was asked for, and how it stands");
-        let mut wish = Self::default();
-        wish.reservation = match from.bytes("reservation")? {
+        let reservation = match from.bytes("reservation")? {
             [] => None,
             bytes => match Word::decode(bytes).map_err(wrong)? {
                 Word::Ask(reservation) => Some(reservation),
                 _ => return Err(Reject::new("reservation", bytes[0].into(), "it is one")),
             },
         };
-        wish.standing = match from.bytes("standing")? {
+        let standing = match from.bytes("standing")? {
             [] => None,
             bytes => match Word::decode(bytes).map_err(wrong)? {
                 Word::Standing(standing) => Some(standing),
                 _ => return Err(Reject::new("standing", bytes[0].into(), "it is one")),
             },
         };
-        Ok(wish)
+        Ok(Self { reservation, standing, ..Self::default() })
     }
 }
