@@ -48,6 +48,7 @@ use crate::{
   farbus-bench --markdown > table.md
   farbus-bench --subject ref              what this machine lets anyone reach
   farbus-bench congestion --plots .       congestion.svg, as root
+  farbus-bench mixed --plots .            streams that give way to one that matters, as root; a minute
   farbus-bench links                      1 to 8 links on a path that loses, as root
   farbus-bench timeline journey --plots .
                                           of a database whose disk moves, and of one that moves along

@@ -60,6 +60,12 @@ impl Net {
         Ok(net)
     }
 
+    /// The link carries so much from now on towards here, behind a queue that holds 200 ms of it.
+    pub fn narrow(&self, kbit: u32) -> Result<()> {
+        let shape = format!("tc qdisc replace dev near root tbf rate {kbit}kbit burst 16kb latency 200ms");
+        ran(&format!("ip netns exec {} {shape}", self.router).split(' ').collect::<Vec<_>>())
+    }
+
     /// A command on the host that serves.
     pub fn on_server(&self, program: &Path) -> Command {
         command_in(&self.server, program)

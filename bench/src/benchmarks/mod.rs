@@ -12,6 +12,7 @@ mod journey;
 mod line;
 mod links;
 mod memory;
+mod mixed;
 mod modules;
 mod naming;
 mod native;
@@ -39,7 +40,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 26] = [
+pub const ALL: [Benchmark; 27] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -141,6 +142,12 @@ pub const ALL: [Benchmark; 26] = [
         target: "no error while UDP takes 0 to 95 % of a link, interrupt and control p99 within 250 ms (root; Netbus, Figure 8)",
         by_default: false,
         run: congestion::run,
+    },
+    Benchmark {
+        name: mixed::NAME,
+        target: "a stream of high criticality misses no packet while its link is narrowed; three of low give way in order (root; R2)",
+        by_default: false,
+        run: mixed::run,
     },
     Benchmark {
         name: timeline::NAME,

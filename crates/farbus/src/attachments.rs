@@ -21,7 +21,6 @@ use tracing::{info, warn};
 use crate::crowd::Visitor;
 use crate::legacies::{Credentials, Owner};
 use crate::modules::allowed;
-use crate::reserving::path_of;
 use crate::sessions::{Face, Fate, House, Opened};
 use crate::shared::{Legacy, Offer, STACK_BYTES, Session, Shared};
 
@@ -155,7 +154,7 @@ impl House for Shared {
             .enter_linked(None, caller.peer.clone(), caller.guest.clone(), caller.visitor, caller.links.clone())
             .map_err(|error| refusal(native::Cause::Refused, error.to_string()))?;
         session.is_heir.store(true, Ordering::Release);
-        if let Err(end) = self.reserve_again(caller, &bus_id) {
+        if let Err(end) = self.reserve_again(caller, &bus_id, open.class) {
             self.end_session(number);
             return Err(end);
         }
@@ -346,6 +345,12 @@ impl Shared {
             }
         };
         let is_fitting = (open.class == native::Class::USB) == legacy.device.is_some();
+        if let (true, Some(name)) = (is_fitting, self.device_name(&legacy.bus_id))
+            && let Err(end) = self.reserve_for_heir(session, &name)
+        {
+            self.give_home(legacy);
+            return Err(end);
+        }
         if !is_fitting {
             self.give_home(legacy);
             return Err(refusal(native::Cause::Class, "it was handed over as something else".to_owned()));
@@ -365,9 +370,6 @@ impl Shared {
             return Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()));
         };
         info!(device = bus_id, from = who, peer = session.peer, "taken over");
-        if let Some(name) = self.device_name(&bus_id) {
-            self.tell(self.reservations.move_to(&name, &path_of(session.visitor)));
-        }
         if let Some((guest, device)) = session.guest.as_ref().zip(device) {
             guest.record_attached(&device);
         }
@@ -558,7 +560,8 @@ impl Shared {
             info!(device = tenant.observes.get(), peer = tenant.peer, "observed no more");
             shared.end_session(number);
         };
-        Ok(Face::Observer { seat, readiness, hush, description: observable.description, leave: Box::new(leave) })
+        let (description, leave) = (observable.description, Box::new(leave));
+        Ok(Face::Observer { seat, readiness, hush, description, leave, gate: None })
     }
 
     /// Somebody reads a stream: all of it, alone; or the latest of it, beside others.
@@ -583,7 +586,8 @@ impl Shared {
         let (shared, tenant) = (Arc::clone(self), Arc::clone(session));
         let leave = Box::new(move |now| shared.take_in(number, &tenant, None, false, now));
         let description = stage.description().encode();
-        Ok((Face::Observer { seat: Box::new(seat), readiness, hush, description, leave }, Some(mode)))
+        let gate = (mode == Mode::Exclusive).then(|| self.gate_of(session, bus_id)).flatten();
+        Ok((Face::Observer { seat: Box::new(seat), readiness, hush, description, leave, gate }, Some(mode)))
     }
 
     fn open_block(
@@ -623,7 +627,8 @@ impl Shared {
             shared.bequeath(number, &tenant, None, bequest)
         };
         let (give_back, pass_on) = (Box::new(give_back), Box::new(pass_on));
-        Ok(Face::Block { device, durability: export.durability(), give_back, pass_on })
+        let gate = (mode == Mode::Exclusive).then(|| self.gate_of(session, bus_id)).flatten();
+        Ok(Face::Block { device, durability: export.durability(), give_back, pass_on, gate })
     }
 
     /// Somebody reads what is to be his, whoever uses it.

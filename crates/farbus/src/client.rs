@@ -236,7 +236,7 @@ pub struct Client {
     recipe: Recipe,
     /// What is kept here of its disks.
     cache: Cache,
-    /// What is reserved for its USB devices.
+    /// What is reserved for its devices.
     reservation: Option<Reservation>,
     /// Who a host is, found out while the files that say so could be read.
     pinned: Option<(String, Option<Arc<KnownHost>>)>,
@@ -500,6 +500,23 @@ impl Client {
         self.opened(target, linked).map(Some)
     }
 
+    /// Takes a block device in a session; whether its exporter gave it is [`Linked::end`]'s to say.
+    pub(crate) fn begin_block(
+        &self,
+        target: &Target,
+        mode: native::Mode,
+        grace: Duration,
+    ) -> Result<Linked<RemoteBlock>, ClientError> {
+        let (asked, mut done) = ((native::Class::BLOCK, mode), Completions::new(BufferPool::new(0)));
+        match self.reservation.clone() {
+            Some(wished) => {
+                let ask = |number, open| RemoteBlock::reserving(number, open, wished);
+                self.begin(target, asked, grace, ask, &mut done)
+            }
+            None => self.begin(target, asked, grace, RemoteBlock::new, &mut done),
+        }
+    }
+
     /// Takes a device once it is handed over to this host, with luggage that begins like this: it is there when
     /// [`Attached::state`] says so.
     ///
@@ -563,7 +580,14 @@ impl Client {
         frames: &mut Vec<Frame>,
     ) -> Result<Linked<RemoteStream>, ClientError> {
         let grace = self.grace.unwrap_or(GRACE);
-        let linked = self.begin(target, (native::Class::STREAM, mode), grace, RemoteStream::new, frames)?;
+        let asked = (native::Class::STREAM, mode);
+        let linked = match self.reservation.clone() {
+            Some(wished) => {
+                let ask = |number, open| RemoteStream::reserving(number, open, wished);
+                self.begin(target, asked, grace, ask, frames)?
+            }
+            None => self.begin(target, asked, grace, RemoteStream::new, frames)?,
+        };
         self.opened(target, linked)
     }
 
@@ -703,7 +727,7 @@ impl Client {
         self.cache = cache;
     }
 
-    /// What is reserved at its exporter for each USB device that it takes.
+    /// What is reserved at its exporter for each device that it takes.
     pub fn reserve(&mut self, reservation: Option<Reservation>) {
         self.reservation = reservation;
     }

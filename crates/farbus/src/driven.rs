@@ -6,7 +6,7 @@ use std::sync::Arc;
 use farbus_host::driven_disk::{DrivenDisk, fits};
 use farbus_io::store::boot_number;
 use farbus_model::Device;
-use farbus_session::native::control::{Cause, End, Mode};
+use farbus_session::native::control::{Cause, Class, End, Mode};
 use farbus_session::{Ending, Offers};
 
 use crate::sessions::Face;
@@ -38,6 +38,7 @@ impl Shared {
         session: &Arc<Session>,
         bus_id: &str,
     ) -> Result<Face, End> {
+        let carrier = self.carrier(bus_id, Some(Class::USB));
         let claimed = Offer { shared: self, session }.claim(bus_id);
         let (_, device) = claimed.map_err(|status| self.why_not_claimed(bus_id, status))?;
         let disk = match DrivenDisk::new(device) {
@@ -55,6 +56,8 @@ impl Shared {
             shared.take_in(number, &tenant, (!is_gone).then_some(device), is_gone, now);
         };
         // What a disk holds in its cache is as durable as the power that it has from this host.
-        Ok(Face::Disk { disk: Box::new(disk), durability: boot_number(), give_back: Box::new(give_back) })
+        self.cover(session, bus_id, carrier.as_ref());
+        let (gate, give_back) = (self.gate_of(session, bus_id), Box::new(give_back));
+        Ok(Face::Disk { disk: Box::new(disk), durability: boot_number(), give_back, gate })
     }
 }

@@ -50,6 +50,15 @@ impl Guest {
         may
     }
 
+    /// Whether it may reserve something for this device that others give way to, as of now.
+    pub fn may_reserve_high(&self, device: &str) -> bool {
+        let may = self.trust.peer(&self.fingerprint).is_some_and(|peer| peer.reserve_high.allows(device));
+        if !may {
+            self.record_refused(device, "high criticality not allowed");
+        }
+        may
+    }
+
     /// Whether its session, with the device that it uses, may go on as far as `peers` says.
     pub fn may_stay(&self, peers: &Peers, device: Option<&str>) -> bool {
         let peer = peers.of_key(&self.fingerprint);

@@ -17,7 +17,7 @@ use farbus_model::{
 };
 use farbus_session::Reject;
 use farbus_session::block::{AHEAD_KIND, ANY_BYTE_KIND, Ahead, AnyByte, BEHIND_KIND, Behind, StoreDevice};
-use farbus_session::native::control::{Cause, Class, End, Mode};
+use farbus_session::native::control::{Cause, End, Mode};
 use farbus_session::native::{Attached, RemoteBlock};
 use farbus_session::snapshot;
 
@@ -97,8 +97,7 @@ impl OpenedDisk {
         };
         let grace = client.grace_for(&target.address, GRACE_DISK)?;
         if !grace.is_zero() {
-            let mut done = Completions::new(BufferPool::new(0));
-            let linked = client.begin(target, (Class::BLOCK, asked), grace, RemoteBlock::new, &mut done)?;
+            let linked = client.begin_block(target, asked, grace)?;
             match linked.end() {
                 None => return Ok(Self::block(linked).with(client.cache())),
                 // Silently: there are devices that are USB and nothing else.

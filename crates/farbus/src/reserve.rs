@@ -169,7 +169,8 @@ impl ReservationStatus {
 
     fn of(line: &Line<'_>) -> Self {
         let told = Self::told(&line.standing);
-        Self { bus: Some(line.bus.to_owned()), processor: line.processor.map(|(processor, _)| processor), ..told }
+        let bus = Some(line.bus.to_owned()).filter(|bus| !bus.is_empty());
+        Self { bus, processor: line.processor.map(|(processor, _)| processor), ..told }
     }
 
     /// For people, in one line.
@@ -202,7 +203,8 @@ fn in_words(lack: Lack, missing: u64) -> Option<(String, String)> {
         Lack::Endpoint => ("endpoint", format!("{missing:#04x}")),
         Lack::Period => ("period", format!("period={missing}")),
         Lack::Budget => ("budget", format!("{missing} bytes")),
-        Lack::Kind => ("kind", "a USB device".to_owned()),
+        Lack::Kind => ("kind", "a device with one user".to_owned()),
+        Lack::Permission => ("permission", "high criticality".to_owned()),
     };
     Some((lack.to_owned(), missing))
 }
@@ -220,6 +222,8 @@ struct Inner {
     paths: BTreeMap<String, Congestion>,
     /// What they were known to carry before more was tried.
     proved: BTreeMap<String, u64>,
+    /// The most that was measured before a device was opened.
+    measured: BTreeMap<String, u64>,
 }
 
 impl Default for Reservations {
@@ -227,8 +231,8 @@ impl Default for Reservations {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let ledger = Ledger::new(processors, measured_cost());
         let (owned, gates) = (BTreeMap::new(), BTreeMap::new());
-        let (paths, proved) = (BTreeMap::new(), BTreeMap::new());
-        Self { inner: Mutex::new(Inner { ledger, owned, gates, paths, proved }) }
+        let (paths, proved, measured) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { inner: Mutex::new(Inner { ledger, owned, gates, paths, proved, measured }) }
     }
 }
 
@@ -292,6 +296,8 @@ impl Reservations {
             (0, ns) | (ns, 0) => ns,
             (one, other) => one.min(other),
         };
+        let most = inner.measured.entry(path.to_owned()).or_default();
+        *most = (*most).max(measured.bits_per_s);
         let mut news = inner.ledger.note_path(path, Path { bits_per_s, round_trip_ns });
         news.extend(inner.admit(device, carrier, reservation, Some(path))?);
         let standing = inner.ledger.standing(device).expect("it was admitted just now");
@@ -307,12 +313,40 @@ impl Reservations {
     }
 
     /// A device goes on with another importer, and what is reserved for it.
-    pub fn move_to(&self, device: &str, path: &str) -> Vec<News> {
+    ///
+    /// # Errors
+    /// [`Refusal`]: the way to him does not carry that; it has not gone.
+    pub fn move_to(&self, device: &str, path: &str) -> Result<Vec<News>, Refusal> {
         let mut inner = self.inner();
+        let news = inner.ledger.move_to(device, path)?;
         inner.forget_link(device);
-        let news = inner.ledger.move_to(device, path);
+        inner.close_gates(&news);
+        Ok(news)
+    }
+
+    /// Somebody uses a device and has asked for nothing: what its owner reserved goes as far as to him.
+    pub fn cover(&self, device: &str, carrier: Option<&Carrier>, path: &str) -> Vec<News> {
+        let mut inner = self.inner();
+        let Some(owned) = inner.owned.get(device).cloned() else { return Vec::new() };
+        let is_his = inner.ledger.lines().any(|line| line.device == device && line.path.is_none());
+        if !is_his || inner.ledger.reservation(device) != Some(&owned) {
+            return Vec::new();
+        }
+        // As what it is used now it may be on another bus than its owner thought of, or on none.
+        let known = carrier.and_then(|carrier| inner.admit(device, carrier, owned, Some(path)).ok());
+        let news = known.unwrap_or_else(|| inner.ledger.lead_to(device, Some(path)));
         inner.close_gates(&news);
         news
+    }
+
+    /// What is reserved for a device, if anything is.
+    pub fn reservation(&self, device: &str) -> Option<Reservation> {
+        self.inner().ledger.reservation(device).cloned()
+    }
+
+    /// What suspends a device; none if nothing ever does.
+    pub fn gate_of(&self, device: &str) -> Option<Gate> {
+        self.inner().gates.get(device).cloned()
     }
 
     /// An importer uses a device no more: what its owner said of it holds again.
@@ -320,8 +354,13 @@ impl Reservations {
         let mut inner = self.inner();
         inner.forget_link(device);
         inner.gates.remove(device);
-        let mut news = inner.ledger.release(device);
-        if let (Some(owned), Some(carrier)) = (inner.owned.get(device).cloned(), carrier) {
+        let owned = inner.owned.get(device).cloned();
+        let is_his = owned.is_some() && inner.ledger.reservation(device) == owned.as_ref();
+        let mut news = match is_his {
+            true => inner.ledger.lead_to(device, None),
+            false => inner.ledger.release(device),
+        };
+        if let (Some(owned), Some(carrier)) = (owned, carrier) {
             // If there is no room any more it is asked for again when something else is released.
             news.extend(inner.admit(device, carrier, owned, None).unwrap_or_default());
         }
@@ -410,8 +449,8 @@ impl Reservations {
                 Some(rate) => rate,
                 None => return Vec::new(),
             },
-            Some(Conclusion::MayCarryMore) => match inner.room_for_one_more(&path) {
-                Some(rate) if rate > known.bits_per_s => {
+            Some(Conclusion::MayCarryMore { is_used }) => match inner.room_for_one_more(&path) {
+                Some(rate) if rate > known.bits_per_s && (is_used || inner.was_measured(&path, rate)) => {
                     inner.proved.insert(path.clone(), known.bits_per_s);
                     rate
                 }
@@ -459,8 +498,8 @@ impl Inner {
         let news = self.ledger.admit(Asked { device, carrier, reservation, path })?;
         if is_low {
             self.gates.entry(device.to_owned()).or_default();
-        } else {
-            self.gates.remove(device);
+        } else if let Some(gate) = self.gates.remove(device) {
+            gate.close(false);
         }
         let state = self.ledger.standing(device).map(|standing| standing.state);
         if let Some(gate) = self.gates.get(device) {
@@ -483,6 +522,13 @@ impl Inner {
         self.paths.retain(|_, congestion| !congestion.is_empty());
         let paths = &self.paths;
         self.proved.retain(|path, _| paths.contains_key(path));
+        let ledger = &self.ledger;
+        self.measured.retain(|path, _| ledger.lines().any(|line| line.path == Some(path.as_str())));
+    }
+
+    /// Whether a path was once measured to carry as much.
+    fn was_measured(&self, path: &str, bits_per_s: u64) -> bool {
+        self.measured.get(path).is_some_and(|most| bits_per_s <= *most)
     }
 
     /// What a path has to carry so that whoever waits longest has room.

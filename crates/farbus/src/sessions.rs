@@ -17,11 +17,11 @@ use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId, Welcome};
 use farbus_session::native::served_observer::Shown;
 use farbus_session::native::{
-    Allowed, Bequest, ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, ServedBlock, ServedObserver,
-    ServedUsb, Services, exporter,
+    Allowed, Bequest, ExporterSession, GatedServed, Inherited, LaneLimits, Left, Recalled, Served, ServedBlock,
+    ServedObserver, ServedUsb, Services, exporter,
 };
 use farbus_session::reserve::ledger::Path;
-use farbus_session::reserve::{Reservation, Standing};
+use farbus_session::reserve::{Gate, Reservation, Standing};
 use farbus_session::snapshot::Reader;
 use farbus_session::{DeviceRecord, Ending, Reject};
 use tracing::{debug, info, warn};
@@ -124,6 +124,8 @@ pub enum Face {
         description: Vec<u8>,
         /// Told in the end.
         leave: Box<dyn FnOnce(Instant) + Send>,
+        /// What suspends it, if anything does.
+        gate: Option<Gate>,
     },
     /// A block device that somebody else uses, for whoever is to inherit it.
     Shown {
@@ -146,6 +148,8 @@ pub enum Face {
         give_back: GiveBack<Box<dyn BlockDevice>>,
         /// Or where if it is handed over.
         pass_on: PassOn<Box<dyn BlockDevice>>,
+        /// What suspends it, if anything does.
+        gate: Option<Gate>,
     },
     /// A USB disk that is driven here, as a block device.
     Disk {
@@ -155,6 +159,8 @@ pub enum Face {
         durability: u64,
         /// Where the USB device goes in the end.
         give_back: GiveBack<Box<dyn Device>>,
+        /// What suspends it, if anything does.
+        gate: Option<Gate>,
     },
 }
 
@@ -166,25 +172,29 @@ impl Face {
                 let usb = ServedUsb::new(number, device, record, limits, give_back);
                 Box::new(usb.inheritable(pass_on).timed_by(clock))
             }
-            Face::Block { device, durability, give_back, pass_on } => {
+            Face::Block { device, durability, give_back, pass_on, gate } => {
                 let block = ServedBlock::new(number, device, durability, give_back);
-                Box::new(block.inheritable(pass_on).timed_by(clock))
+                behind(gate, Box::new(block.inheritable(pass_on).timed_by(clock)))
             }
             Face::Shown { device, info, durability, leave } => {
                 let block = ServedBlock::new(number, device, durability, move |_, now| leave(now));
                 Box::new(block.promising(info).timed_by(clock))
             }
-            Face::Disk { disk, durability, give_back } => {
+            Face::Disk { disk, durability, give_back, gate } => {
                 let give_back = move |disk: Box<DrivenDisk<Box<dyn Device>>>, now| {
                     let mut unheard = Completions::new(BufferPool::new(0));
                     let device = disk.into_device(now, &mut unheard);
                     while unheard.pop().is_some() {}
                     give_back(device, now);
                 };
-                Box::new(ServedBlock::new(number, disk, durability, give_back).timed_by(clock))
+                behind(gate, Box::new(ServedBlock::new(number, disk, durability, give_back).timed_by(clock)))
             }
-            Face::Observer { seat, readiness, hush, description, leave } => {
-                Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave))
+            Face::Observer { seat, readiness, hush, description, leave, gate } => {
+                let shown = Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave));
+                match gate {
+                    None => shown,
+                    Some(gate) => Box::new(GatedServed::new(shown, gate).quiet()),
+                }
             }
         }
     }
@@ -201,6 +211,13 @@ impl Face {
                 Err(reject)
             }
         }
+    }
+}
+
+fn behind(gate: Option<Gate>, served: Box<dyn Served>) -> Box<dyn Served> {
+    match gate {
+        None => served,
+        Some(gate) => Box::new(GatedServed::new(served, gate)),
     }
 }
 
@@ -532,6 +549,10 @@ impl<'a, H: House> Engine<'a, H> {
         }
         let before = self.session.attachments();
         self.carry_out_orders();
+        if self.favoured.has_news {
+            // What waited is to go at the pace of now.
+            self.see_to_favour(self.clock.now());
+        }
         if !self.receive() {
             return Ok(Some(Last::CutOff));
         }

@@ -22,6 +22,7 @@ use farbus_session::reserve::gate::Behind;
 use farbus_session::{Claimed, DeviceRecord, Ending, Exporter, Offers, OpStatus, Registry};
 use tracing::{error, info, warn};
 
+use crate::allow::Network;
 use crate::crowd::{self, Complaint, Place, Visitor};
 use crate::device_status::{Counted, DeviceStatus};
 use crate::door::Household;
@@ -74,6 +75,8 @@ pub struct Shared {
     pub swaps: Swaps,
     /// What is reserved for what is shared.
     pub reservations: Reservations,
+    /// Who reserves with high criticality and proves no key: at these addresses. Programs of this machine always may.
+    pub reserve_high: Mutex<Vec<Network>>,
     /// Buses of real devices, by bus id on the wire.
     pub buses: Mutex<BTreeMap<String, String>>,
     crowd: Complaint,
@@ -315,6 +318,7 @@ impl Shared {
             reserved: Mutex::default(),
             swaps: Swaps::default(),
             reservations: Reservations::default(),
+            reserve_high: Mutex::default(),
             buses: Mutex::default(),
             crowd: Complaint::default(),
             listeners: Addresses::default(),

@@ -102,10 +102,11 @@ impl Trust {
             let numbered = (2..).map(|number| format!("{name}-{number}"));
             let is_free = |name: &String| peers.find(name).is_none_or(|other| other.fingerprint == fingerprint);
             let name = std::iter::once(name.to_owned()).chain(numbered).find(is_free).expect("numbers do not end");
-            let mut grant = peers.of_key(&fingerprint).map(|known| known.allow.clone()).unwrap_or_default();
+            let known = peers.of_key(&fingerprint).map(|known| (known.allow.clone(), known.reserve_high.clone()));
+            let (mut grant, reserve_high) = known.unwrap_or_default();
             allow.iter().for_each(|device| grant.add(device));
             let paired = timestamp(SystemTime::now());
-            let peer = Peer { name, fingerprint, address: Some(address), paired, allow: grant };
+            let peer = Peer { name, fingerprint, address: Some(address), paired, allow: grant, reserve_high };
             peers.add(peer.clone()).map(|()| peer).expect("the name is free")
         })?;
         self.record(&Event {

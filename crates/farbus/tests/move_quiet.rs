@@ -111,7 +111,8 @@ impl Drop for Home {
 /// The one lets the other use everything.
 fn pair(here: &Trust, there: &Trust, name: &str) {
     let (fingerprint, allow) = (there.fingerprint(), Grant::of(["all"]));
-    let peer = Peer { name: name.into(), fingerprint, address: None, paired: "2007-06-11T00:00:00Z".into(), allow };
+    let (paired, reserve_high) = ("2007-06-11T00:00:00Z".into(), Grant::default());
+    let peer = Peer { name: name.into(), fingerprint, address: None, paired, allow, reserve_high };
     here.change(|peers| peers.add(peer)).unwrap().unwrap();
 }
 

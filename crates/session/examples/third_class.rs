@@ -129,9 +129,9 @@ impl Readings {
 impl Attached for Readings {
     type Done = Vec<i32>;
 
-    fn handle_arrived(&mut self, _now: Instant, arrived: Arrived, done: &mut Vec<i32>) -> Result<(), Reject> {
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Vec<i32>) -> Result<(), Reject> {
         let wrong = |bytes: usize| Reject::new("reading", bytes as u64, "it has 4 bytes");
-        match self.attachment.handle_arrived(arrived)? {
+        match self.attachment.handle_arrived(now, arrived)? {
             Heard::Opened(opened) => {
                 let step = opened.info.as_slice().try_into().map_err(|_| wrong(opened.info.len()))?;
                 self.step_millidegrees = u32::from_le_bytes(step);

@@ -135,6 +135,8 @@ pub struct Entry<'a> {
     pub claims: &'a Claims,
     /// What it is as a block device, if it is one.
     pub block: Option<&'a BlockExport>,
+    /// Whether it is a stream of frames.
+    pub is_stream: bool,
     /// What it counts of itself.
     pub tally: Option<&'a Tally>,
 }
@@ -267,6 +269,7 @@ impl Registry {
             holder: export.claims.holder(),
             claims: &export.claims,
             block: export.block.as_ref().map(|block| &*block.export),
+            is_stream: export.stream.is_some(),
             tally: export.tally.as_ref(),
         })
     }

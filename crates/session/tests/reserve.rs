@@ -140,6 +140,61 @@ fn what_comes_too_late_is_refused_with_what_is_missing() {
 }
 
 #[test]
+fn what_is_on_no_bus_has_its_path_and_a_processor_reserved() {
+    let (mut ledger, disk) = (Ledger::new(4, COST), Carrier::without_bus());
+    ledger.note_path("desk", Path { bits_per_s: 40_000_000, round_trip_ns: 400_000 });
+    let asked = |endpoint, bytes, period, criticality| Reservation {
+        criticality,
+        latency_ns: 0,
+        claims: vec![Claim { endpoint, bytes, period }],
+    };
+    let why = |ledger: &mut Ledger, endpoint, bytes, period| {
+        ask(ledger, "disk", &disk, asked(endpoint, bytes, period, Criticality::Low)).unwrap_err().lack()
+    };
+    assert_eq!(why(&mut ledger, 0x81, 512, 8), (Lack::Endpoint, 0x81));
+    assert_eq!(why(&mut ledger, 0, 0, 8), (Lack::Budget, 0));
+    assert_eq!([why(&mut ledger, 0, 512, 0).0, why(&mut ledger, 0, 512, 40_000).0], [Lack::Period; 2]);
+    // 16 MB/s do not go through 36 Mb/s; 2 do, any period does, and a bus has nothing to do with it.
+    assert_eq!(why(&mut ledger, 0, 2000, 1).0, Lack::Rate);
+    ask(&mut ledger, "disk", &disk, asked(0, 6000, 24, Criticality::Low)).unwrap();
+    let standing = ledger.standing("disk").unwrap();
+    assert_eq!((standing.state, standing.bus_ppm, standing.path_bits_per_s), (State::Admitted, 0, 16_574_333));
+    assert!(standing.bound_ns > 1_200_000, "{}: 6000 bytes take 1.2 ms of the path", standing.bound_ns);
+    ask(&mut ledger, "frames", &disk, asked(0, 2000, 8, Criticality::Low)).unwrap();
+    ask(&mut ledger, "zero", &carrier("bus", Speed::High), stream(Criticality::High, 1024, 8)).unwrap();
+    assert_eq!([state(&ledger, "disk"), state(&ledger, "frames")], [State::Admitted, State::Suspended]);
+}
+
+#[test]
+fn what_is_reserved_moves_where_there_is_room_for_it() {
+    let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::High));
+    let narrow = Path { bits_per_s: 12_000_000, round_trip_ns: 400_000 };
+    ledger.note_path("rack", narrow);
+    for (device, criticality) in [("high", Criticality::High), ("low", Criticality::Low)] {
+        ask(&mut ledger, device, &carrier, stream(criticality, 1024, 8)).unwrap();
+    }
+    ledger.move_to("high", "rack").unwrap();
+    let Refusal::Rate { missing_bits_per_s, .. } = ledger.move_to("low", "rack").unwrap_err() else {
+        panic!("the way to the rack carries one of them")
+    };
+    assert!(missing_bits_per_s > 5_000_000, "{missing_bits_per_s}");
+    let paths: Vec<_> = ledger.lines().map(|line| (line.path, line.standing.state)).collect();
+    assert_eq!(paths, [(Some("rack"), State::Admitted), (Some("desk"), State::Admitted)], "it stays");
+    // One of high criticality that moves has no older right than those who are there.
+    ask(&mut ledger, "other", &carrier, stream(Criticality::High, 1024, 8)).unwrap();
+    assert_eq!(ledger.move_to("other", "rack").unwrap_err().lack().0, Lack::Rate);
+    ledger.release("high");
+    assert!(ledger.move_to("low", "rack").unwrap().is_empty(), "it runs on there");
+    let news = ledger.move_to("other", "rack").unwrap();
+    assert_eq!(
+        news.iter().map(|news| (news.device.as_str(), news.standing.lack)).collect::<Vec<_>>(),
+        [("low", Lack::Rate)]
+    );
+    assert!(ledger.move_to("low", "desk").unwrap().iter().all(|news| news.standing.state == State::Admitted));
+    assert_eq!(ledger.move_to("nothing", "desk"), Ok(Vec::new()));
+}
+
+#[test]
 fn a_processor_that_pipes_have_taken_carries_no_more() {
     let (mut ledger, carrier) = (Ledger::new(1, COST), carrier("bus", Speed::High));
     ask(&mut ledger, "low", &carrier, stream(Criticality::Low, 1024, 8)).unwrap();

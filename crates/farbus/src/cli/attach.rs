@@ -110,9 +110,10 @@ pub struct AttachArgs {
     /// once; undone at the exporter in reverse order.
     #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
     module: Vec<Asked>,
-    /// What is to be reserved for it where it is shared: bytes each period (in microframes; in frames at full speed) of its bus, of a
-    /// processor there and of the path to here, or it is refused with what is missing. May be given more than once, for several endpoints;
-    /// low criticality is suspended when high needs what it has. Its exporter has to be a farbus.
+    /// What is to be reserved for it where it is shared: bytes each period (in microframes; in frames at full speed) of its bus if it is
+    /// on one, of a processor there and of the path to here, or it is refused with what is missing. May be given more than once, for
+    /// several endpoints; low criticality is suspended when high needs what it has. High has to be allowed there ('farbus allow
+    /// --reserve-high'), low has not. Its exporter has to be a farbus.
     #[arg(long, value_name = "bytes=N,period=N[,criticality=low][,latency=5ms][,endpoint=0x83]")]
     reserve: Vec<Wish>,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
@@ -285,9 +286,12 @@ impl Way {
             DiskMode::Read if !is_disk => Err(Failure::local(
                 "--mode read goes with --via fuse, nbd and uas: a USB device has one user\n  try: --via nbd --mode read",
             )),
-            _ if !args.reserve.is_empty() && is_disk => Err(Failure::local(
-                "--reserve goes with --via kernel and --via redir: a part of a USB bus is reserved\n  try: --via kernel",
-            )),
+            DiskMode::Read if !args.reserve.is_empty() => {
+                Err(Failure::local("--reserve is for a device's only user: leave --mode read out"))
+            }
+            _ if !args.reserve.is_empty() && args.inherit => {
+                Err(Failure::local("what is reserved comes along with --inherit: leave --reserve out"))
+            }
             _ if args.cache.is_some() && !is_disk => Err(Failure::local(
                 "--cache goes with --via fuse, nbd and uas: of a USB device nothing is kept\n  try: --via nbd",
             )),

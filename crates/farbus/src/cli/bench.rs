@@ -12,7 +12,7 @@ use super::Failure;
 /// The program.
 pub const PROGRAM: &str = "farbus-bench";
 /// What it measures, by name: a test of its own holds it to this list.
-pub const NAMES: [&str; 26] = [
+pub const NAMES: [&str; 27] = [
     "round-trip",
     "syscalls",
     "deep",
@@ -30,6 +30,7 @@ pub const NAMES: [&str; 26] = [
     "overhead",
     "stages",
     "congestion",
+    "mixed",
     "timeline",
     "journey",
     "modules",

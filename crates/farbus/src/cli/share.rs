@@ -33,6 +33,7 @@ use super::listen::{everywhere, listen_address, listen_place};
 use super::output::say;
 use super::owner::ProcessStatus;
 use crate::address::SECURE_PORT;
+use crate::allow::Network;
 use crate::block::BlockSpec;
 use crate::broker::{Hands, Mandate};
 use crate::client::{Attribute, FailureReport, name_of};
@@ -106,6 +107,10 @@ pub struct Args {
     /// a processor. May be given more than once; an importer may ask for something else ('farbus attach --reserve').
     #[arg(long, value_name = "DEVICE:bytes=N,period=N[,criticality=low][,endpoint=0x83]")]
     reserve: Vec<OwnWish>,
+    /// Whoever comes from there without a key may reserve with high criticality too, as programs of this machine do; for paired hosts
+    /// 'farbus allow --reserve-high' says it. May be given more than once.
+    #[arg(long, value_name = "ADDR[/BITS]")]
+    reserve_high: Vec<Network>,
     /// Write each session's last requests, stage by stage, to this file (JSON lines).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -255,6 +260,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         );
     }
     reserve(&share, &args.reserve)?;
+    share.allow_reserve_high(args.reserve_high);
     share.show(args.observable);
     share.allow_modules(allowed(&args.allow_module).map_err(Failure::local)?);
     if let Some(path) = &args.trace {

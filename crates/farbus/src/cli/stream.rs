@@ -18,6 +18,7 @@ use crate::broker::{Hands, Mandate};
 use crate::client::{Client, Target};
 use crate::frames::{Frame, Wanted, open_stream};
 use crate::modules::recipe;
+use crate::reserve::Wish;
 
 /// Read frames of another host's camera, screen or other source.
 #[derive(Debug, clap::Args)]
@@ -58,6 +59,10 @@ struct ReadArgs {
     /// What the frames go through, their reader first; see 'farbus module'. May be given more than once.
     #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
     module: Vec<Asked>,
+    /// What is to be reserved for it where it is shared: bytes each period (in microframes) of a processor there and of the path to here,
+    /// or it is refused with what is missing. Low criticality waits when high needs what it has.
+    #[arg(long, value_name = "bytes=N,period=N[,criticality=low][,latency=5ms]", conflicts_with = "latest")]
+    reserve: Option<Wish>,
     /// Keep the rights it was started with.
     #[arg(long)]
     no_sandbox: bool,
@@ -113,6 +118,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
     let mut client = Client::for_host(&target.address, hands)?;
     client.go_through(recipe);
+    client.reserve(args.reserve.clone().map(|Wish(reservation)| reservation));
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }

@@ -78,7 +78,8 @@ pub struct UnpairArgs {
 /// Let a paired host use devices of this one.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  farbus allow lab3 disk webcam\n  farbus allow lab3 all           every device, those shared later among them\n\n\
+    after_help = "Examples:\n  farbus allow lab3 disk webcam\n  farbus allow lab3 all           every device, those shared later among them\n  \
+    farbus allow lab3 webcam --reserve-high      and what it reserves for it ('farbus attach --reserve') may be of high criticality\n\n\
     Take it back with 'farbus forbid'."
 )]
 pub struct AllowArgs {
@@ -87,6 +88,9 @@ pub struct AllowArgs {
     /// Devices by name, as 'farbus status' shows them; or 'all'.
     #[arg(required = true)]
     devices: Vec<String>,
+    /// It may use them, and reserve with high criticality for them: then what others have reserved with low criticality gives way.
+    #[arg(long)]
+    reserve_high: bool,
 }
 
 /// Take back what a paired host was allowed, and may be using.
@@ -98,6 +102,9 @@ pub struct ForbidArgs {
     /// Devices by name; or 'all'.
     #[arg(required = true)]
     devices: Vec<String>,
+    /// It may go on using them, but reserves nothing more with high criticality for them.
+    #[arg(long)]
+    reserve_high: bool,
 }
 
 impl From<StateError> for Failure {
@@ -224,7 +231,10 @@ pub fn peers(args: &PeersArgs) -> Result<(), Failure> {
     let mut table = table(&["NAME", "MAY USE", "ADDRESS", "PAIRED", "KEY"]);
     for peer in peers.iter() {
         let words: Vec<_> = peer.allow.words().collect();
-        let may = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
+        let mut may = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
+        if !peer.reserve_high.is_empty() {
+            may.push_str(&format!("; reserve high: {}", peer.reserve_high.words().collect::<Vec<_>>().join(", ")));
+        }
         let day = peer.paired.split('T').next().unwrap_or_default().to_owned();
         let address = peer.address.clone().unwrap_or_default();
         table.add_row([peer.name.clone(), may, address, day, format!("{}…", peer.fingerprint.short())]);
@@ -243,13 +253,22 @@ pub fn unpair(args: &UnpairArgs) -> Result<(), Failure> {
 
 pub fn allow(args: &AllowArgs) -> Result<(), Failure> {
     change_grant(&args.name, &args.devices, "allow", |peer, device| {
-        peer.allow.add(device);
+        if args.reserve_high {
+            peer.reserve_high.add(device);
+        }
+        // 'all' says it already.
+        if !(args.reserve_high && peer.allow.allows(device)) {
+            peer.allow.add(device);
+        }
         true
     })
 }
 
 pub fn forbid(args: &ForbidArgs) -> Result<(), Failure> {
-    change_grant(&args.name, &args.devices, "forbid", |peer, device| peer.allow.remove(device))
+    change_grant(&args.name, &args.devices, "forbid", |peer, device| {
+        let was_high = peer.reserve_high.remove(device);
+        if args.reserve_high { was_high } else { peer.allow.remove(device) }
+    })
 }
 
 fn change_grant(
@@ -271,6 +290,10 @@ fn change_grant(
     let words: Vec<_> = peer.allow.words().collect();
     let may = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
     say(format!("{} may use: {may}", peer.name));
+    if !peer.reserve_high.is_empty() {
+        let high = peer.reserve_high.words().collect::<Vec<_>>().join(", ");
+        say(format!("{} may reserve with high criticality: {high}", peer.name));
+    }
     if unchanged.is_empty() {
         return Ok(());
     }

@@ -39,6 +39,7 @@ mod redir;
 mod redir_links;
 mod redir_migrate;
 mod reserve;
+mod reserve_hosts;
 mod restart;
 mod restart_attached;
 mod restart_heirs;

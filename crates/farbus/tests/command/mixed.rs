@@ -128,6 +128,7 @@ fn one_stream_that_matters_keeps_its_figure_and_three_others_give_way_in_order()
         .map(str::to_owned)
         .into_iter()
         .chain(["zero,speed=full".into(), "--listen".into(), format!("{FAR}:0")])
+        .chain(["--reserve-high".into(), "10.111.2.0/24".into()])
         .collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let share = Share::follow(Running::start(command_in(&house, &network.far, &arguments)));

@@ -45,6 +45,11 @@ impl Grant {
         self.0.contains(ALL) || self.0.contains(device)
     }
 
+    /// Whether it allows nothing.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// What is allowed, as people write it.
     pub fn words(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|device| if device == ALL { "all" } else { device.as_str() })
@@ -66,6 +71,9 @@ pub struct Peer {
     /// Which devices of ours it may use.
     #[serde(default)]
     pub allow: Grant,
+    /// For which of them it may reserve with high criticality.
+    #[serde(default, skip_serializing_if = "Grant::is_empty")]
+    pub reserve_high: Grant,
 }
 
 /// All of them.

@@ -504,6 +504,39 @@ mod tests {
     }
 
     #[test]
+    fn a_device_shares_the_time_of_the_controller_or_of_the_hub_that_translates_for_it() {
+        let root = Root::new("bus");
+        // A hub of high speed, behind it one of full speed, behind that another of high speed, which then runs at full speed too.
+        let all = [
+            ("1-1", 9, "480", "usb1, high speed"),
+            ("1-1.1", 0, "480", "usb1, high speed"),
+            ("1-1.2", 0, "12", "usb1, below hub 1-1"),
+            ("1-1.3", 9, "12", "usb1, below hub 1-1"),
+            ("1-1.3.1", 0, "1.5", "usb1, below hub 1-1"),
+            ("1-1.3.2", 9, "12", "usb1, below hub 1-1"),
+            ("1-1.3.2.1", 0, "12", "usb1, below hub 1-1"),
+            ("1-1.4", 9, "480", "usb1, high speed"),
+            ("1-1.4.1", 0, "12", "usb1, below hub 1-1.4"),
+            ("1-2", 0, "12", "usb1, up to full speed"),
+            ("1-3", 9, "12", "usb1, up to full speed"),
+            ("1-3.1", 0, "1.5", "usb1, up to full speed"),
+            ("1-4", 0, "5000", "usb1, super speed"),
+        ];
+        for (number, (bus_id, class, speed, _)) in all.iter().enumerate() {
+            root.device(bus_id, number as u32 + 2, *class, speed);
+        }
+        let inventory = Inventory::at(&root.0);
+        for (bus_id, _, _, bus) in all {
+            let found = inventory.device_at(bus_id).unwrap().expect(bus_id);
+            assert_eq!(inventory.bus_of(&found), bus, "{bus_id}");
+        }
+        // Another controller's bus is another.
+        root.device("2-2", 60, 0, "12");
+        root.put("sys/bus/usb/devices/2-2/busnum", "2\n");
+        assert_eq!(inventory.bus_of(&inventory.device_at("2-2").unwrap().unwrap()), "usb2, up to full speed");
+    }
+
+    #[test]
     fn a_machine_without_usb_has_no_devices() {
         let found = Inventory::at(Path::new("/nonexistent")).devices().unwrap();
         assert!(found.is_empty());

@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 
-use farbus_model::Payload;
+use farbus_model::{Instant, Payload};
 use farbus_wire::native::control::{Cause, End, Open, Opened};
+use farbus_wire::native::reserve::{Reservation, Standing};
 use farbus_wire::native::{Arrived, Kind, Message, Part};
 
 use super::importer::State;
+use super::wish::Wish;
 use crate::Reject;
 
 /// The part of an [`Attached`](super::Attached) that is no class's own.
@@ -20,6 +22,8 @@ pub struct Attachment {
     /// What of it has arrived, if it goes on.
     opened: Option<Payload>,
     outbox: VecDeque<Message>,
+    /// What is to be reserved for it, and how that stands.
+    wish: Wish,
 }
 
 /// What arrived, seen from a class.
@@ -39,10 +43,24 @@ impl Attachment {
     /// Asks for a device as `number`, one of the session that is not in use; its description is refused if it is longer than
     /// `opened_bytes_max`.
     pub fn new(number: u16, open: Open, opened_bytes_max: usize) -> Self {
-        let state = State::Opening;
-        let mut attachment = Self { number, open, state, opened_bytes_max, opened: None, outbox: VecDeque::new() };
+        Self::wishing(number, open, opened_bytes_max, Wish::default())
+    }
+
+    /// The same; this is reserved for it first, or it is not opened.
+    pub fn reserving(number: u16, open: Open, opened_bytes_max: usize, reservation: Reservation) -> Self {
+        Self::wishing(number, open, opened_bytes_max, Wish::of(reservation))
+    }
+
+    fn wishing(number: u16, open: Open, opened_bytes_max: usize, wish: Wish) -> Self {
+        let (state, outbox) = (State::Opening, VecDeque::new());
+        let mut attachment = Self { number, open, state, opened_bytes_max, opened: None, outbox, wish };
         attachment.ask_to_open();
         attachment
+    }
+
+    /// How what is reserved for it stands.
+    pub fn reserved(&self) -> Option<Standing> {
+        self.wish.standing()
     }
 
     /// Its number.
@@ -56,6 +74,9 @@ impl Attachment {
     }
 
     fn ask_to_open(&mut self) {
+        if let Some(word) = self.wish.ask() {
+            self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
+        }
         let part = self.open.encode().into();
         self.say(Message::control(Kind::Open, self.number, 0, part));
     }
@@ -64,8 +85,14 @@ impl Attachment {
     ///
     /// # Errors
     /// [`Reject`]: the exporter broke the protocol; the session is over.
-    pub fn handle_arrived(&mut self, arrived: Arrived) -> Result<Heard, Reject> {
+    pub fn handle_arrived(&mut self, now: Instant, arrived: Arrived) -> Result<Heard, Reject> {
         match arrived.head.kind {
+            Kind::Reserve => {
+                if let Some(word) = self.wish.hear(now, &arrived.body.contiguous())? {
+                    self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
+                }
+                Ok(Heard::Part)
+            }
             Kind::Opened if self.opened.is_none() => {
                 self.opened = Some(Payload::Empty);
                 self.take_in(arrived)
@@ -94,6 +121,11 @@ impl Attachment {
             return Ok(Heard::Part);
         }
         let opened = Opened::decode(&body.contiguous())?;
+        if let Some(end) = self.wish.unheard() {
+            self.close();
+            self.state = State::Ended(end.clone());
+            return Ok(Heard::Ended(end));
+        }
         self.open.epoch = opened.epoch;
         self.state = State::Open;
         Ok(Heard::Opened(opened))
@@ -160,12 +192,15 @@ mod tests {
         let mut attachment = attachment();
         assert_eq!(attachment.poll_message().map(|said| said.head.kind), Some(Kind::Open));
         let bytes = opened().encode();
-        let heard = attachment.handle_arrived(arrived(Kind::Opened, true, &bytes[..9])).unwrap();
+        let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Opened, true, &bytes[..9])).unwrap();
         assert!(matches!(heard, Heard::Part));
-        let heard = attachment.handle_arrived(arrived(Kind::Data, false, &bytes[9..])).unwrap();
+        let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Data, false, &bytes[9..])).unwrap();
         assert!(matches!(heard, Heard::Opened(got) if got == opened()));
         assert_eq!(attachment.state(), &State::Open);
-        assert_eq!(attachment.handle_arrived(arrived(Kind::Opened, false, &bytes)).unwrap_err().field, "kind");
+        assert_eq!(
+            attachment.handle_arrived(Instant::ZERO, arrived(Kind::Opened, false, &bytes)).unwrap_err().field,
+            "kind"
+        );
 
         attachment.close();
         attachment.handle_renewed();
@@ -177,11 +212,14 @@ mod tests {
     #[test]
     fn too_long_a_description_is_refused_and_an_end_is_the_last_word() {
         let mut attachment = attachment();
-        let heard = attachment.handle_arrived(arrived(Kind::Opened, true, &[0; 60])).unwrap();
+        let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Opened, true, &[0; 60])).unwrap();
         assert!(matches!(heard, Heard::Part));
-        assert_eq!(attachment.handle_arrived(arrived(Kind::Data, true, &[0; 60])).unwrap_err().field, "opened");
+        assert_eq!(
+            attachment.handle_arrived(Instant::ZERO, arrived(Kind::Data, true, &[0; 60])).unwrap_err().field,
+            "opened"
+        );
         let end = End { cause: Cause::Gone, message: "away".into() };
-        let heard = attachment.handle_arrived(arrived(Kind::Closed, false, &end.encode())).unwrap();
+        let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Closed, false, &end.encode())).unwrap();
         assert!(matches!(heard, Heard::Ended(got) if got == end));
         attachment.handle_over(Cause::Network, "later");
         assert_eq!(attachment.state(), &State::Ended(end));

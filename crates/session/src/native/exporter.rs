@@ -12,7 +12,7 @@ use farbus_wire::native::control::{Cause, Close, End, HANDED_OVER, Inherit, LUGG
 use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
 use farbus_wire::native::modules::{decode_offers, encode_answers, encode_offers};
-use farbus_wire::native::reserve::{self, Word};
+use farbus_wire::native::reserve::{self, Lack, State, Word};
 use farbus_wire::native::{
     Arrived, Flow, Hello, Kind, Lane, LaneLimits, Lanes, Message, Options, Outcome, Part, SessionId, Standing, Urgency,
     Welcome,
@@ -480,14 +480,18 @@ impl ExporterSession {
     }
 
     fn open_now(&mut self, now: Instant, number: u16, open: Open, services: &mut impl Services) {
-        let reserved = self.reserving.take(number).map(|(reservation, path)| {
-            let reserved = services.reserve(&open, &reservation, path);
+        let mut had = Ok(None);
+        if let Some(asking) = self.reserving.take(number) {
+            let reserved = services.reserve(&open, &asking.reservation, asking.path);
             let standing = reserved.as_ref().map_or_else(|(standing, _)| *standing, |standing| *standing);
+            let is_too_slow = standing.state == State::Refused && matches!(standing.lack, Lack::Rate | Lack::Delay);
+            if is_too_slow && self.reserving.measure_again(now, number, asking, &open, &mut self.lanes) {
+                return;
+            }
             self.say_standing(number, standing);
-            reserved.map_err(|(_, end)| end)
-        });
+            had = reserved.map(Some).map_err(|(_, end)| end);
+        }
         // A device that would not be used is not taken from anybody.
-        let had = reserved.transpose();
         let is_reserved = matches!(had, Ok(Some(_)));
         let agreed = had.and_then(|_| self.agree(number, &open));
         let opened = agreed.and_then(|agreed| Ok((agreed, services.open(now, number, &open)?)));

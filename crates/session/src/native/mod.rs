@@ -12,7 +12,8 @@
 //! | [`timing`] | which requests are timed, and where their time went |
 //! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, at either end |
 //! | `services` | what an exporter is offered |
-//! | `reserving` | what is reserved before a device is opened, and how its path is measured |
+//! | `reserving`, `wish` | what is reserved before a device is opened, and how its path is measured: the exporter's half, the importer's |
+//! | [`gated_served`] | a device of any class that is suspended at times |
 //! | `slots` | requests in flight, by their tag |
 //! | `spread` | on which lane a request goes |
 //!
@@ -33,6 +34,7 @@
 
 pub mod attachment;
 pub mod exporter;
+pub mod gated_served;
 pub mod importer;
 mod pipe;
 pub mod piped;
@@ -50,6 +52,7 @@ mod slots;
 mod spread;
 mod tagged;
 pub mod timing;
+mod wish;
 
 /// The bytes of it: what a greeting and a device's own class have to say.
 pub use farbus_wire::native::{
@@ -59,6 +62,7 @@ pub use farbus_wire::native::{
 
 pub use attachment::{Attachment, Heard};
 pub use exporter::{Allowed, Bequest, ExporterSession, Inherited, Left, Recalled, Served, Services, Unmovable};
+pub use gated_served::GatedServed;
 pub use importer::{Attached, ImporterSession, Movable, Progress, State};
 pub use piped::{Piped, Through};
 pub use piped_served::PipedServed;

@@ -9,6 +9,7 @@ use farbus_wire::native::block::{self, Description};
 use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, LUGGAGE_NAME_BYTES, Open, Opened};
 use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::lanes::{split_tag, tag_of};
+use farbus_wire::native::reserve::{Reservation, Standing, Word};
 use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Part, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
 
@@ -16,6 +17,7 @@ use super::importer::{Attached, Movable, State};
 use super::slots::Slots;
 use super::spread::{Loads, REQUESTS_MAX};
 use super::timing::{Timed, Timing, split_residence};
+use super::wish::Wish;
 use crate::Reject;
 
 /// Nothing comes along with a disk.
@@ -56,6 +58,8 @@ pub struct RemoteBlock {
     is_undurable: bool,
     timing: Timing,
     loads: Loads,
+    /// What is to be reserved for it, and how that stands.
+    wish: Wish,
 }
 
 #[derive(Debug)]
@@ -88,6 +92,15 @@ impl RemoteBlock {
         Self::asking(attachment, open, true)
     }
 
+    /// The same as [`RemoteBlock::new`]; this is reserved for it first, or it is not opened.
+    pub fn reserving(attachment: u16, open: Open, reservation: Reservation) -> Self {
+        let mut remote = Self::new(attachment, open);
+        remote.wish = Wish::of(reservation);
+        remote.outbox.clear();
+        remote.ask_to_open();
+        remote
+    }
+
     fn asking(attachment: u16, open: Open, is_expected: bool) -> Self {
         let mut remote = Self {
             attachment,
@@ -111,6 +124,7 @@ impl RemoteBlock {
             is_undurable: false,
             timing: Timing::default(),
             loads: Loads::default(),
+            wish: Wish::default(),
         };
         remote.ask_to_open();
         remote
@@ -131,7 +145,14 @@ impl RemoteBlock {
         self.slots.len() + self.held.len()
     }
 
+    fn say_of_reservation(&mut self, word: &Word) {
+        self.outbox.push_back(Message::control(Kind::Reserve, self.attachment, 0, word.encode().into()));
+    }
+
     fn ask_to_open(&mut self) {
+        if let Some(word) = self.wish.ask() {
+            self.say_of_reservation(&word);
+        }
         let (kind, bytes) = match self.is_expected {
             true => (Kind::Inherit, Inherit { luggage: NO_LUGGAGE, open: self.open.clone() }.encode()),
             false => (Kind::Open, self.open.encode()),
@@ -226,6 +247,11 @@ impl RemoteBlock {
         let is_ours_now = self.is_expected && self.state == State::Open;
         if self.state != State::Opening && !is_ours_now && !std::mem::take(&mut self.is_moving) {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
+        }
+        if let Some(end) = self.wish.unheard() {
+            self.close();
+            self.state = State::Ended(end);
+            return Ok(());
         }
         // If it was to be another's, it is ours again.
         (self.is_still, self.owed) = (false, 0);
@@ -467,6 +493,12 @@ impl Attached for RemoteBlock {
                 Ok(())
             }
             Kind::Event => Ok(()),
+            Kind::Reserve => {
+                if let Some(word) = self.wish.hear(now, &arrived.body.contiguous())? {
+                    self.say_of_reservation(&word);
+                }
+                Ok(())
+            }
             _ => Err(Reject::new("kind", kind.code().into(), "an exporter does not say that")),
         }
     }
@@ -498,6 +530,10 @@ impl Attached for RemoteBlock {
 
     fn poll_timed(&mut self) -> Option<Timed> {
         self.timing.take()
+    }
+
+    fn reserved(&self) -> Option<Standing> {
+        self.wish.standing()
     }
 
     fn use_lanes(&mut self, usable: LaneSet) {
@@ -559,6 +595,7 @@ impl Movable for RemoteBlock {
         to.count(self.owed);
         to.count(self.opened.len());
         self.opened.iter().for_each(|part| to.payload(part));
+        self.wish.save(to);
         to.count(self.slots.len());
         for (tag, flight) in self.slots.iter() {
             to.u16(tag_of(flight.lane, tag));
@@ -592,6 +629,7 @@ impl Movable for RemoteBlock {
         for _ in 0..from.count("parts of a description", 4)? {
             remote.opened.push(from.payload("part of a description")?);
         }
+        remote.wish = Wish::restore(from)?;
         // Nothing is launched before all of it is right: what was launched has to be answered.
         let mut names = BTreeSet::new();
         let mut request = |from: &mut Reader<'_>| {

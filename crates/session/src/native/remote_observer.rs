@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use farbus_model::limits::{OBSERVED_EVENTS_MAX, URB_BYTES_MAX};
 use farbus_model::{Instant, Payload};
 use farbus_wire::native::control::{Cause, Open};
+use farbus_wire::native::reserve::{Reservation, Standing};
 use farbus_wire::native::{Arrived, Kind, Message, stream, usb};
 
 use super::attachment::{Attachment, Heard};
@@ -98,7 +99,15 @@ pub struct Onlooker<S> {
 impl<S: Showing> Onlooker<S> {
     /// Asks to look at it as `number`, one of the session that is not in use.
     pub fn new(number: u16, open: Open) -> Self {
-        let attachment = Attachment::new(number, open, OPENED_BYTES_MAX);
+        Self::over(Attachment::new(number, open, OPENED_BYTES_MAX))
+    }
+
+    /// The same; this is reserved for it first, or it is not shown.
+    pub fn reserving(number: u16, open: Open, reservation: Reservation) -> Self {
+        Self::over(Attachment::reserving(number, open, OPENED_BYTES_MAX, reservation))
+    }
+
+    fn over(attachment: Attachment) -> Self {
         Self { attachment, description: None, under_way: 0, arriving: None }
     }
 
@@ -151,8 +160,8 @@ impl<S: Showing> Onlooker<S> {
 impl<S: Showing> Attached for Onlooker<S> {
     type Done = Vec<S::Event>;
 
-    fn handle_arrived(&mut self, _now: Instant, arrived: Arrived, done: &mut Vec<S::Event>) -> Result<(), Reject> {
-        match self.attachment.handle_arrived(arrived)? {
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Vec<S::Event>) -> Result<(), Reject> {
+        match self.attachment.handle_arrived(now, arrived)? {
             Heard::Opened(opened) => {
                 self.description = Some(S::decode(&opened.info)?);
                 self.want_more();
@@ -178,6 +187,10 @@ impl<S: Showing> Attached for Onlooker<S> {
 
     fn state(&self) -> &State {
         self.attachment.state()
+    }
+
+    fn reserved(&self) -> Option<Standing> {
+        self.attachment.reserved()
     }
 
     fn close(&mut self) {

@@ -13,7 +13,7 @@ use farbus_wire::native::control::{
 };
 use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::lanes::{split_tag, tag_of};
-use farbus_wire::native::reserve::{CAR_BYTES, Reservation, Standing, Word};
+use farbus_wire::native::reserve::{Reservation, Standing, Word};
 use farbus_wire::native::usb::{self, Description, Reply};
 use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Part, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
@@ -22,6 +22,7 @@ use super::importer::{Attached, Movable, State};
 use super::slots::Slots;
 use super::spread::{Endpoints, REQUESTS_MAX};
 use super::timing::{Timed, Timing, split_residence};
+use super::wish::Wish;
 use crate::Reject;
 use crate::importer::note_selection;
 
@@ -54,12 +55,7 @@ pub struct RemoteUsb {
     luggage: Vec<Payload>,
     opened: Vec<Payload>,
     /// What is to be reserved for it, and how that stands.
-    reservation: Option<Reservation>,
-    reserved: Option<Standing>,
-    /// When the first half of the train was here by which its exporter has the path measured.
-    half_at: Option<Instant>,
-    /// The same of its first car.
-    first_at: Option<Instant>,
+    wish: Wish,
     settling: Settling,
     next_own_id: u64,
     timing: Timing,
@@ -141,7 +137,7 @@ impl RemoteUsb {
     /// The same as [`RemoteUsb::new`]; this is reserved for it first, or it is not opened.
     pub fn reserving(attachment: u16, open: Open, reservation: Reservation) -> Self {
         let mut remote = Self::new(attachment, open);
-        remote.reservation = Some(reservation);
+        remote.wish = Wish::of(reservation);
         remote.outbox.clear();
         remote.ask_to_open();
         remote
@@ -165,10 +161,7 @@ impl RemoteUsb {
             inherits,
             luggage: Vec::new(),
             opened: Vec::new(),
-            reservation: None,
-            reserved: None,
-            half_at: None,
-            first_at: None,
+            wish: Wish::default(),
             settling: Settling::No,
             next_own_id: OWN_ID_FIRST,
             timing: Timing::default(),
@@ -214,9 +207,7 @@ impl RemoteUsb {
     }
 
     fn ask_to_open(&mut self) {
-        (self.reserved, self.half_at, self.first_at) = (None, None, None);
-        if let Some(reservation) = &self.reservation {
-            let word = Word::Ask(reservation.clone());
+        if let Some(word) = self.wish.ask() {
             self.say_of_reservation(&word);
         }
         let (kind, bytes) = match self.inherits {
@@ -228,31 +219,6 @@ impl RemoteUsb {
 
     fn say_of_reservation(&mut self, word: &Word) {
         self.outbox.push_back(Message::control(Kind::Reserve, self.attachment, 0, word.encode().into()));
-    }
-
-    fn hear_of_reservation(&mut self, now: Instant, bytes: &[u8]) -> Result<(), Reject> {
-        match Word::decode(bytes)? {
-            Word::Standing(standing) => self.reserved = Some(standing),
-            Word::Echo => self.say_of_reservation(&Word::Echo),
-            Word::Train { place, cars } if place + 1 == cars => {
-                // Cars that were received together tell nothing: the longer way round is the surer.
-                let rate = |from: Option<Instant>, cars: u8| {
-                    let span_ns = from.map_or(0, |at| (now - at).as_nanos()).max(1000);
-                    u64::try_from(u128::from(cars) * CAR_BYTES as u128 * 8 * 1_000_000_000 / span_ns)
-                        .unwrap_or(u64::MAX)
-                };
-                let (first_at, half_at) = (self.first_at.take(), self.half_at.take());
-                let bits_per_s = rate(half_at, cars - cars / 2).min(rate(first_at, cars - 1));
-                self.say_of_reservation(&Word::Measured(bits_per_s));
-            }
-            Word::Train { place, cars } if place + 1 == cars / 2 => self.half_at = Some(now),
-            Word::Train { place: 0, .. } => self.first_at = Some(now),
-            Word::Train { .. } => {}
-            Word::Ask(_) | Word::Measured(_) => {
-                return Err(Reject::new("word", bytes[0].into(), "an exporter does not say that of a reservation"));
-            }
-        }
-        Ok(())
     }
 
     fn handle_luggage(&mut self, body: Payload) -> Result<(), Reject> {
@@ -361,11 +327,10 @@ impl RemoteUsb {
         let opened = Opened::decode(&body.contiguous())?;
         let description = Description::decode(&opened.info)?;
         let descriptors = descriptors_of(&description)?;
-        if self.reservation.is_some() && self.reserved.is_none() {
+        if let Some(end) = self.wish.unheard() {
             self.close();
-            let message = "its exporter is of a version that reserves nothing".to_owned();
             let unsaid = std::mem::take(&mut self.outbox);
-            self.end(End { cause: Cause::Reservation, message }, done);
+            self.end(end, done);
             self.outbox = unsaid;
             return Ok(());
         }
@@ -658,7 +623,12 @@ impl Attached for RemoteUsb {
             Kind::Luggage | Kind::Data if self.inherits.is_some() => self.handle_luggage(arrived.body),
             Kind::Reply | Kind::Data => self.handle_reply(arrived, done),
             Kind::Cancel => self.handle_cancelled(arrived.head.tag, done),
-            Kind::Reserve => self.hear_of_reservation(now, &arrived.body.contiguous()),
+            Kind::Reserve => {
+                if let Some(word) = self.wish.hear(now, &arrived.body.contiguous())? {
+                    self.say_of_reservation(&word);
+                }
+                Ok(())
+            }
             Kind::Refused | Kind::Closed => {
                 let end = End::decode(&arrived.body.contiguous())?;
                 self.end(end, done);
@@ -700,7 +670,7 @@ impl Attached for RemoteUsb {
     }
 
     fn reserved(&self) -> Option<Standing> {
-        self.reserved
+        self.wish.standing()
     }
 
     fn use_lanes(&mut self, usable: LaneSet) {
@@ -786,8 +756,7 @@ impl Movable for RemoteUsb {
         to.u64(self.next_own_id);
         to.count(self.opened.len());
         self.opened.iter().for_each(|part| to.payload(part));
-        let words = [self.reservation.clone().map(Word::Ask), self.reserved.map(Word::Standing)];
-        words.iter().for_each(|word| to.bytes(&word.as_ref().map(Word::encode).unwrap_or_default()));
+        self.wish.save(to);
         to.count(self.slots.len());
         for (tag, flight) in self.slots.iter() {
             to.u16(tag_of(flight.lane, tag));
@@ -816,7 +785,7 @@ impl Movable for RemoteUsb {
         for _ in 0..from.count("parts of a description", 4)? {
             remote.opened.push(from.payload("part of a description")?);
         }
-        (remote.reservation, remote.reserved) = read_reserved(from)?;
+        remote.wish = Wish::restore(from)?;
         // Nothing is launched before all of it is right: what was launched has to be answered.
         let (mut flights, mut urbs) = (Vec::new(), Vec::new());
         for _ in 0..from.count("requests in flight", 2)? {
@@ -855,25 +824,6 @@ impl Movable for RemoteUsb {
         self.slots.take_all().for_each(|(_, mut flight)| flight.hand_over());
         self.held.drain(..).for_each(|urb| drop(urb.recall()));
     }
-}
-
-fn read_reserved(from: &mut Reader<'_>) -> Result<(Option<Reservation>, Option<Standing>), Reject> {
-    let wrong = |_| Reject::new("reservation", 0, "it is what was asked for, and how it stands");
-    let reservation = match from.bytes("reservation")? {
-        [] => None,
-        bytes => match Word::decode(bytes).map_err(wrong)? {
-            Word::Ask(reservation) => Some(reservation),
-            _ => return Err(Reject::new("reservation", bytes[0].into(), "it is one")),
-        },
-    };
-    let standing = match from.bytes("standing")? {
-        [] => None,
-        bytes => match Word::decode(bytes).map_err(wrong)? {
-            Word::Standing(standing) => Some(standing),
-            _ => return Err(Reject::new("standing", bytes[0].into(), "it is one")),
-        },
-    };
-    Ok((reservation, standing))
 }
 
 fn read_held(from: &mut Reader<'_>) -> Result<Vec<Urb>, Reject> {

@@ -5,7 +5,9 @@
 //! | ask | says *echo* |
 //! | open | keeps it |
 //! | echo | knows how long the path is, and sends a train |
-//! | measured | knows how wide it is: the device is opened |
+//! | measured | knows how wide it is: the device is opened; if that is too little, it says *echo* again, up to twice |
+//!
+//! What else both machines do makes a path seem slower than it is, and never quicker: the best of what was measured counts.
 
 use std::collections::BTreeMap;
 
@@ -22,13 +24,19 @@ use crate::snapshot::{Reader, Writer};
 /// At once: each is for an attachment.
 const ASKED_MAX: usize = 512;
 
+/// A path that seems too slow is measured so often.
+const TRIES_MAX: u8 = 3;
+
 /// Reservations that were asked for, by attachment.
 #[derive(Default)]
 pub(super) struct Reserving(BTreeMap<u16, Asking>);
 
-struct Asking {
-    reservation: Reservation,
-    path: Path,
+pub(super) struct Asking {
+    pub reservation: Reservation,
+    /// The best that was measured.
+    pub path: Path,
+    /// So often it was measured before.
+    tries: u8,
     /// When *echo* was said, and not by another process.
     echo_at: Option<Instant>,
     has_echoed: bool,
@@ -54,7 +62,8 @@ impl Reserving {
             }
             let echo_at = Some(now);
             let path = Path::default();
-            let asking = Asking { reservation, path, echo_at, has_echoed: false, is_measured: false, open: None };
+            let (has_echoed, is_measured) = (false, false);
+            let asking = Asking { reservation, path, tries: 0, echo_at, has_echoed, is_measured, open: None };
             self.0.insert(number, asking);
             lanes.send(Message::control(Kind::Reserve, number, 0, Word::Echo.encode().into()));
             return Ok(None);
@@ -67,12 +76,14 @@ impl Reserving {
             Word::Echo if !asking.has_echoed => {
                 asking.has_echoed = true;
                 let round_trip = asking.echo_at.map(|at| now - at).unwrap_or_default();
-                asking.path.round_trip_ns = round_trip.as_nanos().try_into().unwrap_or(u64::MAX);
+                let round_trip_ns = round_trip.as_nanos().try_into().unwrap_or(u64::MAX);
+                let before = asking.path.round_trip_ns;
+                asking.path.round_trip_ns = if before == 0 { round_trip_ns } else { before.min(round_trip_ns) };
                 send_train(number, lanes);
                 Ok(None)
             }
             Word::Measured(bits_per_s) if asking.has_echoed && !asking.is_measured => {
-                (asking.is_measured, asking.path.bits_per_s) = (true, bits_per_s);
+                (asking.is_measured, asking.path.bits_per_s) = (true, asking.path.bits_per_s.max(bits_per_s));
                 Ok(asking.open.take())
             }
             _ => Err(wrong("an importer does not say that of a reservation now")),
@@ -94,9 +105,20 @@ impl Reserving {
     }
 
     /// What is reserved for it, once its path was measured.
-    pub fn take(&mut self, number: u16) -> Option<(Reservation, Path)> {
-        let asking = self.0.remove(&number)?;
-        Some((asking.reservation, asking.path))
+    pub fn take(&mut self, number: u16) -> Option<Asking> {
+        self.0.remove(&number)
+    }
+
+    /// The path seemed too slow for what is asked: it is measured again before that is said. Says whether it is.
+    pub fn measure_again(&mut self, now: Instant, number: u16, asking: Asking, open: &Open, lanes: &mut Lanes) -> bool {
+        let tries = asking.tries + 1;
+        if tries >= TRIES_MAX {
+            return false;
+        }
+        let (echo_at, open) = (Some(now), Some(open.clone()));
+        self.0.insert(number, Asking { tries, echo_at, has_echoed: false, is_measured: false, open, ..asking });
+        lanes.send(Message::control(Kind::Reserve, number, 0, Word::Echo.encode().into()));
+        true
     }
 
     /// It is not opened after all. Says whether it was to be.
@@ -106,11 +128,12 @@ impl Reserving {
 
     pub fn save(&self, to: &mut Writer) {
         to.count(self.0.len());
-        for (&number, Asking { reservation, path, has_echoed, is_measured, open, .. }) in &self.0 {
+        for (&number, Asking { reservation, path, tries, has_echoed, is_measured, open, .. }) in &self.0 {
             to.u16(number);
             to.bytes(&Word::Ask(reservation.clone()).encode());
             to.u64(path.round_trip_ns);
             to.u64(path.bits_per_s);
+            to.u8(*tries);
             to.flag(*has_echoed);
             to.flag(*is_measured);
             to.bytes(&open.as_ref().map(Open::encode).unwrap_or_default());
@@ -120,17 +143,19 @@ impl Reserving {
     /// As another process wrote it down.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
         let mut all = BTreeMap::new();
-        for _ in 0..from.count("reservations", 28)? {
+        for _ in 0..from.count("reservations", 29)? {
             let number = from.u16("attachment")?;
             let Word::Ask(reservation) = Word::decode(from.bytes("reservation")?)? else {
                 return Err(Reject::new("reservation", number.into(), "it is one"));
             };
             let path = Path { round_trip_ns: from.u64("round trip")?, bits_per_s: from.u64("bits a second")? };
+            let tries = from.u8("tries")?;
             let (has_echoed, is_measured) = (from.flag("echoed")?, from.flag("measured")?);
             let open = from.bytes("open")?;
             let open = if open.is_empty() { None } else { Some(Open::decode(open)?) };
-            let is_sound = number > 0 && (has_echoed || !is_measured) && !(is_measured && open.is_some());
-            let asking = Asking { reservation, path, echo_at: None, has_echoed, is_measured, open };
+            let is_sound =
+                number > 0 && tries < TRIES_MAX && (has_echoed || !is_measured) && !(is_measured && open.is_some());
+            let asking = Asking { reservation, path, tries, echo_at: None, has_echoed, is_measured, open };
             if !is_sound || all.insert(number, asking).is_some() || all.len() > ASKED_MAX {
                 return Err(Reject::new("attachment", number.into(), "each is asked for once, and measured before"));
             }

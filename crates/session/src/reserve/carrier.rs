@@ -1,19 +1,34 @@
 //! What a device's endpoints can carry, and on which bus.
 
 use farbus_model::{Descriptors, Direction, EpAddr, Speed, TransferType};
-use farbus_realtime::schedule::{self, Request};
+use farbus_realtime::schedule::{self, Invalid, Request};
 use farbus_realtime::transfer::{self, Shape, interval_ps};
 use farbus_realtime::{self as realtime, TransferKind};
 use farbus_wire::native::reserve::{Claim, Criticality};
 
 use super::refusal::Refusal;
 
+/// Where there is no bus whose rules hold: four seconds.
+const PERIODS_MAX: u32 = 32_769;
+
 /// A device as the bus sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carrier {
+    /// Empty if it is on none.
     bus: String,
     speed: realtime::Speed,
     endpoints: Vec<Endpoint>,
+}
+
+/// What a claim has its host do and its path carry, whatever its bus does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Each period.
+    pub bytes: u32,
+    /// As long as that is, ns.
+    pub period_ns: u64,
+    /// Packets of which each is described beside its data.
+    pub packets: u32,
 }
 
 /// An endpoint in its largest setting.
@@ -49,7 +64,17 @@ impl Carrier {
         Self { bus: bus.into(), speed, endpoints }
     }
 
-    /// Its bus instance.
+    /// What is on no bus: a disk that is a file, frames that a program makes. Its claims count in microframes all the same.
+    pub fn without_bus() -> Self {
+        Self { bus: String::new(), speed: realtime::Speed::High, endpoints: Vec::new() }
+    }
+
+    /// Whether it is on one.
+    pub fn has_bus(&self) -> bool {
+        !self.bus.is_empty()
+    }
+
+    /// Its bus instance; empty if it is on none.
     pub fn bus(&self) -> &str {
         &self.bus
     }
@@ -57,6 +82,31 @@ impl Carrier {
     /// How long an interval of that lasts, ns.
     pub fn interval_ns(&self) -> u64 {
         interval_ps(self.speed) / 1000
+    }
+
+    /// A claim as its host and its path have it.
+    ///
+    /// # Errors
+    /// [`Refusal`]: what is on no bus has no endpoints either, and is asked for something now and then.
+    pub fn load(&self, claim: &Claim, request: Option<&Request>) -> Result<Load, Refusal> {
+        let Claim { endpoint, bytes, period } = *claim;
+        if request.is_none() && endpoint != 0 {
+            return Err(Refusal::NoEndpoint { endpoint });
+        }
+        let why = match (bytes, period) {
+            (0, _) => Some(Invalid::NoBudget),
+            (_, 0 | PERIODS_MAX..) if request.is_none() => {
+                Some(Invalid::Period { asked: period, max: PERIODS_MAX - 1 })
+            }
+            _ => None,
+        };
+        match why {
+            Some(why) => Err(Refusal::Invalid { endpoint, why }),
+            None => {
+                let packets = request.map_or(0, |request| request.shape.packets(bytes));
+                Ok(Load { bytes, period_ns: u64::from(period) * self.interval_ns(), packets })
+            }
+        }
     }
 
     /// A claim as its bus understands it, under this number.

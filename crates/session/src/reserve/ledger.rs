@@ -12,7 +12,7 @@ use farbus_realtime::transfer::interval_ps;
 use farbus_realtime::vcpu::Reserve;
 use farbus_wire::native::reserve::{Claim, Criticality, Lack, Reservation, Standing, State, Word};
 
-use super::carrier::Carrier;
+use super::carrier::{Carrier, Load};
 use super::processors::{Processors, missing_ppb};
 use super::refusal::Refusal;
 use crate::Reject;
@@ -111,9 +111,10 @@ pub struct Ledger {
 struct Entry {
     device: String,
     bus: String,
-    interval_ns: u64,
     reservation: Reservation,
+    /// None of what is on no bus.
     requests: Vec<Request>,
+    loads: Vec<Load>,
     path: Option<String>,
     /// Its place among all.
     order: u64,
@@ -156,10 +157,13 @@ impl Ledger {
     /// [`Refusal`]: nothing has changed.
     pub fn admit(&mut self, asked: Asked<'_>) -> Result<Vec<News>, Refusal> {
         let Asked { device, carrier, reservation, path } = asked;
-        let mut requests = Vec::new();
+        let (mut requests, mut loads) = (Vec::new(), Vec::new());
         for claim in &reservation.claims {
-            requests.push(carrier.request(self.next_id, claim, reservation.criticality)?);
+            let has_bus = carrier.has_bus();
+            let request = has_bus.then(|| carrier.request(self.next_id, claim, reservation.criticality)).transpose()?;
             self.next_id = self.next_id.wrapping_add(1).max(1);
+            loads.push(carrier.load(claim, request.as_ref())?);
+            requests.extend(request);
         }
         let expected = self.expected.get(device).filter(|expected| expected.reservation == reservation);
         let had = self.entries.iter().find(|entry| entry.device == device);
@@ -177,9 +181,9 @@ impl Ledger {
         let entry = Entry {
             device: device.to_owned(),
             bus: carrier.bus().to_owned(),
-            interval_ns: carrier.interval_ns(),
             reservation,
             requests,
+            loads,
             path: path.map(str::to_owned),
             order,
             standing,
@@ -187,7 +191,7 @@ impl Ledger {
         let mut entries: Vec<Entry> = self.entries.iter().filter(|entry| entry.device != device).cloned().collect();
         entries.push(entry);
         entries.sort_by_key(|entry| entry.order);
-        let settled = self.settle(&entries);
+        let settled = self.settle(&entries, None);
         if let Some(Err(refusal)) = settled.standings.get(&order)
             && !(is_expected && criticality == Criticality::Low)
         {
@@ -219,13 +223,37 @@ impl Ledger {
         self.settle_again()
     }
 
-    /// A device's data go to somebody else from now on, with what is reserved for it.
-    pub fn move_to(&mut self, device: &str, path: &str) -> Vec<News> {
-        match self.entries.iter_mut().find(|entry| entry.device == device && entry.path.is_some()) {
-            Some(entry) => entry.path = Some(path.to_owned()),
+    /// A device's data go to somebody else from now on, with what is reserved for it. What waited may wait there.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the way to him does not carry that; nothing has changed.
+    pub fn move_to(&mut self, device: &str, path: &str) -> Result<Vec<News>, Refusal> {
+        let mut entries = self.entries.clone();
+        let Some(entry) = entries.iter_mut().find(|entry| entry.device == device) else { return Ok(Vec::new()) };
+        entry.path = Some(path.to_owned());
+        let (order, was_admitted) = (entry.order, entry.standing.state == State::Admitted);
+        let settled = self.settle(&entries, Some(order));
+        if let Some(Err(refusal)) = settled.standings.get(&order)
+            && was_admitted
+        {
+            return Err(refusal.clone());
+        }
+        self.entries = entries;
+        Ok(self.adopt(settled))
+    }
+
+    /// What its owner reserved for whoever uses it: the data go to somebody now, or to nobody in particular again.
+    pub fn lead_to(&mut self, device: &str, path: Option<&str>) -> Vec<News> {
+        match self.entries.iter_mut().find(|entry| entry.device == device) {
+            Some(entry) => entry.path = path.map(str::to_owned),
             None => return Vec::new(),
         }
         self.settle_again()
+    }
+
+    /// What is reserved for a device.
+    pub fn reservation(&self, device: &str) -> Option<&Reservation> {
+        self.entries.iter().find(|entry| entry.device == device).map(|entry| &entry.reservation)
     }
 
     /// What is known of the way to an importer.
@@ -281,7 +309,7 @@ impl Ledger {
 
     /// Settles everything anew: somebody who reserves by himself has come or gone.
     pub fn settle_again(&mut self) -> Vec<News> {
-        let settled = self.settle(&self.entries);
+        let settled = self.settle(&self.entries, None);
         self.adopt(settled)
     }
 
@@ -305,9 +333,11 @@ impl Ledger {
         news
     }
 
-    fn settle(&self, entries: &[Entry]) -> Settled {
+    /// One that `moves` has its place among all, and no right to stay where it goes.
+    fn settle(&self, entries: &[Entry], moves: Option<u64>) -> Settled {
         let mut draft = Draft {
             ledger: self,
+            moves,
             plans: BTreeMap::new(),
             requests: BTreeMap::new(),
             paths: BTreeMap::new(),
@@ -324,7 +354,7 @@ impl Ledger {
             (Criticality::Low, State::Refused) => 3,
         };
         let mut all: Vec<&Entry> = entries.iter().collect();
-        all.sort_by_key(|entry| (rank(entry), entry.order));
+        all.sort_by_key(|entry| (rank(entry), moves == Some(entry.order), entry.order));
         let standings = all.into_iter().map(|entry| (entry.order, draft.take_in(entry))).collect();
         Settled { plans: draft.plans, processors: draft.processors, standings }
     }
@@ -333,6 +363,7 @@ impl Ledger {
 /// Everything settled anew, so far.
 struct Draft<'a> {
     ledger: &'a Ledger,
+    moves: Option<u64>,
     plans: BTreeMap<String, Plan>,
     requests: BTreeMap<String, Vec<Request>>,
     paths: BTreeMap<String, u64>,
@@ -347,14 +378,15 @@ impl Draft<'_> {
     /// All of what it asks for, or nothing.
     fn take_in(&mut self, entry: &Entry) -> Result<Standing, Refusal> {
         // Who was admitted and is of high criticality stays: what the path lacks now others have to give.
-        let stays = entry.reservation.criticality == Criticality::High && entry.standing.state == State::Admitted;
+        let is_high = entry.reservation.criticality == Criticality::High;
+        let stays = is_high && entry.standing.state == State::Admitted && self.moves != Some(entry.order);
         let mut requests = self.requests.get(&entry.bus).cloned().unwrap_or_default();
         requests.extend_from_slice(&entry.requests);
-        let plan = self.plan(entry, &requests)?;
+        let plan = if entry.requests.is_empty() { None } else { Some(self.plan(entry, &requests)?) };
         let bits = path_bits_per_s(entry);
         let (reserved, delay_ns) = self.fit_path(entry, bits, stays)?;
         let thread = self.thread(entry);
-        let bound_ns = bound_ns(entry, &plan, thread, delay_ns);
+        let bound_ns = bound_ns(entry, plan.as_ref(), thread, delay_ns);
         let latency_ns = entry.reservation.latency_ns;
         if latency_ns > 0 && bound_ns > latency_ns && !stays {
             return Err(Refusal::Delay { missing_ns: bound_ns - latency_ns, bound_ns });
@@ -367,8 +399,10 @@ impl Draft<'_> {
             return Err(Refusal::Processor { missing_ppb: missing_ppb(&overload) });
         }
         let bus_ppm = entry.requests.iter().map(Request::utilization_ppm).sum();
-        self.plans.insert(entry.bus.clone(), plan);
-        self.requests.insert(entry.bus.clone(), requests);
+        if let Some(plan) = plan {
+            self.plans.insert(entry.bus.clone(), plan);
+            self.requests.insert(entry.bus.clone(), requests);
+        }
         if let Some(path) = &entry.path {
             self.paths.insert(path.clone(), reserved);
         }
@@ -418,7 +452,8 @@ impl Draft<'_> {
         if path.bits_per_s > 0 && reserved > may && !stays {
             return Err(Refusal::Rate { missing_bits_per_s: reserved - may, path_bits_per_s: may });
         }
-        let bytes: u64 = entry.requests.iter().map(|request| u64::from(request.budget_bytes) * URB_PACKETS).sum();
+        let at_a_time = if entry.requests.is_empty() { 1 } else { URB_PACKETS };
+        let bytes: u64 = entry.loads.iter().map(|load| u64::from(load.bytes) * at_a_time).sum();
         let sending_ns = match path.bits_per_s {
             0 => 0,
             rate => u64::try_from(u128::from(bytes) * 8 * 1_000_000_000 / u128::from(rate)).unwrap_or(u64::MAX),
@@ -428,12 +463,8 @@ impl Draft<'_> {
 
     /// What its session's thread needs.
     fn thread(&self, entry: &Entry) -> Reserve {
-        let periods = entry.requests.iter().map(|request| u64::from(request.period) * entry.interval_ns);
-        let period_ns = periods.min().unwrap_or(URB_NS).max(URB_NS);
-        let bytes = entry.requests.iter().map(|request| {
-            let own_ns = u64::from(request.period) * entry.interval_ns;
-            u64::from(request.budget_bytes) * period_ns.div_ceil(own_ns)
-        });
+        let period_ns = entry.loads.iter().map(|load| load.period_ns).min().unwrap_or(URB_NS).max(URB_NS);
+        let bytes = entry.loads.iter().map(|load| u64::from(load.bytes) * period_ns.div_ceil(load.period_ns));
         let Cost { turn_ns, kib_ns } = self.ledger.cost;
         // What is asked comes in one turn, what is there goes out in another.
         let budget_ns = 2 * turn_ns + bytes.sum::<u64>().div_ceil(1024) * kib_ns;
@@ -442,9 +473,10 @@ impl Draft<'_> {
 }
 
 /// Equation 9 as far as the importer: the transfers of one request, the session's thread, the path.
-fn bound_ns(entry: &Entry, plan: &Plan, thread: Reserve, delay_ns: u64) -> u64 {
-    let interval_ns = interval_ps(plan.speed()) / 1000;
-    let of_bus = entry.requests.iter().map(|request| {
+fn bound_ns(entry: &Entry, plan: Option<&Plan>, thread: Reserve, delay_ns: u64) -> u64 {
+    let of_bus = plan.into_iter().flat_map(|plan| entry.requests.iter().map(move |request| (plan, request)));
+    let of_bus = of_bus.map(|(plan, request)| {
+        let interval_ns = interval_ps(plan.speed()) / 1000;
         let asynchronous = plan.asynchronous().iter().find(|bound| bound.id == request.id);
         let intervals = asynchronous.map_or(request.period.into(), |bound| bound.intervals);
         // One that comes in the middle of an interval waits for the next.
@@ -457,14 +489,12 @@ fn bound_ns(entry: &Entry, plan: &Plan, thread: Reserve, delay_ns: u64) -> u64 {
 
 /// What its data take of a link.
 fn path_bits_per_s(entry: &Entry) -> u64 {
-    let of_one = |request: &Request| {
-        let packets = u64::from(request.shape.packets(request.budget_bytes));
-        let eighths = u64::from(request.budget_bytes) * 8 + packets * PACKET_OVERHEAD_EIGHTHS;
+    let of_one = |load: &Load| {
+        let eighths = u64::from(load.bytes) * 8 + u64::from(load.packets) * PACKET_OVERHEAD_EIGHTHS;
         let on_link = eighths * (SEGMENT_BYTES + SEGMENT_HEAD_BYTES) / SEGMENT_BYTES;
-        let period_ns = u64::from(request.period) * entry.interval_ns;
-        u64::try_from(u128::from(on_link) * 1_000_000_000 / u128::from(period_ns)).unwrap_or(u64::MAX)
+        u64::try_from(u128::from(on_link) * 1_000_000_000 / u128::from(load.period_ns)).unwrap_or(u64::MAX)
     };
-    entry.requests.iter().map(of_one).fold(0, u64::saturating_add)
+    entry.loads.iter().map(of_one).fold(0, u64::saturating_add)
 }
 
 impl Ledger {

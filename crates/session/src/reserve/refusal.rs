@@ -60,8 +60,13 @@ pub enum Refusal {
         /// What can be promised, ns.
         bound_ns: u64,
     },
-    /// Nothing is reserved for what is no USB device, or for so many.
+    /// Nothing is reserved for what several may use at once, or for so many.
     Kind,
+    /// Whoever asks may not have high criticality here.
+    NotAllowed {
+        /// What is to be said, and where, so that he may.
+        say: String,
+    },
 }
 
 impl Refusal {
@@ -84,6 +89,7 @@ impl Refusal {
             Self::Rate { missing_bits_per_s, .. } => (Lack::Rate, *missing_bits_per_s),
             Self::Delay { missing_ns, .. } => (Lack::Delay, *missing_ns),
             Self::Kind => (Lack::Kind, 0),
+            Self::NotAllowed { .. } => (Lack::Permission, 0),
         }
     }
 
@@ -130,7 +136,12 @@ impl fmt::Display for Refusal {
                 thousandths(*missing_ns),
                 thousandths(*bound_ns)
             ),
-            Self::Kind => write!(f, "nothing is reserved for what is no USB device, nor for more than 256 endpoints"),
+            Self::Kind => {
+                write!(f, "nothing is reserved for what several may use at once, nor for more than 256 endpoints")
+            }
+            Self::NotAllowed { say } => {
+                write!(f, "high criticality is not for everybody: where it is shared {say}; or ask for criticality=low")
+            }
         }
     }
 }

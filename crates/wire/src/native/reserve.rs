@@ -84,6 +84,8 @@ pub enum Lack {
     Budget,
     /// Nothing of that kind is kept there.
     Kind,
+    /// Whoever asks may not ask for high criticality.
+    Permission,
 }
 
 /// What the exporter says of it.
@@ -127,7 +129,7 @@ pub enum Word {
 
 const CRITICALITIES: [Criticality; 2] = [Criticality::Low, Criticality::High];
 const STATES: [State; 3] = [State::Admitted, State::Suspended, State::Refused];
-const LACKS: [Lack; 9] = [
+const LACKS: [Lack; 10] = [
     Lack::None,
     Lack::Bus,
     Lack::Processor,
@@ -137,6 +139,7 @@ const LACKS: [Lack; 9] = [
     Lack::Period,
     Lack::Budget,
     Lack::Kind,
+    Lack::Permission,
 ];
 
 fn code_of<T: PartialEq>(all: &[T], one: &T) -> u8 {

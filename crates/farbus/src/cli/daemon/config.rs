@@ -46,6 +46,8 @@ pub struct Config {
     pub socket_mode: SocketMode,
     /// Who may connect there besides this machine.
     pub allow: Vec<Network>,
+    /// Which of them may reserve with high criticality.
+    pub reserve_high: Vec<Network>,
     /// Where paired hosts are served.
     pub secure: Vec<SocketAddr>,
     /// Whether hosts nearby are told of plain addresses off the loopback.
@@ -184,6 +186,7 @@ struct Plain {
     listen: Option<Vec<Spanned<String>>>,
     socket_mode: Option<Spanned<String>>,
     allow: Vec<Spanned<String>>,
+    reserve_high: Vec<Spanned<String>>,
     announce: Option<bool>,
 }
 
@@ -333,6 +336,7 @@ impl Config {
         let file: File = toml::from_str(text).map_err(|error| (error.span(), error.message().to_owned()))?;
         let announce = file.plain.announce.unwrap_or(true);
         let socket_mode = file.plain.socket_mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
+        let reserve_high = file.plain.reserve_high.iter().map(parsed).collect::<Result<Vec<Network>, _>>()?;
         let (listen, allow) = plain_from(file.plain)?;
         let announce_secure = file.secure.as_ref().is_some_and(|secure| secure.announce.unwrap_or(true));
         let secure = file.secure.map(|secure| secure_from(secure, &listen)).transpose()?.unwrap_or_default();
@@ -369,6 +373,7 @@ impl Config {
             listen,
             socket_mode,
             allow,
+            reserve_high,
             secure,
             announce,
             announce_secure,
@@ -532,8 +537,8 @@ fn attach_from(table: AttachTable) -> Result<Attach, Wrong> {
     let modules = table.modules.iter().map(module_from).collect::<Result<_, _>>()?;
     let at = table.at.map(Spanned::into_inner);
     let reservation = reservation_from(&table.reserve)?;
-    if let Some(word) = table.reserve.first().filter(|_| !matches!(via, Via::Kernel | Via::Redir | Via::Auto)) {
-        let message = "'reserve' goes with via = \"kernel\" and \"redir\": a part of a USB bus is reserved";
+    if let Some(word) = table.reserve.first().filter(|_| mode == DiskMode::Read) {
+        let message = "'reserve' is for a device's only user: leave mode = \"read\" out";
         return Err((Some(word.span()), message.into()));
     }
     let reason = table.reason;

@@ -283,6 +283,7 @@ impl Desk {
             let what = "it began without [secure], and has given away what it needs for that\n  restart it";
             return Err(Failure::local(format!("cannot serve paired hosts: {what}")));
         }
+        self.share.allow_reserve_high(config.reserve_high.clone());
         let plain = config.listen.iter().map(|place| (place.clone(), false));
         let secure = config.secure.iter().map(|address| (Place::Address(*address), true));
         let wanted: Vec<(Place, bool)> = plain.chain(secure).collect();

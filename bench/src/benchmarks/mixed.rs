@@ -1,0 +1,280 @@
+//! Streams of mixed criticality over a link that is narrowed and widened again (requirement R2): one matters, three give way in order.
+//!
+//! The exporter is a host behind a router and a shaped link. Each stream is a full-speed source's isochronous endpoint, 256 bytes a
+//! millisecond; all share one bus. What each brings is counted over time, and what its user is told is noted beside it.
+
+use std::{
+    collections::VecDeque,
+    process::Command,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use farbus::{
+    client::{Client, Target as Exporter},
+    host::Port,
+    model::{EpAddr, IsoPacket, Payload, Setup, Status, Urb, UrbId},
+    reserve::Wish,
+    session_port::SessionPort,
+};
+
+use super::database::{Folder, Process};
+use crate::{
+    lab::{Lab, Subject},
+    net::{HERE, Net, THERE},
+    report::{Finding, Quantity},
+    stats::{Spread, Target},
+    svg::{Chart, Line, Panel},
+};
+
+pub const NAME: &str = "mixed";
+const WIDE_KBIT: u32 = 50_000;
+/// Two streams and a half of 2 Mb/s and what they are packed in.
+const NARROW_KBIT: u32 = 6_000;
+const ISO_IN: u8 = 0x83;
+const PACKET_BYTES: u32 = 256;
+/// Packets a request, and requests at a time: two seconds' worth.
+const PACKETS: u32 = 8;
+const DEPTH: usize = 256;
+/// The order in which they come; the last is the one that matters.
+const STREAMS: [(&str, &str); 4] = [("zero", "low"), ("zero2", "low"), ("zero3", "low"), ("zero4", "high")];
+const HIGH: usize = 3;
+/// Over how long packets are counted for a point of the plot.
+const SLICE_S: f64 = 0.5;
+/// How long anything may take that is waited for.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a stream has brought, and what its user was told, by the second.
+#[derive(Default)]
+struct Brought {
+    packets: Vec<(f64, u32)>,
+    missed: u64,
+    told: Vec<(f64, bool)>,
+}
+
+impl Brought {
+    fn between(&self, from: f64, to: f64) -> u64 {
+        let inside = self.packets.iter().filter(|(at, _)| (from..to).contains(at));
+        inside.map(|(_, count)| u64::from(*count)).sum()
+    }
+
+    fn is_admitted(&self) -> bool {
+        self.told.last().is_some_and(|(_, is_admitted)| *is_admitted)
+    }
+}
+
+type Shown = Mutex<Brought>;
+
+pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
+    if lab.subject != Subject::Farbus {
+        bail!("only farbus has reservations");
+    }
+    let net = Net::create(WIDE_KBIT / 1000)?;
+    let folder = Folder::new(NAME)?;
+    let run = folder.folder("run")?;
+    let mut command: Command = net.on_server(lab.farbus_program()?);
+    command.arg("share").args(["zero,speed=full"; 4]).args(["--listen", &format!("{THERE}:0")]);
+    command.args(["--reserve-high", &HERE.to_string()]);
+    let mut share = Process::start({
+        command.env("XDG_RUNTIME_DIR", &run).env("FARBUS_STATE", folder.place("state"));
+        command
+    })?;
+    let line = share.wait_for("listening on ")?;
+    let address = line.split_whitespace().nth(2).context("a share says where it listens")?.to_owned();
+
+    let brought: [Shown; 4] = Default::default();
+    let (is_over, began) = (AtomicBool::new(false), Instant::now());
+    let moments = thread::scope(|scope| {
+        let played = (|| {
+            for (at, (device, criticality)) in STREAMS.into_iter().enumerate() {
+                let exporter: Exporter = format!("{address}/{device}").parse().map_err(anyhow::Error::msg)?;
+                let (shown, is_over) = (&brought[at], &is_over);
+                scope.spawn(move || read(&exporter, criticality, shown, is_over, began));
+                wait(|| look(shown).is_admitted()).with_context(|| format!("{device} is not admitted"))?;
+            }
+            play(&net, &brought, began, lab.quick)
+        })();
+        is_over.store(true, Ordering::Release);
+        played
+    })?;
+    let brought = brought.map(|shown| shown.into_inner().unwrap_or_else(PoisonError::into_inner));
+    lab.plot(NAME, &chart(&brought, &moments).render())?;
+    findings(&brought, &moments)
+}
+
+/// When what was done, seconds.
+struct Moments {
+    narrowed: f64,
+    suspended: f64,
+    widened: f64,
+    resumed: f64,
+    ended: f64,
+}
+
+fn play(net: &Net, brought: &[Shown; 4], began: Instant, is_quick: bool) -> Result<Moments> {
+    let now = || began.elapsed().as_secs_f64();
+    let pause = Duration::from_secs(if is_quick { 3 } else { 10 });
+    thread::sleep(pause);
+    let narrowed = now();
+    net.narrow(NARROW_KBIT)?;
+    wait(|| !look(&brought[1]).is_admitted() && !look(&brought[2]).is_admitted())
+        .context("the last two of low criticality give way")?;
+    let suspended = now();
+    thread::sleep(pause);
+    let widened = now();
+    net.narrow(WIDE_KBIT)?;
+    wait(|| brought.iter().all(|shown| look(shown).is_admitted())).context("all are admitted again")?;
+    let resumed = now();
+    thread::sleep(pause);
+    Ok(Moments { narrowed, suspended, widened, resumed, ended: now() })
+}
+
+fn look(shown: &Shown) -> std::sync::MutexGuard<'_, Brought> {
+    shown.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wait(is_so: impl Fn() -> bool) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        ensure!(Instant::now() < until, "not within {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Reads a stream until it is told to end.
+fn read(exporter: &Exporter, criticality: &str, shown: &Shown, is_over: &AtomicBool, began: Instant) {
+    let Wish(wished) = format!("bytes={PACKET_BYTES},period=1,criticality={criticality}").parse().expect("it is one");
+    let mut client = Client::default();
+    client.outlive(Duration::from_secs(20));
+    client.reserve(Some(wished));
+    let linked = match client.session(exporter, Duration::ZERO) {
+        Ok(linked) => linked.expect("a reservation goes with a session"),
+        // Whoever waits for it hears that it is not admitted.
+        Err(error) => return eprintln!("{error}"),
+    };
+    let standing = linked.standing();
+    let mut port = SessionPort::new(linked);
+    port.submit(Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty));
+    let (mut id, mut asked, mut expected, mut was_admitted) = (1, VecDeque::from([0]), None, None);
+    while !(is_over.load(Ordering::Acquire) && asked.is_empty()) {
+        while asked.len() < DEPTH && !is_over.load(Ordering::Acquire) {
+            let mut urb = Urb::data_in(UrbId(id), EpAddr::from_byte(ISO_IN), PACKETS * PACKET_BYTES);
+            let packet = |at| IsoPacket { offset: at * PACKET_BYTES, length: PACKET_BYTES, ..IsoPacket::default() };
+            urb.iso = (0..PACKETS).map(packet).collect();
+            (urb.flags.iso_asap, urb.interval) = (true, 1);
+            port.submit(urb);
+            asked.push_back(id);
+            id += 1;
+        }
+        let is_admitted = standing.reserved().map(|reserved| format!("{:?}", reserved.state) == "Admitted");
+        if let Some(now) = is_admitted.filter(|_| is_admitted != was_admitted) {
+            look(shown).told.push((began.elapsed().as_secs_f64(), now));
+            was_admitted = is_admitted;
+        }
+        let Ok(done) = port.wait(Some(port.now() + Duration::from_millis(50))) else { return };
+        if is_over.load(Ordering::Acquire) {
+            asked.iter().for_each(|&id| port.cancel(UrbId(id)));
+        }
+        let Some(done) = done else { continue };
+        asked.retain(|&id| id != done.id.0);
+        if done.iso.is_empty() || done.status != Status::Ok {
+            continue;
+        }
+        let is_whole = |packet: &&IsoPacket| packet.status == Status::Ok && packet.actual == PACKET_BYTES;
+        let whole = done.iso.iter().filter(is_whole).count() as u32;
+        // The device counts its frames: a gap between two requests is what nobody asked for in time.
+        let gap = expected.map_or(0, |expected: u32| done.start_frame.wrapping_sub(expected));
+        expected = Some(done.start_frame.wrapping_add(PACKETS));
+        let mut brought = look(shown);
+        brought.missed += u64::from(PACKETS - whole) + u64::from(gap);
+        brought.packets.push((began.elapsed().as_secs_f64(), whole));
+    }
+}
+
+fn findings(brought: &[Brought; 4], moments: &Moments) -> Result<Vec<Finding>> {
+    let Moments { narrowed, suspended, widened, resumed, .. } = *moments;
+    let span = widened - narrowed;
+    let absolute = |what: &str, value: f64, unit, target| {
+        Finding::absolute(NAME, what.to_owned(), Quantity::new(Spread::once(value), unit), target)
+    };
+    let rate = |at: usize| brought[at].between(narrowed, widened) as f64 / span;
+    let passed = STREAMS.iter().enumerate().map(|(at, (name, criticality))| {
+        let count = brought[at].between(narrowed, widened);
+        format!("{name} ({criticality}): {count} packets, {} missed", brought[at].missed)
+    });
+    let detail = format!("of {span:.1} s of {NARROW_KBIT} kbit/s: {}", passed.collect::<Vec<_>>().join("; "));
+    let is_in_order = rate(0) > rate(1).max(rate(2));
+    Ok(vec![
+        absolute("packets missed by the stream that matters", brought[HIGH].missed as f64, "", Target::AtMost(0.0))
+            .with_detail(detail),
+        absolute("what it brings while the link is narrow", rate(HIGH), "packets/s", Target::AtLeast(990.0)),
+        absolute("the first of low criticality there", rate(0), "packets/s", Target::Context),
+        absolute("the second", rate(1), "packets/s", Target::Context),
+        absolute("the third", rate(2), "packets/s", Target::Context),
+        absolute("out of their order", f64::from(u8::from(!is_in_order)), "", Target::AtMost(0.0)),
+        absolute("until two have given way", suspended - narrowed, "s", Target::Context),
+        absolute("until all run again on the wide link", resumed - widened, "s", Target::Context),
+    ])
+}
+
+fn chart(brought: &[Brought; 4], moments: &Moments) -> Chart {
+    let slices = (moments.ended / SLICE_S) as usize;
+    let mut lines: Vec<Line> = STREAMS
+        .iter()
+        .zip(brought)
+        .map(|((name, criticality), brought)| {
+            let rate = |slice: usize| {
+                let from = slice as f64 * SLICE_S;
+                (from + SLICE_S / 2.0, brought.between(from, from + SLICE_S) as f64 / SLICE_S)
+            };
+            Line { name: format!("{name}, {criticality}"), points: (0..slices).map(rate).collect() }
+        })
+        .collect();
+    let most = lines.iter().flat_map(|line| &line.points).map(|(_, rate)| *rate).fold(1.0, f64::max);
+    let Moments { narrowed, widened, ended, .. } = *moments;
+    let points = vec![(narrowed, 0.0), (narrowed, most), (widened, most), (widened, 0.0)];
+    lines.push(Line { name: format!("link of {} Mbit/s", NARROW_KBIT / 1000), points });
+    // One step above the other: admitted is up.
+    let stood = STREAMS.iter().zip(brought).enumerate().map(|(at, ((name, _), brought))| {
+        let height = |is_admitted: bool| at as f64 + if is_admitted { 0.8 } else { 0.1 };
+        let mut points: Vec<(f64, f64)> = Vec::new();
+        for &(when, is_admitted) in &brought.told {
+            points.extend(points.last().map(|&(_, before)| (when, before)));
+            points.push((when, height(is_admitted)));
+        }
+        points.extend(points.last().map(|&(_, last)| (ended, last)));
+        Line { name: (*name).to_owned(), points }
+    });
+    Chart {
+        title: "Four streams on one bus and one link; the link is narrowed, and widened again".into(),
+        across: "seconds".into(),
+        panels: vec![
+            Panel { up: "packets/s".into(), is_logarithmic: false, lines },
+            Panel { up: "suspended (low), admitted (high)".into(), is_logarithmic: false, lines: stood.collect() },
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_in_time_and_in_order_is_no_miss() {
+        let brought = [1000.0, 300.0, 300.0, 1000.0].map(|rate: f64| {
+            let packets = (0..300).map(|tenth| (f64::from(tenth) / 10.0, (rate / 10.0) as u32)).collect();
+            Brought { packets, missed: 0, told: vec![(0.0, true), (12.0, rate > 500.0), (22.0, true)] }
+        });
+        let moments = Moments { narrowed: 10.0, suspended: 12.0, widened: 20.0, resumed: 25.0, ended: 30.0 };
+        let found = findings(&brought, &moments).unwrap();
+        assert!(!found.iter().any(Finding::missed));
+        let plot = chart(&brought, &moments).render();
+        assert!(plot.contains("zero4, high") && plot.contains("link of 6 Mbit/s"));
+    }
+}

@@ -1,0 +1,167 @@
+//! A device of ours that is suspended at times, whatever its class asks: what its importer says waits meanwhile, in order.
+//!
+//! A USB device is suspended endpoint by endpoint ([`crate::reserve::Gated`]); of a disk or a stream of frames all waits, except that it is
+//! given back.
+
+use std::collections::VecDeque;
+
+use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
+use farbus_wire::native::control::{Cause, Credit, End};
+use farbus_wire::native::{Arrived, Lanes};
+
+use super::served::{Bequest, Served, Unmovable};
+use crate::Reject;
+use crate::reserve::Gate;
+use crate::snapshot::{Reader, Writer};
+
+/// Frames that wait beside their credit in bytes: a request may be cut into as many as its bytes, and is not.
+const FRAMES_MAX: usize = 16_384;
+
+/// What is served, behind a gate.
+pub struct GatedServed {
+    served: Box<dyn Served>,
+    gate: Gate,
+    held: VecDeque<Arrived>,
+    held_bytes: u64,
+    /// What comes without being asked for waits, too.
+    is_quiet: bool,
+    /// Another process is to go on: what waits is let through.
+    is_resting: bool,
+    /// What waited was wrong.
+    end: Option<End>,
+}
+
+impl GatedServed {
+    /// What its importer says to `served` waits while `gate` is closed. Whoever opens it wakes the session.
+    pub fn new(served: Box<dyn Served>, gate: Gate) -> Self {
+        let (held, is_quiet) = (VecDeque::new(), false);
+        Self { served, gate, held, held_bytes: 0, is_quiet, is_resting: false, end: None }
+    }
+
+    /// The same of one that says things by itself, which wait as well.
+    #[must_use]
+    pub fn quiet(mut self) -> Self {
+        self.is_quiet = true;
+        self
+    }
+
+    fn is_closed(&self) -> bool {
+        self.gate.is_closed() && !self.is_resting
+    }
+
+    fn release(&mut self, now: Instant, lanes: &mut Lanes) -> Result<(), Reject> {
+        while let Some(arrived) = self.held.pop_front() {
+            self.held_bytes -= arrived.body.len() as u64;
+            self.served.handle_arrived(now, arrived, lanes)?;
+        }
+        Ok(())
+    }
+}
+
+impl Served for GatedServed {
+    fn credit(&self) -> Credit {
+        self.served.credit()
+    }
+
+    fn description(&self) -> Vec<u8> {
+        self.served.description()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.served.is_ready()
+    }
+
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
+        if !self.is_closed() {
+            self.release(now, lanes)?;
+            return self.served.handle_arrived(now, arrived, lanes);
+        }
+        self.held_bytes += arrived.body.len() as u64;
+        self.held.push_back(arrived);
+        // A request's own words are beside its data.
+        let bytes_max = 2 * u64::from(self.served.credit().bytes) + (1 << 20);
+        match self.held.len() > FRAMES_MAX || self.held_bytes > bytes_max {
+            true => Err(Reject::new("credit", self.held_bytes, "no more is asked than the credit allows")),
+            false => Ok(()),
+        }
+    }
+
+    fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes) {
+        if !self.is_closed()
+            && let Err(reject) = self.release(now, lanes)
+        {
+            self.end = Some(End { cause: Cause::Refused, message: reject.to_string() });
+        }
+        if !(self.is_closed() && self.is_quiet) {
+            self.served.handle_ready(now, lanes);
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        match (self.is_closed(), self.held.is_empty()) {
+            (true, _) if self.is_quiet => None,
+            (true, _) | (false, true) => self.served.poll_timeout(),
+            (false, false) => Some(Instant::ZERO),
+        }
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        // Nobody is woken for what has to wait.
+        self.served.readiness().filter(|_| !(self.is_closed() && self.is_quiet))
+    }
+
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.served.is_idle()
+    }
+
+    fn command(&mut self, now: Instant, command: &Command, lanes: &mut Lanes) -> Result<(), CommandError> {
+        self.served.command(now, command, lanes)
+    }
+
+    fn pool_mut(&mut self) -> Option<&mut BufferPool> {
+        self.served.pool_mut()
+    }
+
+    fn poll_end(&mut self) -> Option<End> {
+        self.end.take().or_else(|| self.served.poll_end())
+    }
+
+    fn hand_over(self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
+        self.served.hand_over(now, bequest)
+    }
+
+    fn finish(self: Box<Self>, now: Instant) {
+        self.served.finish(now);
+    }
+
+    fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
+        self.is_resting = true;
+        self.handle_ready(now, lanes);
+        self.served.come_to_rest(now, lanes);
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.held.is_empty() && self.served.is_at_rest()
+    }
+
+    fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        self.served.save(to)
+    }
+
+    fn save_modules(&self, to: &mut Writer) -> Result<(), Unmovable> {
+        self.served.save_modules(to)
+    }
+
+    fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
+        self.served.restore(now, from)
+    }
+
+    fn go_on(&mut self, now: Instant, lanes: &mut Lanes) {
+        self.is_resting = false;
+        self.served.go_on(now, lanes);
+    }
+
+    fn leave(self: Box<Self>, now: Instant) {
+        self.served.leave(now);
+    }
+}

@@ -1,0 +1,100 @@
+//! What an importer wants reserved for what it opens, whatever class that is of: said before it is opened, measured, and told.
+
+use farbus_model::Instant;
+use farbus_wire::native::control::{Cause, End};
+use farbus_wire::native::reserve::{CAR_BYTES, Reservation, Standing, Word};
+
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+
+/// Nothing, unless somebody wants something.
+#[derive(Debug, Default)]
+pub struct Wish {
+    reservation: Option<Reservation>,
+    standing: Option<Standing>,
+    /// When the first half of a train was there, and its first car.
+    half_at: Option<Instant>,
+    first_at: Option<Instant>,
+}
+
+impl Wish {
+    /// For this.
+    pub fn of(reservation: Reservation) -> Self {
+        Self { reservation: Some(reservation), ..Self::default() }
+    }
+
+    /// What is to be said before a device is asked for, be it for the first time or anew.
+    pub fn ask(&mut self) -> Option<Word> {
+        (self.standing, self.half_at, self.first_at) = (None, None, None);
+        self.reservation.clone().map(Word::Ask)
+    }
+
+    /// How what is reserved stands, by the exporter's last word.
+    pub fn standing(&self) -> Option<Standing> {
+        self.standing
+    }
+
+    /// The exporter has opened what was asked for. If it has said nothing of what was to be reserved, it cannot do that.
+    pub fn unheard(&self) -> Option<End> {
+        let message = "its exporter is of a version that reserves nothing for it".to_owned();
+        (self.reservation.is_some() && self.standing.is_none()).then_some(End { cause: Cause::Reservation, message })
+    }
+
+    /// The exporter says something of it. Answers with what is to be said to that.
+    ///
+    /// # Errors
+    /// [`Reject`]: the exporter broke the protocol.
+    pub fn hear(&mut self, now: Instant, bytes: &[u8]) -> Result<Option<Word>, Reject> {
+        match Word::decode(bytes)? {
+            Word::Standing(standing) => self.standing = Some(standing),
+            Word::Echo => return Ok(Some(Word::Echo)),
+            Word::Train { place, cars } if place + 1 == cars => {
+                // Cars that were received together tell nothing: the longer way round is the surer.
+                let rate = |from: Option<Instant>, cars: u8| {
+                    let span_ns = from.map_or(0, |at| (now - at).as_nanos()).max(1000);
+                    u64::try_from(u128::from(cars) * CAR_BYTES as u128 * 8 * 1_000_000_000 / span_ns)
+                        .unwrap_or(u64::MAX)
+                };
+                let (first_at, half_at) = (self.first_at.take(), self.half_at.take());
+                let bits_per_s = rate(half_at, cars - cars / 2).min(rate(first_at, cars - 1));
+                return Ok(Some(Word::Measured(bits_per_s)));
+            }
+            Word::Train { place, cars } if place + 1 == cars / 2 => self.half_at = Some(now),
+            Word::Train { place: 0, .. } => self.first_at = Some(now),
+            Word::Train { .. } => {}
+            Word::Ask(_) | Word::Measured(_) => {
+                return Err(Reject::new("word", bytes[0].into(), "an exporter does not say that of a reservation"));
+            }
+        }
+        Ok(None)
+    }
+
+    /// For another process.
+    pub fn save(&self, to: &mut Writer) {
+        let words = [self.reservation.clone().map(Word::Ask), self.standing.map(Word::Standing)];
+        words.iter().for_each(|word| to.bytes(&word.as_ref().map(Word::encode).unwrap_or_default()));
+    }
+
+    /// As another process wrote it down.
+    ///
+    /// # Errors
+    /// [`Reject`]: it is none.
+    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let wrong = |_| Reject::new("reservation", 0, "it is what was asked for, and how it stands");
+        let reservation = match from.bytes("reservation")? {
+            [] => None,
+            bytes => match Word::decode(bytes).map_err(wrong)? {
+                Word::Ask(reservation) => Some(reservation),
+                _ => return Err(Reject::new("reservation", bytes[0].into(), "it is one")),
+            },
+        };
+        let standing = match from.bytes("standing")? {
+            [] => None,
+            bytes => match Word::decode(bytes).map_err(wrong)? {
+                Word::Standing(standing) => Some(standing),
+                _ => return Err(Reject::new("standing", bytes[0].into(), "it is one")),
+            },
+        };
+        Ok(Self { reservation, standing, ..Self::default() })
+    }
+}
