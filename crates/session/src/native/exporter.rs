@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_model::limits::{FETCHED_TIME_MAX, LANES_MAX};
+use farbus_model::limits::LANES_MAX;
 use farbus_model::module::{Offer, Role};
 use farbus_model::{BufferPool, Command, CommandError, Instant, Payload, Readiness};
 use farbus_modules::Pipeline;
@@ -18,6 +18,7 @@ use farbus_wire::native::{
     Welcome,
 };
 
+use super::absence::Absence;
 use super::pipe::{Saved, place_of};
 use super::piped_served::PipedServed;
 use super::reserving::Reserving;
@@ -37,13 +38,6 @@ const ENOUGH_REQUESTS: usize = 12;
 const ENOUGH_BYTES_MAX: usize = 1 << 20;
 /// The lease of an heir who sees what is not his yet.
 const NOT_YET: u64 = 0;
-/// A span in milliseconds, as it is written down.
-fn ms(span: Duration) -> u64 {
-    span.as_millis().try_into().unwrap_or(u64::MAX)
-}
-
-/// How long an importer is waited for that ended its link itself.
-const CLOSED_GRACE_MAX: Duration = Duration::from_secs(4);
 
 /// The exporter's end: its lanes, the state of the links below them, and what is attached.
 pub struct ExporterSession {
@@ -57,11 +51,8 @@ pub struct ExporterSession {
     /// The importer's.
     their_incarnation: u64,
     incarnation: u64,
-    grace: Duration,
-    /// Without a link of the first lane: until when one is waited for.
-    lost_until: Option<Instant>,
-    /// The same: until when the importer may show what it has fetched, and hear of nothing.
-    unheard_until: Option<Instant>,
+    /// Of the importer: that the first lane has no link.
+    absence: Absence,
     attachments: BTreeMap<u16, Attached>,
     /// Attachments whose device waits for its heir: it may come back.
     moving: BTreeMap<u16, Open>,
@@ -140,9 +131,7 @@ impl ExporterSession {
             link: hello.standing.link,
             their_incarnation: hello.standing.incarnation,
             incarnation,
-            grace: wished.min(grace_max),
-            lost_until: None,
-            unheard_until: None,
+            absence: Absence::none(wished.min(grace_max)),
             attachments: BTreeMap::new(),
             moving: BTreeMap::new(),
             heirs: BTreeMap::new(),
@@ -194,7 +183,7 @@ impl ExporterSession {
         match lane.handle_linked(theirs.received, &mut self.pool) {
             Ok(()) => {
                 if theirs.lane == 0 {
-                    (self.lost_until, self.unheard_until) = (None, None);
+                    self.absence.end();
                 }
                 self.welcome(Outcome::Resumed, theirs.lane)
             }
@@ -210,7 +199,7 @@ impl ExporterSession {
         let (link, received) = further
             .map_or((self.link, self.lanes.first().received()), |further| (further.link, further.lane.received()));
         let standing = Standing { session: self.session, lane, link, received, incarnation: self.incarnation };
-        let grace_ms = Some(u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX));
+        let grace_ms = Some(u32::try_from(self.absence.grace().as_millis()).unwrap_or(u32::MAX));
         // Who never heard of several is told nothing of them.
         let lanes = (self.lanes_granted > 1).then_some(self.lanes_granted.into());
         let options = Options { grace_ms, lanes, ..Options::default() };
@@ -225,8 +214,7 @@ impl ExporterSession {
     /// The link is lost: its other end is waited for as long as was granted.
     pub fn handle_lost(&mut self, now: Instant) {
         self.lanes.first_mut().handle_lost();
-        self.lost_until.get_or_insert(now + self.grace.max(FETCHED_TIME_MAX));
-        self.unheard_until.get_or_insert(now + FETCHED_TIME_MAX);
+        self.absence.begin(now);
     }
 
     /// The link of this lane is lost, or was ended. How long a further one is waited for is the importer's to say: as long as the first is
@@ -242,17 +230,17 @@ impl ExporterSession {
     /// within 5 s after its user was killed).
     pub fn handle_closed(&mut self, now: Instant) {
         self.lanes.first_mut().handle_lost();
-        self.lost_until.get_or_insert(now + self.grace.min(CLOSED_GRACE_MAX));
+        self.absence.begin_by_itself(now);
     }
 
     /// Whether the first lane has a link.
     pub fn is_linked(&self) -> bool {
-        self.lost_until.is_none()
+        !self.absence.is_on()
     }
 
     /// Whether a device may be taken from its importer: it hears of it, or shows nothing any more that it has fetched.
     pub fn may_close(&self, now: Instant) -> bool {
-        self.unheard_until.is_none_or(|until| until <= now)
+        self.absence.is_harmless(now)
     }
 
     /// Whether this attachment is there, its device waiting for its heir or shown to it included.
@@ -285,16 +273,12 @@ impl ExporterSession {
 
     /// Whether the grace is over.
     pub fn is_over(&self, now: Instant) -> bool {
-        self.lost_until.is_some_and(|until| until <= now)
+        self.absence.is_over(now)
     }
 
     /// When something wants to happen: the grace ends, or a device has its moment.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.all_served()
-            .filter_map(|served| served.poll_timeout())
-            .chain(self.lost_until)
-            .chain(self.unheard_until)
-            .min()
+        self.all_served().filter_map(|served| served.poll_timeout()).chain(self.absence.poll_timeout()).min()
     }
 
     /// What to wait on besides the link.
@@ -648,7 +632,7 @@ impl ExporterSession {
 
     /// Devices are looked after: whose moment has come, who is ready, who is gone.
     pub fn handle_ready(&mut self, now: Instant) {
-        self.unheard_until = self.unheard_until.filter(|until| *until > now);
+        self.absence.handle_timeout(now);
         let mut ended = Vec::new();
         self.each_served(|number, served, lanes| {
             served.handle_ready(now, lanes);
@@ -764,9 +748,7 @@ impl ExporterSession {
         for number in [self.link, self.their_incarnation, self.incarnation] {
             to.u64(number);
         }
-        to.u64(ms(self.grace));
-        // Whoever is linked now is not when the other process begins.
-        to.u64(ms(self.lost_until.map_or(self.grace, |until| until - now)));
+        self.absence.save(now, to);
         to.u16(self.lanes_granted);
         self.lanes.save(now, 0, to);
         to.count(self.attachments.len());
@@ -785,7 +767,7 @@ impl ExporterSession {
             if let Some(Bequest { heir, luggage, left }) = bequest {
                 to.raw(heir);
                 to.bytes(luggage);
-                to.u64(ms(left.unwrap_or_default()));
+                to.u64(u64::try_from(left.unwrap_or_default().as_millis()).unwrap_or(u64::MAX));
             }
         }
         to.count(self.heirs.len());
@@ -816,10 +798,7 @@ impl ExporterSession {
         let session = SessionId(from.take(16, "session")?.try_into().expect("sixteen bytes"));
         let (link, their_incarnation) = (from.u64("link")?, from.u64("incarnation")?);
         let incarnation = from.u64("incarnation")?;
-        let (grace, left) = (from.u64("grace")?, from.u64("time left")?);
-        if left > grace.max(ms(FETCHED_TIME_MAX)) || grace > u32::MAX.into() {
-            return Err(Reject::new("time left", left, "no more than the grace"));
-        }
+        let absence = Absence::restore(now, from)?;
         let lanes_granted = from.u16("lanes granted")?;
         if !(1..=LANES_MAX).contains(&lanes_granted) {
             return Err(Reject::new("lanes granted", lanes_granted.into(), "a session has 1 to 8"));
@@ -870,9 +849,7 @@ impl ExporterSession {
             link,
             their_incarnation,
             incarnation,
-            grace: Duration::from_millis(grace),
-            lost_until: Some(now + Duration::from_millis(left)),
-            unheard_until: Some(now + FETCHED_TIME_MAX),
+            absence,
             attachments: BTreeMap::new(),
             moving: BTreeMap::new(),
             heirs,

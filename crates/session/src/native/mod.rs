@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`importer`] | the importer's end of a session: greetings, and how long it waits for the next link |
 //! | [`exporter`] | the exporter's end: the same, and the attachments it serves |
+//! | `absence` | an importer without a link: how long the exporter waits, and what the other may not know |
 //! | [`attachment`] | what every class's importing end does alike |
 //! | [`served`] | what every class's half of an exporter does |
 //! | [`served_block`], [`served_usb`] | a device of ours that a session serves |
@@ -32,6 +33,7 @@
 //! Of a stream nothing is asked: its frames wait for the next link, for another process only if its reader wants no more than the latest,
 //! and are lost with an exporter that forgets.
 
+mod absence;
 pub mod attachment;
 pub mod exporter;
 pub mod gated_served;
