@@ -6,6 +6,7 @@ mod desk;
 mod handover;
 mod joined;
 mod joining;
+mod spec;
 mod workshop;
 
 use std::fs;
