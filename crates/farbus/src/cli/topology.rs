@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::Failure;
-use super::daemon::ask_daemon;
 use super::output::{print_json, print_table, say, table};
 use super::plan::topology as plan;
 use crate::client::Attribute;
-use crate::control::{Question, TopologyAct};
+use crate::control::{Answer, Question, TopologyAct, ask_in_turn};
 
 /// How often it is asked how far the links are.
 const GLANCE: Duration = Duration::from_millis(100);
@@ -92,8 +91,16 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
+/// What the daemon that runs here answers; one that ends meanwhile is passed over for who goes on in its place.
 fn ask(act: TopologyAct) -> Result<Value, Failure> {
-    ask_daemon(&Question::Topology { act })
+    match ask_in_turn(&Question::Topology { act }).map_err(Failure::local)? {
+        Answer::Ok(value) => Ok(value),
+        Answer::Refused(why) => Err(Failure::new(Attribute::Refused, why)),
+        Answer::Failed(failure) => Err(Failure::new(failure.attribute, failure.message)),
+        Answer::Unknown => {
+            Err(Failure::new(Attribute::Gone, "no daemon of yours runs here\n  start one: farbus daemon --config FILE"))
+        }
+    }
 }
 
 fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), Failure> {

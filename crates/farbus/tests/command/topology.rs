@@ -248,6 +248,28 @@ fn a_host_that_is_lost_is_missed_and_its_links_are_there_again_when_it_is() {
 }
 
 #[test]
+fn a_host_that_is_silent_for_a_while_is_missed_and_its_links_go_on_as_they_were() {
+    let house = House::new();
+    let mut lab = Lab::new(&house, 3, LINE);
+    lab.bring_up(4);
+    let [mut one, mut other] = [(0, 1), (1, 0)].map(|(host, other)| Guest::connect(&lab.socket(host, other)));
+    one.configure();
+    other.configure();
+    let given = one.bulk(20, RAW_OUT, 700, vec![1; 700].into());
+    assert_eq!(given.length, 700);
+    let daemon = lab.daemons[1].as_ref().unwrap();
+    daemon.signal(Signal::STOP);
+    wait_until(PATIENCE, "its neighbours miss it", || !lab.is_up(0) && !lab.is_up(2));
+    daemon.signal(Signal::CONT);
+    wait_until(PATIENCE, "all links again", || (0..3).all(|host| lab.is_up(host)));
+    // The same guests, and what was on its way.
+    let read = other.bulk(40, RAW_IN, 4096, Payload::Empty);
+    assert_eq!(read.payload.into_vec(), vec![1; 700], "{}", lab.log(1));
+    let back = other.bulk(41, RAW_OUT, 9, vec![2; 9].into());
+    assert_eq!((back.length, one.bulk(21, RAW_IN, 512, Payload::Empty).payload.into_vec()), (9, vec![2; 9]));
+}
+
+#[test]
 fn a_leader_that_dies_in_the_middle_is_waited_for_and_the_ring_is_whole_in_the_end() {
     let house = House::new();
     let mut lab = Lab::new(&house, 4, "network = 'ring'\nhosts = ['h1', 'h2', 'h3', 'h4']");

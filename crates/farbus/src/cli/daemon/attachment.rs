@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::super::Failure;
 use super::super::attach::{Via, cut_off, explain, loss, over};
-use super::config::Attach;
+use super::spec::Attach;
 use super::workshop::Workshop;
 use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment, RestingFile};
 use crate::broker::Hands;

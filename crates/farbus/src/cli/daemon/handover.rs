@@ -24,7 +24,8 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::attachment::Kept;
-use super::config::{Attach, Config};
+use super::config::Config;
+use super::spec::Attach;
 use super::workshop::Workshop;
 use crate::broker::Hands;
 use crate::parting::{Parted, Saved};

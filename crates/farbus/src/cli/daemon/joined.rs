@@ -19,7 +19,7 @@ use toml::Spanned;
 
 use super::super::attach::Via;
 use super::super::plan::topology::Planned;
-use super::config::{Attach, Shared, Wrong};
+use super::spec::{Attach, Shared, Wrong};
 use crate::address::DEFAULT_PORT;
 use crate::ahead::Ahead;
 use crate::cache::Cache;

@@ -15,8 +15,8 @@ use farbus_realtime::topology::party::{MESSAGE_BYTES, Party};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::config::{Attach, Shared};
 use super::joined::{Joined, JoinedLink, Part, Role};
+use super::spec::{Attach, Shared};
 use crate::broker::Hands;
 use crate::client::{Client, Target};
 use crate::questions::{Answer, Lines, Question};

@@ -6,6 +6,7 @@ mod desk;
 mod handover;
 mod joined;
 mod joining;
+mod spec;
 mod workshop;
 
 use std::fs;
@@ -148,10 +149,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
 }
 
 /// What the daemon that runs here answers.
-///
-/// # Errors
-/// [`Failure`].
-pub fn ask_daemon(question: &Question) -> Result<Value, Failure> {
+fn ask_daemon(question: &Question) -> Result<Value, Failure> {
     for (_, answer) in ask_all(question).map_err(Failure::local)? {
         match answer {
             Answer::Ok(value) => return Ok(value),

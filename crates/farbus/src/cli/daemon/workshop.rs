@@ -7,7 +7,8 @@ use farbus_modules::{Asked, Recipe};
 use farbus_session::native::Allowed;
 
 use super::super::Failure;
-use super::config::{Attach, Config, needs_host};
+use super::config::{Config, needs_host};
+use super::spec::Attach;
 use crate::modules::{allowed, recipe};
 
 /// What was made ready, by who goes through it.
