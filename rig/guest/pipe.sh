@@ -15,12 +15,14 @@ deadlines() {
   done
 }
 is_6() { [ "$(deadlines | sort -u)" = 6 ]; }
-start --seconds 5 --report /run/report.json
+start --report /run/report.json
 wait_for 10 is_6 || fail "the policies are $(deadlines)"
 echo "partition $(cat "$ours/cpuset.cpus.partition")"
 echo "owns $(cat "$ours/cpuset.cpus.effective")"
 echo "inside $(grep -c "^$pipe\$" "$ours/cgroup.procs")"
 echo "policies $(deadlines | sort -u)"
+sleep 1
+kill -INT "$pipe"
 wait "$pipe"
 # Whether it was in time is no matter of an emulated machine's.
 grep -q '"is_kept"' /run/report.json || fail "no report"
@@ -36,9 +38,11 @@ wait_for 10 no_set || fail "its other half left $(ls -d farbus-*)"
 start --no-sandbox
 kill -KILL "$pipe"
 wait "$pipe"
-start --seconds 2
+start
+wait_for 10 is_6 || fail "the policies are $(deadlines)"
 echo "after-kill $(cat "$ours/cpuset.cpus.partition")"
 [ "$(ls -d farbus-* | wc -l)" = 1 ] || fail "what was left is still there: $(ls -d farbus-*)"
+kill -INT "$pipe"
 wait "$pipe"
 farbus pipe --here can --can 500000 --rate 400 --buffer 40 --execution-us 5000 --cpus 0,1 >/run/two 2>&1 && fail "two of them"
 grep -q "keeps a process together" /run/two || fail "it said $(cat /run/two)"

@@ -11,7 +11,6 @@ use std::time::Duration;
 use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
 use farbus_io::link::{Link, LinkError};
 use farbus_io::store::{FileStore, frames};
-use farbus_io::sys::cpuset;
 use farbus_io::sys::vhci::{Port, Vhci};
 use farbus_model::Speed;
 use serde_json::Value;
@@ -23,7 +22,6 @@ use crate::place::{Entrance, Place};
 use crate::promises::ask_for;
 use crate::reach;
 use crate::swap::journal;
-use crate::tuned::{Processors, Strictness};
 
 /// Whoever acts for a process.
 #[derive(Clone, Debug, Default)]
@@ -216,21 +214,6 @@ impl Hands {
             Hands::Through(broker) => {
                 let question = Question::Promise { whom: whom.clone(), reserves };
                 broker.ask(&question, Some(lease)).map(|(refused, _)| refused)
-            }
-        }
-    }
-
-    /// Processors of its own, taken from everybody else until the process ends.
-    ///
-    /// # Errors
-    /// Why there are none.
-    pub fn processors(&self, cpus: &[usize], strictness: Strictness) -> io::Result<Processors> {
-        match self {
-            Hands::Own => Processors::exclusive(cpus, strictness).map_err(io::Error::other),
-            Hands::Through(broker) => {
-                let take = |&cpu: &usize| Ok(cpuset::Entrance::passed(cpu, broker.processor(cpu)?));
-                let entrances = cpus.iter().map(take).collect::<io::Result<_>>()?;
-                Ok(Processors::kept_elsewhere(entrances, strictness))
             }
         }
     }

@@ -275,8 +275,8 @@ const STATE_CALLS: &[u32] = &[
     nr::__NR_flock,
 ];
 
-/// What deadlines ask for besides.
-const DEADLINE_CALLS: &[u32] = &[nr::__NR_sched_setattr, nr::__NR_sched_getattr, nr::__NR_munlockall];
+/// What deadlines ask for besides: why one was denied is known by the rights there are.
+const DEADLINE_CALLS: &[u32] = &[nr::__NR_sched_setattr, nr::__NR_sched_getattr, nr::__NR_munlockall, nr::__NR_capget];
 
 /// What datagrams ask for besides `socket`.
 const DATAGRAM_CALLS: &[u32] = &[nr::__NR_bind, nr::__NR_connect];

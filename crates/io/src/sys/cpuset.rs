@@ -24,6 +24,8 @@ use std::time::Duration;
 /// What the names of our sets begin with; the process and the processor follow.
 const NAME: &str = "farbus-";
 
+/// Of version 2: whether a set is a domain of its own.
+const PARTITION: &str = "cpuset.cpus.partition";
 /// How often, and how long apart, a set is emptied of those who end.
 const TRIES: u32 = 100;
 const BETWEEN_TRIES: Duration = Duration::from_millis(5);
@@ -173,7 +175,7 @@ impl Exclusive {
         write(&root.join("cgroup.subtree_control"), "+cpuset")?;
         let this = Self { folder: new_folder(root, cpu)?, home: Home::Two { procs }, cpu };
         write(&this.folder.join("cpuset.cpus"), &cpu.to_string())?;
-        let partition = this.folder.join("cpuset.cpus.partition");
+        let partition = this.folder.join(PARTITION);
         write(&partition, "root")?;
         // A kernel that takes the word may yet say that it is not so, and why.
         let said = read(&partition)?;
@@ -243,6 +245,10 @@ fn clear_after_the_dead(root: &Path, own: &str) {
 
 /// Whoever is in the set goes back. One that ends meanwhile needs no more.
 fn empty(folder: &Path, own: &str, back: &Path) {
+    if own == "cgroup.procs" {
+        // A folder that goes gives its processor back in its own time, after the next one has taken it: that one would be a domain by its name only.
+        let _ = fs::write(folder.join(PARTITION), "member");
+    }
     for thread in fs::read_to_string(folder.join(own)).unwrap_or_default().lines() {
         let _ = fs::write(back, thread);
     }

@@ -4,6 +4,7 @@ mod function;
 mod house;
 
 use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,7 @@ use farbus_gadgets::serial::Serial;
 use farbus_gadgets::zero::SourceSink;
 use farbus_host::RemoteDevice;
 use farbus_io::sys::confine::Needs;
+use farbus_io::sys::cpuset::Entrance;
 use farbus_model::{Device, Direction};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -163,8 +165,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let forward = args.forward.as_ref().map(|target| client_for(target, &hands)).transpose()?;
     let processors = match args.cpus.as_slice() {
         [] => Processors::anywhere(strictness),
-        cpus => hands
-            .processors(cpus, strictness)
+        cpus => taken(cpus, &hands, strictness)
             .map_err(|error| Failure::local(format!("{error}\n  without --cpus all processors are used together")))?,
     };
     // From here on whatever a stranger says is read without rights, but for that to deadlines.
@@ -247,6 +248,18 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     outcome.pipes.iter().for_each(|report| args.tell(conclusion(report)));
     result
+}
+
+/// Processors of its own, by whoever has the rights to take them.
+fn taken(cpus: &[usize], hands: &Hands, strictness: Strictness) -> io::Result<Processors> {
+    match hands {
+        Hands::Own => Processors::exclusive(cpus, strictness).map_err(io::Error::other),
+        Hands::Through(broker) => {
+            let take = |&cpu: &usize| Ok(Entrance::passed(cpu, broker.processor(cpu)?));
+            let entrances = cpus.iter().map(take).collect::<io::Result<_>>()?;
+            Ok(Processors::kept_elsewhere(entrances, strictness))
+        }
+    }
 }
 
 fn client_for<'a>(target: &'a Target, hands: &Hands) -> Result<(Client, &'a Target), Failure> {
