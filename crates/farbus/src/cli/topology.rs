@@ -20,7 +20,8 @@ const GLANCE: Duration = Duration::from_millis(100);
 /// Join hosts by USB: bring links up as a plan says, show them, take them down.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Every host of the plan runs 'farbus daemon' and is paired with those that it is linked to; its configuration says:\n\n  \
+    after_help = "Every host of the plan runs 'farbus daemon' and is paired with those that it is linked to; its\n\
+    configuration says:\n\n  \
     [topology]\n  plan = \"topology.toml\"                beside the configuration, put there by 'up'\n  \
     host = \"left\"                         which of the plan's hosts this one is; its own name, unless said\n  \
     via = \"kernel\"                        or redir, for virtual machines; the kernel where there is one that can\n  \
@@ -41,8 +42,9 @@ enum Verb {
     Plan(plan::Args),
     /// Bring this host's links up, and wait until they are.
     #[command(
-        after_help = "Each host does its part as soon as its neighbours have done theirs; who comes late is waited for. What is up already\n\
-        stays as it is. 3 is returned if a link is not up in time, with what it waits for: the daemon goes on trying.\n\n\
+        after_help = "Each host does its part as soon as its neighbours have done theirs; who comes late is waited for.\n\
+        What is up already stays as it is. 3 is returned if a link is not up in time, with what it waits\n\
+        for: the daemon goes on trying.\n\n\
         Examples:\n  farbus topology up cube.toml\n  farbus topology up                     as the plan says that is there already\n  \
         farbus topology up cube.toml --wait 0"
     )]
