@@ -454,7 +454,10 @@ impl Reservations {
                     inner.proved.insert(path.clone(), known.bits_per_s);
                     rate
                 }
-                _ => return Vec::new(),
+                _ => {
+                    inner.paths.entry(path).or_default().leave();
+                    return Vec::new();
+                }
             },
         };
         let news = inner.ledger.note_path(&path, Path { bits_per_s, ..known });

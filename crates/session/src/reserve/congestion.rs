@@ -120,6 +120,11 @@ impl Congestion {
         self.links.remove(device);
     }
 
+    /// It may carry more, but nobody waits for that: nothing is tried.
+    pub fn leave(&mut self) {
+        (self.is_trying, self.settled_at) = (false, None);
+    }
+
     /// Whether no link is known.
     pub fn is_empty(&self) -> bool {
         self.links.is_empty()
@@ -130,9 +135,10 @@ impl Congestion {
             return None;
         }
         let calm_since = *self.calm_since.get_or_insert(now);
+        let arrived = self.links.values().filter_map(|seen| seen.bits_per_s).sum();
         if self.links.values().any(|seen| seen.behind.is_some()) {
             // A window in which something was lost and sent again tells less than the path carries.
-            self.best = self.best.max(self.links.values().filter_map(|seen| seen.bits_per_s).sum());
+            self.best = self.best.max(arrived);
         } else {
             self.best = 0;
         }
