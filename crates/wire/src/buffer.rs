@@ -49,7 +49,18 @@ impl Incoming {
     /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived.
     pub fn new(capacity: usize) -> Self {
         let (chunk, left_max) = (new_chunk(capacity), CHUNKS_LEFT_MAX);
-        Self { chunk, start: 0, end: 0, wanted: 0, capacity, ahead: None, left: Vec::new(), left_max, copied_max: 0, lone_max: 0 }
+        Self {
+            chunk,
+            start: 0,
+            end: 0,
+            wanted: 0,
+            capacity,
+            ahead: None,
+            left: Vec::new(),
+            left_max,
+            copied_max: 0,
+            lone_max: 0,
+        }
     }
 
     /// Receives many frames at once, whatever the one at the front needs: for frames that are always small against the buffer.
