@@ -218,7 +218,8 @@ impl Cable {
     /// Waits until something may have happened, `span` at most. With `only_talk` a receive may be the wait: whatever else is waited for
     /// may then be late by 10 ms.
     pub fn wait(&mut self, lane: &mut Lane, span: Option<Duration>, only_talk: bool) -> io::Result<()> {
-        let is_long = span.is_none_or(|span| span > TALK_PAUSE);
+        // A receive that never gives up is no wait for a moment that comes.
+        let is_long = span.is_none_or(|span| span > TALK_PAUSE && self.has_others.get());
         let may_receive =
             only_talk && self.is_talking && is_long && !self.is_first_blocked() && self.further.is_empty();
         let Some(strand) = self.first.as_ref().filter(|_| may_receive) else {
