@@ -192,9 +192,12 @@ fn what_the_owner_reserves_for_a_disk_reaches_as_far_as_to_its_user() {
     attach.wait_for_line("attached as");
     let during = stands();
     assert!(during["path_bits_per_s"].as_u64() > Some(16_000_000), "{during}");
-    let told = house.json(&["status", "--json"]);
-    let attached = told.as_array().unwrap().iter().find(|process| process["role"] == "attach").unwrap().to_string();
-    assert!(attached.contains("\"admitted\""), "its user is told: {attached}");
+    // Its user asked for nothing, and hears of it once he has the disk.
+    wait_until(PATIENCE, "its user is told", || {
+        let told = house.json(&["status", "--json"]);
+        let attached = told.as_array().unwrap().iter().find(|process| process["role"] == "attach");
+        attached.is_some_and(|attached| attached.to_string().contains("\"admitted\""))
+    });
     attach.signal(rustix::process::Signal::INT);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
     wait_until(PATIENCE, "it is reserved for whoever comes next", || stands()["state"] == "admitted");
