@@ -265,9 +265,7 @@ impl RemoteUsb {
         let (urgency, flow) = self.way_of(urb.endpoint, kind);
         let part = usb::request_part(&urb, kind);
         self.bytes += u64::from(urb.length);
-        // What layers above measure distances by is timed always.
-        let is_measure = matches!(kind, TransferType::Control | TransferType::Isochronous);
-        let timed = (self.timing.is_due(self.now) || is_measure).then_some(self.now);
+        let timed = self.timing.is_due_of(kind, self.now).then_some(self.now);
         let lane = self.endpoints.enter(urb.endpoint, kind == TransferType::Bulk);
         let tag = self.slots.put(Flight { timed, ..Flight::new(Some(urb), lane) });
         let mut head = Head::new(Kind::Request, self.attachment, tag_of(lane, tag));

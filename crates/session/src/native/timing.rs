@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farbus_model::{Instant, Payload};
+use farbus_model::{Instant, Payload, TransferType};
 use farbus_wire::native::frame::{RESIDENCE_BYTES, Residence};
 
 use crate::Reject;
@@ -11,6 +11,9 @@ use crate::Reject;
 const TIMED_ONE_IN: u32 = 64;
 /// And one in so long at least: who asks seldom is timed as well.
 const TIMED_EVERY: Duration = Duration::from_secs(1);
+/// Of isochronous requests one in so many: a stream's slack is the least of some, and a reply's twelve bytes stand beside twenty of its own.
+/// No multiple of two or three, because two streams in step would share it unevenly.
+const ISOCHRONOUS_ONE_IN: u32 = 5;
 
 /// Reads a clock: the one whose moments are handed in elsewhere. For what has to be measured within a turn.
 pub type ReadClock = Box<dyn Fn() -> Instant + Send>;
@@ -46,11 +49,26 @@ impl Timed {
 pub(super) struct Timing {
     left: u32,
     again_at: Option<Instant>,
+    isochronous_left: u32,
     latest: Option<Timed>,
 }
 
 impl Timing {
-    /// Whether the request that leaves now is timed.
+    /// Whether the request that leaves now is timed. What layers above measure distances by is timed more often.
+    pub fn is_due_of(&mut self, kind: TransferType, now: Instant) -> bool {
+        let is_due = self.is_due(now);
+        match kind {
+            TransferType::Control => true,
+            TransferType::Isochronous => {
+                let is_next = self.isochronous_left == 0;
+                self.isochronous_left = self.isochronous_left.checked_sub(1).unwrap_or(ISOCHRONOUS_ONE_IN - 1);
+                is_due || is_next
+            }
+            TransferType::Bulk | TransferType::Interrupt => is_due,
+        }
+    }
+
+    /// The same of a request of no such kind.
     pub fn is_due(&mut self, now: Instant) -> bool {
         let is_due = self.left == 0 || self.again_at.is_none_or(|at| at <= now);
         if is_due {
@@ -97,6 +115,15 @@ mod tests {
         assert_eq!(timed, [0, 64, 128]);
         let slow: Vec<bool> = (0..5).map(|number| timing.is_due(at(500 * number + 900))).collect();
         assert_eq!(slow, [false, true, false, true, false]);
+    }
+
+    #[test]
+    fn isochronous_requests_of_two_streams_are_timed_alike() {
+        let mut timing = Timing::default();
+        let at = Instant::from_nanos(1);
+        let timed: Vec<usize> = (0..40).filter(|_| timing.is_due_of(TransferType::Isochronous, at)).collect();
+        assert_eq!(timed, [0, 5, 10, 15, 20, 25, 30, 35], "and both streams' among them");
+        assert!((0..8).all(|_| timing.is_due_of(TransferType::Control, at)));
     }
 
     #[test]
