@@ -86,7 +86,10 @@ pub fn where_processors_are_there(attempt: impl Fn(&Canary)) {
         match catch_unwind(AssertUnwindSafe(|| attempt(&canary))) {
             Ok(()) => return,
             Err(panic) if canary.was_in_time() => resume_unwind(panic),
-            Err(_) => eprintln!("VOID, the machine stood still for {} us: {what}", canary.longest_ns() / 1000),
+            Err(_) => {
+                let [longest_us, stolen_us] = [canary.longest_ns(), canary.stolen_ns()].map(|ns| ns / 1000);
+                eprintln!("VOID, the machine stood still for {longest_us} us, {stolen_us} in all: {what}");
+            }
         }
     }
     eprintln!("SKIPPED, the machine stood still {TRIES} times: {what}");
