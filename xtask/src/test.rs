@@ -16,7 +16,7 @@ const FUZZ_SECONDS: u32 = 5;
   format    every file is formatted
   clippy    no warnings
   tidy      the house's rules
-  test      every test of every crate
+  test      every test of every crate; the few that fail are tried once more, alone, and named
   examples  every example does what it shows
   fuzz      a short run of every fuzz target
   machine   FUSE, loop devices and file systems of this machine (root); a part of `test` if both run

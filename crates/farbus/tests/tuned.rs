@@ -74,7 +74,7 @@ fn count(turn: &mut Turn<'_>, seen: &mut Seen) -> Flow {
 
 #[test]
 fn five_channels_come_through_five_pipes_and_nothing_is_lost() {
-    where_processors_are_there(|_| {
+    where_processors_are_there(|| {
         let endpoint = adapter("traffic=paper", &RATES, Strictness::Deadline).unwrap();
         let open = |channel: usize| {
             let quality = quality(TABLE_7[channel], 64, 2_000_000);
@@ -157,7 +157,7 @@ fn what_cannot_be_is_refused_with_its_reason_and_takes_nothing() {
 
 #[test]
 fn who_is_refused_or_denied_leaves_a_pipe_beside_him_alone() {
-    where_processors_are_there(|_| {
+    where_processors_are_there(|| {
         let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
         let open = |channel, quality| tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default());
         let innocent = open(1, quality(1200, 24, 1_000_000)).unwrap();
@@ -234,7 +234,7 @@ fn what_is_shared_and_pipes_of_the_same_process_have_the_same_processors() {
 
 #[test]
 fn a_function_that_overruns_is_counted_and_the_others_keep_their_bounds() {
-    where_processors_are_there(|_| {
+    where_processors_are_there(|| {
         let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
         let spin = |turn: &mut Turn<'_>, seen: &mut Seen| {
             let until = farbus_io::sys::scheduling::ran_ns() + 30_000_000;

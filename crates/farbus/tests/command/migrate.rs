@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 
 use super::harness::{House, PATIENCE, has_fuse, wait_until};
-use super::trust::{Host, pair};
+use super::trust::three;
 
 #[test]
 fn a_disk_goes_to_another_host_with_all_that_was_written_and_back() {
@@ -12,12 +12,7 @@ fn a_disk_goes_to_another_host_with_all_that_was_written_and_back() {
         return;
     }
     let house = House::new();
-    let [lab3, desk, rack] = ["lab3", "desk", "rack"].map(|name| Host { house: &house, name });
-    for importer in [&desk, &rack] {
-        pair(&lab3, importer);
-        lab3.ok(&["allow", importer.name, "all"]);
-    }
-    pair(&desk, &rack);
+    let [lab3, desk, rack] = three(&house);
     let share = lab3.start(&["share", "memory:4M", "--listen", "none", "--secure", "127.0.0.1:0"]);
     let line = share.wait_for_line("for paired hosts");
     let address = line.split_whitespace().nth(2).unwrap().to_owned();

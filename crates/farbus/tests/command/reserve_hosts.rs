@@ -14,7 +14,7 @@ use super::congestion::on_host;
 use super::driver::Driver;
 use super::harness::{House, PATIENCE, Running, Share, has, has_fuse, wait_until};
 use super::network::{FAR, Network, command_in, ip};
-use super::trust::{Host, hosts, pair};
+use super::trust::{Host, hosts, pair, three};
 
 /// Devices that want something before all others.
 const HIGHS_MAX: usize = 10;
@@ -123,12 +123,7 @@ fn what_is_reserved_moves_with_its_device_or_both_stay() {
         return;
     }
     let house = House::new();
-    let [lab3, desk, rack] = ["lab3", "desk", "rack"].map(|name| Host { house: &house, name });
-    for importer in [&desk, &rack] {
-        pair(&lab3, importer);
-        lab3.ok(&["allow", importer.name, "all"]);
-    }
-    pair(&desk, &rack);
+    let [lab3, desk, rack] = three(&house);
     lab3.ok(&["allow", "desk", "all", "--reserve-high"]);
     let (_share, address) = share_secure(&lab3, &["memory:1M"]);
     let [at_desk, at_rack] =

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::harness::{House, PATIENCE, Running, wait_until};
 use super::nbd_migrate::{Client, SIZE};
 use super::restart::{exporter, restart};
-use super::trust::{Host, pair};
+use super::trust::{Host, three};
 
 /// `farbus attach lab3/DEVICE --via VIA` on a host, and the socket where it is found there.
 fn attach(host: &Host<'_>, address: &str, device: &str, via: &[&str]) -> (Running, PathBuf) {
@@ -20,12 +20,7 @@ fn attach(host: &Host<'_>, address: &str, device: &str, via: &[&str]) -> (Runnin
 #[test]
 fn what_waits_for_its_heir_waits_in_the_next_process_and_for_nobody_else() {
     let house = House::new();
-    let [lab3, desk, rack] = ["lab3", "desk", "rack"].map(|name| Host { house: &house, name });
-    for importer in [&desk, &rack] {
-        pair(&lab3, importer);
-        lab3.ok(&["allow", importer.name, "all"]);
-    }
-    pair(&desk, &rack);
+    let [lab3, desk, rack] = three(&house);
     let [image, other] =
         ["image", "other"].map(|name| format!("{{what='disk:{}'}}", house.image(name, SIZE).display()));
     let (mut daemon, _, address) = exporter(&house, &lab3, &format!("{image}, {other}, {{what='keyboard'}}"));

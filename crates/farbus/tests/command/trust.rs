@@ -93,6 +93,18 @@ pub fn hosts(house: &House) -> [Host<'_>; 2] {
     ["lab3", "desk"].map(|name| Host { house, name })
 }
 
+/// One that shares and two that may use all of it; everybody knows everybody.
+pub fn three(house: &House) -> [Host<'_>; 3] {
+    let hosts = ["lab3", "desk", "rack"].map(|name| Host { house, name });
+    let [lab3, desk, rack] = &hosts;
+    for importer in [desk, rack] {
+        pair(lab3, importer);
+        lab3.ok(&["allow", importer.name, "all"]);
+    }
+    pair(desk, rack);
+    hosts
+}
+
 /// Pairs two hosts.
 pub fn pair(waits: &Host<'_>, joins: &Host<'_>) {
     let (mut waiting, address, code) = waits.wait_to_pair();

@@ -15,7 +15,7 @@
 //! | `services` | what an exporter is offered |
 //! | `reserving`, `wish` | what is reserved before a device is opened, and how its path is measured: the exporter's half, the importer's |
 //! | [`gated_served`] | a device of any class that is suspended at times |
-//! | `slots` | requests in flight, by their tag |
+//! | `slots`, `tagged` | requests in flight, by their tag: ours, a peer's |
 //! | `spread` | on which lane a request goes |
 //!
 //! A device of another class is one more [`Served`] and one more [`Attached`], and nothing else changes: `examples/third_class.rs` is one.
